@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _plan, _rng_keys
+from netsor.engine import _rng_keys
 from netsor.engine.backends import _numpy
 
 from ..programs import programs
@@ -89,20 +89,6 @@ def test_bits_do_not_depend_on_what_is_computed_together(net, most, monkeypatch)
         np.testing.assert_array_equal(whole[:draws], flat(net.draw(draws=draws, workers=workers, **at), draws))
     monkeypatch.setattr(_numpy, "block_of", lambda *_: most)
     np.testing.assert_array_equal(whole, flat(net.draw(draws=41, workers=1, **at), 41))
-
-
-def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypatch):
-    """The same numbers as at once, and less memory for each replica after the first."""
-    model = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=12, vocabulary=40)
-    plan = model.probes(tokens=4, gradients=True).plan(**model.widths())
-    assert not plan.late
-    assert plan.held == plan.bytes
-    monkeypatch.setattr(_plan, "LATE", 40)
-    late = model.probes(tokens=4, gradients=True).plan(**model.widths())
-    assert [step.words for step in late.late] == ["random scalars: words"]
-    assert late.held < late.bytes == plan.bytes
-    for at_once, found in zip(*(_numpy.block(each, _numpy.Streams(3, 0), 20) for each in (plan, late)), strict=True):
-        np.testing.assert_allclose(found, at_once, rtol=1e-9, atol=1e-12)
 
 
 def test_one_seed_couples_two_widths():

@@ -44,11 +44,11 @@ def stack(width):
 def test_a_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_together():
     plan = stack(64).plan()
     one = Draw.of(plan, planning_bytes=1e9)
-    expected = [plan.bytes + (min(draws, block_of(plan)) - 1) * plan.held for draws in (1, 10, 1000)]
+    expected = [plan.bytes * min(draws, block_of(plan)) for draws in (1, 10, 1000)]
     assert [one.block_bytes(draws) for draws in (1, 10, 1000)] == expected
     assert one.block_bytes(1000) > 4 * plan.bytes
     assert one.in_worker(1) == BASE + 1e9 + _draw_cost.MIN_DRAW_BYTES
-    large = one._replace(bytes=2e9, held=2e9)
+    large = one._replace(bytes=2e9)
     assert large.in_worker(1) == BASE + 2e9 + 4e9
 
 

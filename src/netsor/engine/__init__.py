@@ -6,12 +6,4 @@ from ._reference import simulate
 from ._sampler import Sampling, sample_conditional_law
 from .lower import PlanQuery
 
-__all__ = [
-    "ExactError",
-    "NoLimitError",
-    "Plan",
-    "PlanQuery",
-    "Sampling",
-    "sample_conditional_law",
-    "simulate",
-]
+__all__ = ["ExactError", "NoLimitError", "Plan", "PlanQuery", "Sampling", "sample_conditional_law", "simulate"]

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from ..language._array import Take, Value
 from ..language._vector import Vector
 from ._plan import Plan
-from .backends import Backend, Numpy
-from .backends._numpy import replicas_per_block
+from .backends import Backend
+from .backends._numpy import NUMPY, replicas_per_block
 
-NUMPY = Numpy()
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
 MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
 VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone
@@ -28,7 +27,6 @@ class Draw(NamedTuple):
     numbers: float  # random ones
     long_numbers: float  # those in long rows
     bytes: float
-    held: float  # bytes of each more that is computed in the same block
     steps: float
 
     @classmethod
@@ -36,13 +34,12 @@ class Draw(NamedTuple):
         """As a plan says it."""
         compiling = backend.seconds(plan, 0)
         before = backend.seconds(plan, 1) - compiling, compiling, planning, planning_bytes
-        return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, plan.held, len(plan.steps))
+        return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps))
 
     def block_bytes(self, draws: int) -> float:
         """The bytes of the arrays of so many draws, as far as numpy computes them together."""
         long = 2 * self.long_numbers > self.numbers
-        block = replicas_per_block(self.bytes, self.held, self.seconds, self.steps, long)
-        return self.bytes + (min(draws, block) - 1) * self.held
+        return self.bytes * min(draws, replicas_per_block(self.bytes, self.seconds, self.steps, long))
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
         """The bytes of a process that makes a plan, keeps it, and draws so many by it.

@@ -23,6 +23,9 @@ MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices fa
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
 REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
 COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
+LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding
+# The same for what is left of ε parts: a direction may be 1e-12 of its vectors, and rounding of its ε part 1e-4
+RESIDUAL_LOST = 1e-7
 
 
 class LinalgBackend:
@@ -246,11 +249,6 @@ def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None =
     pivots = xp.linalg.diagonal(lower)
     floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
     return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
-
-
-LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding
-# The same for what is left of ε parts: a direction may be 1e-12 of its vectors, and rounding of its ε part 1e-4
-RESIDUAL_LOST = 1e-7
 
 
 def fluctuation_residual(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:

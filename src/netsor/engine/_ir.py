@@ -136,16 +136,15 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
     """The loops among steps that are equal or not, in order; none overlap, and none lies within another."""
     number: dict[Hashable, int] = {}
     kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
-    found: list[Loop] = []
-    parts = [(0, len(kinds))]
-    while parts:
-        first, end = parts.pop()
+
+    def among(first: int, end: int) -> list[Loop]:
         best = _longest(kinds[first:end])
-        if best is not None:
-            loop = best._replace(start=first + best.start)
-            found.append(loop)
-            parts += [(first, loop.start), (loop.stop, end)]
-    return sorted(found)
+        if best is None:
+            return []
+        loop = best._replace(start=first + best.start)
+        return [*among(first, loop.start), loop, *among(loop.stop, end)]
+
+    return among(0, len(kinds))
 
 
 def _longest(kinds: Ints) -> Loop | None:
@@ -176,10 +175,8 @@ def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any
 
 def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
-    back = [place - made[arg] if arg in made else 0 for arg in step.args]
-    args = tuple(
-        (distance if distance <= MAX_ARGUMENT_DISTANCE else -1, arg.shape)
-        for distance, arg in zip(back, step.args, strict=True)
-    )
+    back = [place - made.get(arg, place) for arg in step.args]  # 0 for a constant
+    near = [distance if distance <= MAX_ARGUMENT_DISTANCE else -1 for distance in back]
+    args = tuple(zip(near, [arg.shape for arg in step.args], strict=True))
     params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
     return key_of(step.kind, args, params) or id(step), step.out.shape

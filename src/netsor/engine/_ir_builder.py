@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import attrgetter
@@ -29,12 +29,9 @@ class TooLargeError(ValueError):
 
 @dataclass(eq=False)
 class Builder:
-    """A plan while it is made: each call adds a step, or computes a constant.
+    """A plan while it is made: each call adds a step, or computes a constant."""
 
-    `shift` is handed to Gaussian expectations (see `_expectation_ops`).
-    """
-
-    shift: int = 0
+    shift: int = 0  # of Gaussian expectations: see `_expectation_ops`
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
@@ -97,25 +94,19 @@ class Builder:
         return out
 
     def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
-        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before.
-
-        A plan with a shift has the columns of the plan without it, so that both draw the same numbers.
-        """
-        if not self.shift or key not in self.independent:
-            known = factor.value
-            self.independent[key] = np.arange(factor.shape[-1]) if known is None else _psd_cholesky.directions(known)
-        return self.independent[key]
+        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before."""
+        return self._as_without_shift(key, _psd_cholesky.directions, factor)
 
     def pivot_order(self, rest: Register, whole: Register, key: tuple[int, ...]) -> Any:
-        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first.
+        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first."""
+        return self._as_without_shift((*key, -1), _psd_cholesky.pivot_order, rest, whole)
 
-        A plan with a shift has the order of the plan without it.
-        """
-        key = *key, -1
+    def _as_without_shift(self, key: tuple[int, ...], find: Callable[..., Any], *arrays: Register) -> Any:
+        """What is found from known arrays, or all places: those of the plan without a shift, so draws are the same."""
         if not self.shift or key not in self.independent:
-            known, of = rest.value, whole.value
-            unknown = known is None or of is None
-            self.independent[key] = np.arange(rest.shape[-1]) if unknown else _psd_cholesky.pivot_order(known, of)
+            values = [array.value for array in arrays]
+            every = np.arange(arrays[0].shape[-1])
+            self.independent[key] = every if any(value is None for value in values) else find(*values)
         return self.independent[key]
 
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
@@ -124,14 +115,11 @@ class Builder:
 
     def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
         """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
-        seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
-        made: Shape | None = self.shapes.get(seen)
-        if made is None:
+        seen = (kind, tuple(arg.shape for arg in args), key[-1]) if key else object()
+        if seen not in self.shapes:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
-            made = RULES[kind](np, *empty, **params).shape[1:]
-            if seen is not None:
-                self.shapes[seen] = made
-        return made
+            self.shapes[seen] = RULES[kind](np, *empty, **params).shape[1:]
+        return self.shapes[seen]
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
@@ -154,12 +142,9 @@ class Builder:
 
     def pad_or_cut(self, a: Register, width: int) -> Register:
         """The last axis cut, or padded with zeros, to a width."""
-        have = a.shape[-1]
-        if have == width:
-            return a
-        if have > width:
+        if a.shape[-1] >= width:
             return self.step("part", a, start=0, stop=width)
-        return self.step("pad", a, before=0, after=width - have)
+        return self.step("pad", a, before=0, after=width - a.shape[-1])
 
     def take(self, a: Register, places: Any, axis: int) -> Register:
         """Entries along an axis; the array itself if those are all of them in order."""

@@ -26,6 +26,8 @@ MAX_UNROLLED_TERMS = 8
 FUNCTION_ENTRIES_PER_BATCH = 2**15
 PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once: what a cache holds
 DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
+EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
+SINGLE_EQUAL = 1e-5  # the same in single precision
 
 
 def _replicas_innermost(a: Array) -> bool:
@@ -206,10 +208,6 @@ def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leadin
         some = (*(slice(None),) * axis, slice(start, start + few))
         _by_pieces([a[some] if a.shape[axis] > 1 else a for a in arrays], f, made[some], leading)
     return made
-
-
-EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
-SINGLE_EQUAL = 1e-5  # the same in single precision
 
 
 def alike(xp: Any, a: Array, b: Array) -> Array:

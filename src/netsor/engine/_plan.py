@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,15 +41,12 @@ RULES: dict[str, Callable[..., Any]] = {
 # Those that take the `LinalgBackend` of an array library.
 WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
-
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
-# Numbers of a replica beyond which a draw that one function alone reads (the noise of all logits, say) is made late: as
-# the function reads them
-LATE = 2**18
 # Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
 # a few hundred draws of a usual law, and enough of them for a standard error
 DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
+MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 
 def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
@@ -84,9 +80,6 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
         read.update(step.args)
         read_memory.update([owner.get(arg, arg) for arg in step.args])
     return found[::-1]
-
-
-MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 
 @dataclass(eq=False)
@@ -147,19 +140,11 @@ class Plan:
         results = self.mean, self.columns
         self.steps = needed(self.steps, results)
         self.live = liveness(self.steps, results)
-        readers = Counter(arg for step in self.steps for arg in step.args)
-        once = {arg for step in self.steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
-        self.late = {step for step in self.steps if step.out in once and step.numbers >= LATE}
-        late = {step.out for step in self.late}
-        size = stored = 0  # numbers of a replica, and of each further one: late draws are made one after the other
-        self.bytes = self.held = 0  # the most of them, in bytes
+        size = self.bytes = 0  # the numbers of a replica that are stored at a time, and the most of them in bytes
         for step, (dead, _) in zip(self.steps, self.live, strict=True):
             size += step.out.size
-            stored += 0 if step.out in late else step.out.size
-            self.bytes, self.held = max(self.bytes, 8 * (size + step.within)), max(self.held, 8 * stored)
-            for register in dead:
-                size -= register.size
-                stored -= 0 if register in late else register.size
+            self.bytes = max(self.bytes, 8 * (size + step.within))
+            size -= sum(register.size for register in dead)
 
     @cached_property
     def loops(self) -> list[Loop]:

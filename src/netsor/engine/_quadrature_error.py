@@ -10,8 +10,8 @@ import numpy as np
 from .._array_api import Bools, Floats, one_blas_thread
 from ._ir import VIEWS, Register
 from ._plan import Plan
-from .backends import Backend, Numpy
-from .backends._numpy import Streams
+from .backends import Backend
+from .backends._numpy import NUMPY, Streams
 from .backends._numpy import block as numpy_block
 from .lower import PlanQuery
 
@@ -31,7 +31,7 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
 
 @one_blas_thread()
-def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = Numpy()) -> tuple[Floats, Floats]:  # noqa: B008
+def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = NUMPY) -> tuple[Floats, Floats]:
     """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy."""
     # JAX would compile the plan first, which takes longer.
     if where.kind == "cpu" or where.name != "torch":
@@ -85,18 +85,14 @@ def checked_quadrature_error(found: Moves | None) -> float:
     return error
 
 
-def moves_of_draws(question: PlanQuery, where: Backend = Numpy()) -> Moves | None:  # noqa: B008
+def moves_of_draws(question: PlanQuery, where: Backend) -> Moves | None:
     """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
     found = moves(question, FEW, where)
     return found if found is None or found.relative < NONE else moves(question, where=where)
 
 
 @lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
-def moves(
-    question: PlanQuery,
-    replicas: int = QUADRATURE_PROBE_REPLICAS,
-    where: Backend = Numpy(),  # noqa: B008
-) -> Moves | None:
+def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS, where: Backend = NUMPY) -> Moves | None:
     """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
     plan = question.plan()
     if not plan.expects:

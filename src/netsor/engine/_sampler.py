@@ -13,20 +13,13 @@ import numpy as np
 from .._array_api import Floats, one_blas_thread
 from .._validate import ArgumentError, seed_number, whole
 from ..language._array import Value
+from . import _quadrature_error as quadrature
 from ._draw_cost import Draw
 from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Tick, at_once, run
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
-from ._quadrature_error import (
-    QUADRATURE_PROBE_REPLICAS,
-    checked_quadrature_error,
-    moves,
-    node_zeros,
-    relative_scale,
-    sample_block,
-)
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_of, blocks
@@ -35,6 +28,12 @@ from .lower import PlanQuery
 T = TypeVar("T")
 
 AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+TASK = 0.5  # seconds of work that a task sent to another process should have
+PILOT = 8192  # replicas that say where the cells are
+MAX_DRAWS = 2**34  # draws
+MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
+BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
+NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,6 @@ class Sampling:
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
 
-TASK = 0.5  # seconds of work that a task sent to another process should have
-PILOT = 8192  # replicas that say where the cells are
-MAX_DRAWS = 2**34  # draws
-MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
-BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
-NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
-
-
 @dataclass(frozen=True)
 class Conditional:
     """What is known of the coordinates of the outputs that were asked for, given all that was drawn: N(mean, cov).
@@ -103,12 +94,12 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     """Replicas of the conditional law of some coordinates of the outputs."""
     question = replace(question, prices=sampling.backend.prices)
     plan = question.plan()
-    error = checked_quadrature_error(moves(question))
+    error = quadrature.checked_quadrature_error(quadrature.moves(question))
     size, draws = plan.mean.shape[0], plan.replicas(sampling.draws)
     where, rounding = resolve_precision(plan, sampling.backend, draws)
     seed, error = sampling.seed, max(error, rounding)
     if plan.constant:
-        mean, columns = sample_block(plan, seed, 1)
+        mean, columns = quadrature.sample_block(plan, seed, 1)
         cov = Numpy().cov(columns)
         _check_finite(plan, seed, mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True, where)
@@ -128,7 +119,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(plan, seed, means, covs)
-    zero = node_zeros(question, means, covs)
+    zero = quadrature.node_zeros(question, means, covs)
     means[:, zero] = covs[:, zero] = 0.0
     covs[:, :, zero] = 0.0
     if where.precision == "float32":
@@ -143,7 +134,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
 def _average(plan: Plan, means: Floats, covs: Floats, error: float, where: Backend) -> Conditional:
     """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
-    scale = relative_scale(mean[0], np.diagonal(cov[0]))
+    scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
     spreads = np.max(means.std(axis=0, ddof=1) / scale), np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))
     error = float(np.hypot(error, max(spreads) / np.sqrt(len(means))))
     return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True, where)
@@ -217,8 +208,9 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
         return
     guards = [step.out for step in plan.steps if step.kind == "lost"]
     first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
-    replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    if any(np.isnan(sample_block(replace(plan, mean=guard), seed, replicas)[0]).any() for guard in guards):
+    replicas = min(max(int(first) + 1, quadrature.QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
+    found = (quadrature.sample_block(replace(plan, mean=guard), seed, replicas)[0] for guard in guards)
+    if any(np.isnan(mean).any() for mean in found):
         raise ValueError(
             "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
             "followed; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"

@@ -33,6 +33,14 @@ from ._chi import chi
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
+MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
+# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+MAX_SHARED_NORMALS = 1024
+PROGRAMS = 256  # compiled programs that are kept in memory
+LONGEST = 40  # steps of a piece
+
+_programs: dict[Any, Any] = {}  # compiled, the one that was used last at the end
+_lock = threading.Lock()
 
 
 def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
@@ -73,12 +81,8 @@ def on_gpu() -> bool:
     return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
 
 
-# Factors of many matrices: JAX's own factors and solutions, and compiled loops where these fail
-MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
-
-
 class JaxLibrary(Library):
-    """Rules that JAX can compile."""
+    """Factors of many matrices by JAX's own, and compiled loops where these fail."""
 
     few, wide = MAX_LOOPED_ROWS, False
 
@@ -134,14 +138,6 @@ class JaxLibrary(Library):
 
 
 LIBRARY = JaxLibrary(jnp)
-
-# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-MAX_SHARED_NORMALS = 1024
-PROGRAMS = 256  # compiled programs that are kept in memory
-LONGEST = 40  # steps of a piece
-
-_programs: dict[Any, Any] = {}  # compiled, the one that was used last at the end
-_lock = threading.Lock()
 
 
 class Piece:

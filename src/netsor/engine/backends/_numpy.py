@@ -22,6 +22,17 @@ from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
+# Entries of a replica beyond which its matrices are multiplied one by one, by BLAS: it needs them compact
+MIN_BLAS_ENTRIES = 1024
+MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
+BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
+LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
+MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most
+STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
+ROUNDED = 2**16  # normals that are drawn and rounded to single precision at once: they stay in a cache
+HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
 
@@ -69,18 +80,6 @@ def _add_products(made: Array, key: tuple[int, ...], width: int, following: Next
             some[:] = rng.standard_gamma(some, dtype=made.dtype)
         made[i, i] += 2 * alone
         made[i + 1 :, i] = made[i, i + 1 :]
-
-
-# Entries of a replica beyond which its matrices are multiplied one by one, by BLAS: it needs them compact
-MIN_BLAS_ENTRIES = 1024
-MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
-BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
-LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
-MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most
-STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
-ROUNDED = 2**16  # normals that are drawn and rounded to single precision at once: they stay in a cache
-HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class Streams:
@@ -151,33 +150,22 @@ def _laid_out(a: Array) -> Array:
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     """Mean and coefficients of one coordinate of the outputs for the next replicas of a chunk."""
-
-    late = {step.out for step in plan.late}
-
-    def draw(step: Step) -> Any:  # what is drawn late is a function, which draws the next replica's
-        return partial(streams.draw, step, 1) if step in plan.late else streams.draw(step, replicas)
-
-    def compute(step: Step, inputs: Sequence[Any], place: int | None) -> Array:
-        if late.isdisjoint(step.args):
-            return in_numpy(step, inputs, place)
-        each = ([a() if callable(a) else a if len(a) == 1 else a[r : r + 1] for a in inputs] for r in range(replicas))
-        return np.concatenate([in_numpy(step, arrays, None) for arrays in each])
-
-    return run(plan, draw, lambda register: np.asarray(register.value, streams.dtype), compute)
+    values = partial(np.asarray, dtype=streams.dtype)
+    return run(plan, lambda step: streams.draw(step, replicas), lambda register: values(register.value), in_numpy)
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
     """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
-    size, held = (itemsize * some // 8 for some in (plan.bytes, plan.held))
-    return replicas_per_block(size, held, plan.seconds(1), len(plan.steps), 2 * plan.long_numbers > plan.random_numbers)
+    size, long = itemsize * plan.bytes // 8, 2 * plan.long_numbers > plan.random_numbers
+    return replicas_per_block(size, plan.seconds(1), len(plan.steps), long)
 
 
-def replicas_per_block(size: float, held: float, seconds: float, steps: float, long: bool) -> int:
-    """The same from what a replica takes: its bytes, those of each more, seconds, steps, and whether rows are long."""
+def replicas_per_block(size: float, seconds: float, steps: float, long: bool) -> int:
+    """The same from what a replica takes: its bytes, seconds and steps, and whether rows are long."""
     room = BLOCK_BYTES * (8 if long else 1)  # long rows of coordinates do not stay in a cache anyway
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
     whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
-    few = min(MAX_BLAS_REPLICAS, whole, max(0, LARGE_BYTES - size) // max(held, 1) + 1)
+    few = min(MAX_BLAS_REPLICAS, whole, LARGE_BYTES // max(size, 1))
     return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
 
@@ -229,3 +217,6 @@ class Numpy(Backend):
     def numpy(self, array: Array) -> Array:
         """The array itself, in double precision."""
         return np.asarray(array, dtype=np.float64)
+
+
+NUMPY = Numpy()  # where nothing else is asked for

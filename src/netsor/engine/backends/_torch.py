@@ -30,8 +30,16 @@ from ._batched_linalg import Library
 from ._chi import Chi, chi
 
 CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
-
 MOST_KEPT = 512  # arrays of places on a device
+MOST_FIRST = 1024  # replicas in the first block, at most
+BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as long as a step takes to begin
+FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
+PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
+MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
+SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
+# PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
+LOADING = threading.Lock()
+_tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
 
 
 class OnDevice:
@@ -84,18 +92,6 @@ class TorchLibrary(Library):
 library = cache(TorchLibrary)  # of a device
 
 
-MOST_FIRST = 1024  # replicas in the first block, at most
-BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as long as a step takes to begin
-FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
-PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
-MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
-SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
-
-# PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
-LOADING = threading.Lock()
-_tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
-
-
 class Torch(Device):
     """PyTorch on one device."""
 
@@ -106,8 +102,10 @@ class Torch(Device):
 
     def __post_init__(self) -> None:
         """Refuse a device that PyTorch does not see."""
+        if self.kind == "cpu":
+            return
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.kind == "cuda" and int(self.device.partition(":")[2] or 0) >= count:
+        if int(self.device.partition(":")[2] or 0) >= count:
             allowed = f"'cpu', or one of the {count} CUDA devices that PyTorch sees here"
             raise NoDeviceError("device", self.device, allowed)
 
