@@ -195,7 +195,7 @@ def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
 
 @dataclass(frozen=True)
 class WidthNeeded:
-    """The width beyond which a law is within a tolerance of its limit; `ns.width_needed` makes it.
+    """The result of `width_needed`: the width beyond which a law is within a tolerance of its limit.
 
     Parameters
     ----------
@@ -211,13 +211,6 @@ class WidthNeeded:
         A width at which it is smaller, by two standard errors; infinite if no such width was found.
     differences : dict of int to Estimate
         The differences that were computed, by width.
-
-    Examples
-    --------
-    >>> found = ns.width_needed(ns.paper.layer(), 0.05, of="variance", draws=20_000)
-    >>> first = ns.paper.layer().law(n=ns.inf).correction().variance / 0.391971
-    >>> found.low < first.value / 0.05 < found.high
-    True
     """
 
     name: str

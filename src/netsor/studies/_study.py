@@ -112,7 +112,7 @@ class Request:
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options: those that are the study's own."""
         shared = {field.name for field in fields(Request)}
-        return {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
+        return {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -124,14 +124,14 @@ class Request:
         return None if self.out is None or self.own else Store(self.out / "parts")
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON can hold it; functions and optimisers by their names."""
     if hasattr(value, "fields"):  # a model, or a parametrisation
-        return _as_json(value.fields())
+        return as_json(value.fields())
     if isinstance(value, Mapping):
-        return {str(name): _as_json(each) for name, each in value.items()}
+        return {str(name): as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
+        return [as_json(each) for each in value]
     plain = value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
     return value if plain else getattr(value, "__name__", str(value))
 

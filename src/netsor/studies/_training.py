@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -78,8 +77,8 @@ class TrainingCase:
         assert self.model is not None
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
         values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        plain: dict[str, Any] = json.loads(json.dumps(values))
-        return plain
+        key: dict[str, Any] = _study.as_json(values)
+        return key
 
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
     def draw(self, backend: Backend) -> Draw:

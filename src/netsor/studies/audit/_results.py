@@ -93,8 +93,7 @@ class AuditResult(TableResult):
 
         A rule that was not measured is a ValueError, because a test of it would test nothing.
         """
-        lines = self.failed(names)
-        if lines:
+        if lines := self.failed(names):
             raise AssertionError("\n".join(lines))
 
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
