@@ -28,7 +28,7 @@ from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cost import Cost
-from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path, to_csv, to_dataframe
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, to_csv, to_dataframe
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -104,7 +104,12 @@ class Request:
         defaults = {"backend": "numpy", "device": None, "precision": "float64"}
         backend, device, precision = (others.pop(name, default) for name, default in defaults.items())
         others |= {"seed": chosen_seed(seed, rng), "backend": choose(backend, device, precision, cls.precisions)}
-        return cls(*own, out=None if out is None and cls.out is None else out_path(out), **others)
+        if out is not None or cls.out is not None:
+            if not isinstance(out, str | Path) or not str(out):
+                allowed = "the name of a folder, a string or a Path; for the current one give '.'"
+                raise ArgumentError("out", out, allowed)
+            others["out"] = Path(out)
+        return cls(*own, **others)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen

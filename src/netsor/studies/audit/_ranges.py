@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,8 +95,3 @@ def _cell(fit: FormatFit) -> Cell:
     below = f"{fit.below:.2g} of its numbers are below 2^{smallest}; " if fit.below else ""
     left = f", and leaves {fit.scaled:.2g} below" if fit.scaled >= UNDERFLOW_SHARE else ""
     return Cell(f"{' and '.join(bad)}, 2^{fit.scale}", f"{below}a scale of 2^{fit.scale} fits{left}", "bad")
-
-
-def as_list(arrays: Mapping[str, Floats]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [{**each._asdict(), "formats": [fit._asdict() for fit in each.formats]} for each in ranges_of(arrays)]
