@@ -35,9 +35,8 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
 
     first, second = shallow(few), shallow(more)
     numbers = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
-    return Draw(*numbers)._replace(
-        planning=second.planning * depth / more
-    )  # the first plan may have imported libraries
+    planning = second.planning * depth / more  # the first plan may have imported libraries
+    return Draw(*numbers)._replace(planning=planning)
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:

@@ -37,13 +37,6 @@ LOG = logging.getLogger("netsor")
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def out_path(out: object) -> Path:
-    """The argument `out` as a path; refused if it names no folder."""
-    if not isinstance(out, str | Path) or not str(out):
-        raise ArgumentError("out", out, "the name of a folder, a string or a Path; for the current one give '.'")
-    return Path(out)
-
-
 @dataclass(frozen=True)
 class Folder:
     """Where a run puts its files."""

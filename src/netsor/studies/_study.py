@@ -28,7 +28,7 @@ from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cost import Cost
-from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, out_path, to_csv, to_dataframe
+from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, to_csv, to_dataframe
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
@@ -104,7 +104,12 @@ class Request:
         defaults = {"backend": "numpy", "device": None, "precision": "float64"}
         backend, device, precision = (others.pop(name, default) for name, default in defaults.items())
         others |= {"seed": chosen_seed(seed, rng), "backend": choose(backend, device, precision, cls.precisions)}
-        return cls(*own, out=None if out is None and cls.out is None else out_path(out), **others)
+        if out is not None or cls.out is not None:
+            if not isinstance(out, str | Path) or not str(out):
+                allowed = "the name of a folder, a string or a Path; for the current one give '.'"
+                raise ArgumentError("out", out, allowed)
+            others["out"] = Path(out)
+        return cls(*own, **others)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
@@ -112,7 +117,7 @@ class Request:
     def options(self) -> dict[str, Any]:
         """What the manifest says of the options: those that are the study's own."""
         shared = {field.name for field in fields(Request)}
-        return {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
+        return {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -124,14 +129,14 @@ class Request:
         return None if self.out is None or self.own else Store(self.out / "parts")
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON can hold it; functions and optimisers by their names."""
     if hasattr(value, "fields"):  # a model, or a parametrisation
-        return _as_json(value.fields())
+        return as_json(value.fields())
     if isinstance(value, Mapping):
-        return {str(name): _as_json(each) for name, each in value.items()}
+        return {str(name): as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
+        return [as_json(each) for each in value]
     plain = value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
     return value if plain else getattr(value, "__name__", str(value))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -78,8 +77,8 @@ class TrainingCase:
         assert self.model is not None
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
         values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
-        plain: dict[str, Any] = json.loads(json.dumps(values))
-        return plain
+        key: dict[str, Any] = _study.as_json(values)
+        return key
 
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
     def draw(self, backend: Backend) -> Draw:
@@ -165,10 +164,33 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
-        ids, targets = batch_of(model, self.ids, self.targets, self.tokens, self.seed)
-        self._set("ids", ids)
-        self._set("targets", targets)
+        self._set_batch(model)
         self.cases(self.rules[0])  # which refuses widths that the heads do not divide
+
+    def _set_batch(self, model: Transformer) -> None:
+        """The ids of the tokens, and a target for each: the next id, unless given."""
+        ids, targets, most = self.ids, self.targets, model.vocabulary or 1
+        if ids is not None and self.tokens is not None:
+            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+        if ids is None and targets is not None:
+            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+        if ids is None:
+            ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1)
+        ids = [whole(i, "ids", least=0) for i in ids]
+        if targets is not None:
+            targets = [whole(i, "targets", least=0) for i in targets]
+        elif len(ids) < 2:
+            raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
+        else:
+            ids, targets = ids[:-1], ids[1:]
+        for name, some in (("ids", ids), ("targets", targets)):
+            if not some or max(some) >= most:
+                raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
+            self._set(name, tuple(some))
+        if len(ids) != len(targets):
+            raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
+        if model.positions == "learned" and len(ids) > (model.length or 0):
+            raise ArgumentError("tokens", len(ids), f"at most {model.length}: so many positions {model.name} has")
 
     @property
     def name(self) -> str:
@@ -344,30 +366,3 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, given, "one number or more, each once")
     return tuple(sizes)
-
-
-def batch_of(
-    model: Transformer, ids: Any, targets: Any, tokens: int | None, seed: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids of the tokens, and a target for each: the next id, unless given."""
-    most = model.vocabulary or 1
-    if ids is not None and tokens is not None:
-        raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
-    if ids is None and targets is not None:
-        raise ArgumentError("targets", targets, "left out without ids: one target for each id")
-    drawn = np.random.default_rng([seed, 1]).integers(0, most, (tokens or TOKENS) + 1) if ids is None else ids
-    first = [whole(i, "ids", least=0) for i in drawn]
-    if targets is not None:
-        last = [whole(i, "targets", least=0) for i in targets]
-    elif len(first) < 2:
-        raise ArgumentError("ids", first, "two or more, each the target of the one before; or give targets")
-    else:
-        first, last = first[:-1], first[1:]
-    for name, some in (("ids", first), ("targets", last)):
-        if not some or max(some) >= most:
-            raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
-    if len(first) != len(last):
-        raise ArgumentError("targets", last, f"{len(first)}, one for each id")
-    if model.positions == "learned" and len(first) > (model.length or 0):
-        raise ArgumentError("tokens", len(first), f"at most {model.length}: so many positions {model.name} has")
-    return tuple(first), tuple(last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from ...models._description import with_scalar_std
 from ...models._metric_program import ProgramModel
 from .._cost import BACKWARD, at_depth
 from .._output_dir import Arrays
-from .._study import DrawTask
+from .._study import DrawTask, as_json
 
 Model = Transformer | ProgramModel  # what an audit is of
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
@@ -162,8 +161,8 @@ class AuditCase:
         # the program of a sweep numbers its draws in another order
         options = {"gradients": self.gradients, "ranges": self.ranges, "swept": self.swept}
         values |= {name: value for name, value in options.items() if value}
-        plain: dict[str, Any] = json.loads(json.dumps(values))
-        return plain
+        key: dict[str, Any] = as_json(values)
+        return key
 
 
 @dataclass(frozen=True)

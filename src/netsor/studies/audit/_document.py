@@ -23,19 +23,9 @@ from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
 from ._rules import BACKWARD_RULES
 
 ADAM_LR = 3e-4  # a common peak learning rate of AdamW; the ratios below are proportional to it
-MATRICES = {
-    "q": "query",
-    "k": "key",
-    "v": "value",
-    "o": "attention output",
-    "in": "MLP in",
-    "gate": "MLP gate",
-    "out": "MLP out",
-    "router": "router",
-    "embedding": "embedding",
-    "position": "position",
-    "logits": "logits",
-}
+MATRICES = {"q": "query", "k": "key", "v": "value", "o": "attention output"}  # by the names of their std
+MATRICES |= {name: f"MLP {name}" for name in ("in", "gate", "out")}
+MATRICES |= {name: name for name in ("router", "embedding", "position", "logits")}
 Column = tuple[Draws, int | None]  # of a table: draws, and a block or the output
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
 RULE_NOTE = (

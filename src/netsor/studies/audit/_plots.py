@@ -96,11 +96,9 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
                 seen = np.where(band.median > 0, band.median, np.nan)
                 axes.plot(band.blocks, seen, **style, **_marks(MARKS[place], place, len(band.blocks)))
     axes.set_yscale("log")
-    _ends(axes, models)
     for name, style in zip(_names(models), STYLES, strict=False) if len(models) > 1 else ():
         axes.plot([], [], linestyle=style, color=GREY, label=name)
-    axes.set(xlabel="block", ylabel=group.title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _label_axes(axes, models, group.title)
     figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
     return figure
 
@@ -130,8 +128,8 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
 
 def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool:
     """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether there is need of a legend."""
-    ends, names = [], _names(models)
-    for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
+    ends, names, colours = [], _names(models), _colours(len(models))
+    for k, (each, colour) in enumerate(zip(models, colours, strict=True)):
         for draws in each.measured:
             if quantity.name not in draws:
                 continue
@@ -147,7 +145,6 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
             axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)  # so that neither hides the other
             ends += [float(low.min()), float(high.max())]
     _scale(axes, quantity, ends)
-    _ends(axes, models)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
     for threshold, side in _thresholds(models, quantity.name):
@@ -157,12 +154,11 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
     # where a branch is so much weaker than the other that it is flagged: a ninth of the other's share
     other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(quantity.name, "")
     factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
-    for each, colour in zip(models, _colours(len(models)), strict=True):
+    for each, colour in zip(models, colours, strict=True):
         if other in each.best and "cross_share" not in each.best:  # which counts as attention
             axes.plot(each[other].blocks, factor * each[other].median, color=colour, lw=0.8, ls=":", label=label)
             label = "_"  # once in the legend
-    axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _label_axes(axes, models, quantity.title, " (0: embedding)" * (quantity.name in FROM_EMBEDDING))
     return len(axes.get_legend_handles_labels()[0]) > 1
 
 
@@ -190,8 +186,10 @@ def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:
         axes.set_ylim(0.0, 1.05 * max(ends))
 
 
-def _ends(axes: Any, models: Sequence[LengthResult]) -> None:
-    """A line where a decoder begins."""
+def _label_axes(axes: Any, models: Sequence[LengthResult], title: str, first: str = "") -> None:
+    """Labels, ticks at whole blocks, and a line where a decoder begins."""
+    axes.set(xlabel=f"block{first}", ylabel=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     for start, _ in models[0].stacks[1:]:
         axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)
 

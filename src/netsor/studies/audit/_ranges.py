@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,18 +14,15 @@ from ._findings import above, band
 
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
 PARTS = ("below", "scaled")  # shares of numbers below the smallest of a format, as they are and with a scale
-TITLES = {
-    "stream": "stream",
+TITLES = {  # of activations that are not called by their names
     "query": "queries",
     "key": "keys",
     "value": "values",
-    "scores": "scores",
     "weights": "attention weights",
     "attention": "attention's output",
     "hidden": "hidden of the MLP",
     "mlp": "MLP's output",
     "embedding": "embeddings",
-    "logits": "logits",
 }
 NOTE = (
     "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
@@ -84,7 +81,7 @@ def blocks(arrays: Mapping[str, Floats]) -> list[Block]:
     for each in ranges:
         median, low, high = (f"{value:.3g}" for value in each.largest.values())
         band_text = f"{median} ({low}–{high})" + ("" if each.block is None else f", in block {each.block}")
-        rows.append([Cell(TITLES[each.activation], band_text), median, *map(_cell, each.formats)])
+        rows.append([Cell(TITLES.get(each.activation, each.activation), band_text), median, *map(_cell, each.formats)])
     head = ["activation", "largest", *(fit.format for fit in ranges[0].formats)]
     return [Table(head, rows), Paragraph(NOTE)]
 
@@ -98,8 +95,3 @@ def _cell(fit: FormatFit) -> Cell:
     below = f"{fit.below:.2g} of its numbers are below 2^{smallest}; " if fit.below else ""
     left = f", and leaves {fit.scaled:.2g} below" if fit.scaled >= UNDERFLOW_SHARE else ""
     return Cell(f"{' and '.join(bad)}, 2^{fit.scale}", f"{below}a scale of 2^{fit.scale} fits{left}", "bad")
-
-
-def as_list(arrays: Mapping[str, Floats]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [{**each._asdict(), "formats": [fit._asdict() for fit in each.formats]} for each in ranges_of(arrays)]

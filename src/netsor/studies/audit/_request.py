@@ -186,15 +186,11 @@ class Request(_study.Request):
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> AuditCase:
         where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
         ranges = self.ranges and not infinite
-        return AuditCase(model, tokens, self.ids, infinite, gradients, ranges, where, self._swept_std)
-
-    @property
-    def _swept_std(self) -> str | None:
-        """The field that is swept, if its values are inputs of one plan; those of 0 would have another."""
         field, values = self.swept or ("", ())
-        first = self.models[0]
-        plain = isinstance(first, Transformer) and first.inputs == "tokens" and not first.decoder_layers
-        return field if plain and field in SCALAR_STDS and min(values) > 0 and not self.ranges else None
+        plain = isinstance(model, Transformer) and model.inputs == "tokens" and not model.decoder_layers
+        # values of a standard deviation are inputs of one plan; one of 0 would have another
+        swept = field if plain and field in SCALAR_STDS and min(values) > 0 and not self.ranges else None
+        return AuditCase(model, tokens, self.ids, infinite, gradients, ranges, where, swept)
 
     @cached_property
     def refused(self) -> dict[Model, str]:

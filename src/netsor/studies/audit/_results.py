@@ -11,7 +11,6 @@ from typing import Any
 
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
 from .._study import Several, TableResult
-from . import _ranges
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._document import document
@@ -19,6 +18,7 @@ from ._findings import Finding
 from ._measurements import Draws, LengthResult
 from ._plots import plot_quantity
 from ._quantities import FINAL
+from ._ranges import ranges_of
 from ._request import Request
 
 
@@ -93,8 +93,7 @@ class AuditResult(TableResult):
 
         A rule that was not measured is a ValueError, because a test of it would test nothing.
         """
-        lines = self.failed(names)
-        if lines:
+        if lines := self.failed(names):
             raise AssertionError("\n".join(lines))
 
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
@@ -229,7 +228,8 @@ def _of(result: LengthResult) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in result.findings],
     }
     if request.ranges:
-        content["ranges"] = _ranges.as_list(result.best.arrays)
+        ranges = ranges_of(result.best.arrays)
+        content["ranges"] = [{**r._asdict(), "formats": [fit._asdict() for fit in r.formats]} for r in ranges]
     if model in request.refused:
         content |= {"limit": None, "no_limit": request.refused[model]}
     elif result.actual is not None and result.limit is not None:
