@@ -205,7 +205,7 @@ class HeadSum(Law):
         mean, spread = part.mean(axis=0), self._sets.spread(part)
         share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
         near = np.abs(y) <= CENTRAL * self._std
-        return np.where(near, super()._log_error(y), combined(share, self._coarse))
+        return np.where(near, super()._log_error(y), share + self._coarse)
 
     def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
