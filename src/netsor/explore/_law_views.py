@@ -249,12 +249,11 @@ class Target:
             named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 continue
+            size = abs(value) or 1.0
+            low, high, step = 0.0 if value >= 0 else -4 * size, 4 * size, size / 20
             if isinstance(value, int):
-                low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
-                numeric.append(Slider(name, value, low, high, 1))
-            else:
-                size = abs(value) or 1.0
-                numeric.append(Slider(name, value, 0.0 if value >= 0 else -4 * size, 4 * size, size / 20))
+                low, high, step = 1 if value > 0 else 4 * value, max(4 * value, 8), 1
+            numeric.append(Slider(name, value, low, high, step))
         return numeric
 
     def view(

@@ -166,24 +166,19 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
         return CoordCheck(self.request, [self._check(rule, sizes) for rule in self.request.checks], *self.spent(run))
 
     def _check(self, rule: Parametrisation, sizes: dict[CheckCase, dict[Entry, Floats]]) -> Check:
-        *finite, last = self.request.cases(rule)
-        if math.isfinite(last.width):
-            finite, last = [*finite, last], None
-        if self.request.axis == "depth":
-            every = [_select_depths(sizes[case], case.model.layers) for case in finite]
-        else:
-            every = [sizes[case] for case in finite]
+        cases = self.request.cases(rule)
+        finite = [case for case in cases if math.isfinite(case.width)]
+        deep, last = self.request.axis == "depth", cases[-1]
+        every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
         draws = {entry: [some[entry] for some in every] for entry in every[0]}
-        if last is None:
+        if last in finite:
             return Check(self.request, rule, draws)
-        if last not in sizes:
-            return Check(self.request, rule, draws, {}, last.refused)
-        limit = sizes[last]
+        limit = sizes.get(last, {})
         for entry, size in limit.items():  # changes that are 0 but for rounding are 0
             before = limit.get(entry._replace(what=SIZE, step=None))
             if entry.what == CHANGE and before is not None:
                 limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
-        return Check(self.request, rule, draws, limit, last.refused, last.errors)
+        return Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {})
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
