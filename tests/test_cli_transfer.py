@@ -96,15 +96,16 @@ def test_a_function_of_the_width(folder):
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
+        ("tiny.json", ["--lr", "0"], "--lr 0 must be three or more positive numbers"),
         ("tiny.json", ["--lr", "fast"], "'--lr': 'fast' must be numbers with commas between"),
         ("tiny.json", ["--lr", "0.1,1,10"], "must be at most a factor of 4 apart"),
-        ("tiny.json", ["--widths", "16"], "--widths [16] must be two or more"),
+        ("tiny.json", ["--widths", "16"], "--widths 16 must be two or more"),
         ("tiny.json", ["--widths", "16,20"], "--widths 20 must be a multiple of 8 for tiny"),
         ("tiny.json", ["--widths", "16,32,inf"], "must be finite for tiny"),
         ("tiny.json", ["--optimiser", "lion"], "--optimiser 'lion' must be 'sgd', 'muon' or 'adam'"),
         ("tiny.json", ["--tokens", "17"], "must be at most 16"),
         ("mine.py:net", ["--optimiser", "lion"], "'lion' must be sgd, muon, adam, or the name of one in FILE"),
-        ("mine.py:net", ["--ids", "1,2"], "--ids (1, 2) must be left out"),
+        ("mine.py:net", ["--ids", "1,2"], "--ids 1,2 must be left out"),
         ("mine.py:net", ["--set", "layers=1"], "--set is for models"),
         ("mine.py:net", ["--parametrisation", "mup"], "must be left out"),
         ("mine.py:text", [], "that returns a Program"),

@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 
+import click
 import pytest
 
 import netsor as ns
@@ -105,9 +106,10 @@ class Elsewhere(Numpy):
 def test_what_a_device_takes_is_not_estimated():
     """Seconds are those of cores: a day of one is minutes of an accelerator."""
     net = ns.paper.layer(activation="tanh")
-    here, there = (_subject.sampling_cost(net, [{"n": 4096}], 10**11, where) for where in (Numpy(), Elsewhere()))
-    assert here.seconds > _subject.LONGEST > there.seconds == 0.0
-    assert here.bytes > there.bytes == 16.0 * 2**22  # the replicas that are kept
+    how = net, [{"n": 4096}], 10**11
+    with pytest.raises(click.UsageError, match=r"--draws 10 would take about .* days; smaller numbers need less"):
+        _subject.sampling_seconds(*how, Numpy(), "--draws 10")
+    assert _subject.sampling_seconds(*how, Elsewhere(), "--draws 10") == 0.0
 
 
 TINY = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 12}

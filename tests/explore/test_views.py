@@ -14,7 +14,7 @@ from netsor.engine import _memory
 from netsor.engine._draw_cost import Draw
 from netsor.explore import Target, _law_views
 from netsor.explore._law_views import Slider, layer_view
-from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, table, ticks
+from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, markup, ticks
 
 from ..keep import keep
 
@@ -254,7 +254,7 @@ def test_pictures_are_well_formed():
     hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
     panels = [
         Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, (x, x + 1)))),
-        Panel("flat", "x", "y", (Curve("zero", "finite", x, 0 * x),), floor=0.0),
+        Panel("flat", "x", "y", (Curve("zero", "law", x, 0 * x),), floor=0.0),
         Panel("point", "x", "y", (Curve("one", "band", x[:1], x[:1] + 7),)),
         Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),
     ]
@@ -280,6 +280,6 @@ def test_decades():
 
 
 def test_text_is_text():
-    shown = table({"<i>": {"<u>": ns.Estimate(1.0, 0.0), "x": "<s>"}}, "<p>")
+    shown = markup().table({"<i>": {"<u>": ns.Estimate(1.0, 0.0), "x": "<s>"}}, "<p>")
     assert not any(tag in shown for tag in ("<i>", "<u>", "<s>", "<p>"))
     assert 'data-value="1.0"' in shown

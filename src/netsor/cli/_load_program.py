@@ -8,7 +8,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -199,17 +199,6 @@ def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     if build is None:
         raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
     return build
-
-
-def networks_of(target: str, module: Callable[[], Any], inputs: Mapping[str, Any]) -> list[Program]:
-    """The programs of a module, with the probes of an audit, on the ids of --ids or the lengths of --tokens."""
-    torch = torch_module()
-    if inputs["ids"] and inputs["tokens"]:
-        raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
-    try:
-        return torch._network.networks(module, inputs["ids"], sorted(inputs["tokens"] or ()) or [None])  # type: ignore[no-any-return]
-    except torch.UnsupportedError as error:
-        raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
 
 
 def torch_module() -> Any:

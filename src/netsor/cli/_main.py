@@ -54,8 +54,8 @@ def main() -> None:
 
 def _run(watch: Watch) -> int:
     """Run the command and write its output to the end; the exit code."""
-    code = 0
     try:
+        code = 0
         try:
             with warnings.catch_warnings(), _logged():
                 warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
@@ -67,18 +67,18 @@ def _run(watch: Watch) -> int:
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
         sys.stdout.flush()
+        return code
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         _give_up_stdout()
-        code = CLOSED
+        return CLOSED
     except ClickException as error:
         echo_error(" ".join(error.format_message().split()))
-        code = 2
+        return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
-        code = INTERRUPTED
+        return INTERRUPTED
     except (Exception, SystemExit) as error:
-        code = _report_unexpected(error)
-    return code
+        return _report_unexpected(error)
 
 
 @contextmanager

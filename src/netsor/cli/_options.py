@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 many = partial(option, multiple=True)
 flag = partial(option, is_flag=True)
+INFINITE = ("inf", "infinity", "∞")
 
 
 class Command(click.Command):
@@ -41,12 +42,15 @@ class Command(click.Command):
 
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
+        value, typed = argument.value, shown(argument.value)
+        if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
+            typed = ",".join([*(f"{each:.12g}" for each in value[:6]), *(["…"] if len(value) > 6 else [])])
         for param in self.params:
             if argument.name == param.name or f"--{argument.name}" in param.opts:
                 if isinstance(param, click.Argument):
-                    return f"{(param.metavar or argument.name.upper()).strip('[].')} {shown(argument.value)}"
-                return param.opts[0] if argument.value is True else f"{param.opts[0]} {shown(argument.value)}"
-        return f"{argument.name}={shown(argument.value)}"
+                    return f"{(param.metavar or argument.name.upper()).strip('[].')} {typed}"
+                return param.opts[0] if value is True else f"{param.opts[0]} {typed}"
+        return f"{argument.name}={typed}"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -60,7 +64,6 @@ def cli() -> None:
 
 
 cli.command_class = Command
-INFINITE = ("inf", "infinity", "∞")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
@@ -77,20 +80,17 @@ class Text(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{shown(value)} must be {self.allowed or getattr(error, 'allowed', error)}", param, ctx)
 
 
-class Number(Text):
+def number(check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> Text:
     """A number of the command line: read from text, and checked as the library checks it."""
 
-    def __init__(self, check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> None:
-        name = "integer|inf" if inf else "integer" if check is whole else "number"
-        super().__init__(name, self._number)
-        self.check, self.inf, self.bounds = check, inf, bounds | ({"why": " or inf"} if inf else {})
-
-    def _number(self, value: Any) -> float:
-        if self.inf and str(value).lower() in INFINITE:
+    def read(value: Any) -> float:
+        if inf and str(value).lower() in INFINITE:
             return math.inf
         with suppress(ValueError):
-            value = int(str(value)) if self.check is whole else float(value)
-        return self.check(value, self.name, **self.bounds)
+            value = int(str(value)) if check is whole else float(value)
+        return check(value, "", **bounds)
+
+    return Text("integer|inf" if inf else "integer" if check is whole else "number", read)
 
 
 def _width(word: str) -> float:
@@ -106,29 +106,29 @@ def _swept(text: str) -> tuple[str, tuple[float, ...]]:
     return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
 
 
-def _several(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
-    return lambda text: tuple(map(kind, text.split(",")))
+def _several(name: str, kind: Callable[[str], float], allowed: str) -> Text:
+    return Text(name, lambda text: tuple(map(kind, text.split(","))), allowed)
 
 
-IDS = Text("I,J,…", _several(int), "whole numbers with commas between, as 3,7,7,1")
-SIZES = Text("N,…", _several(int), "whole numbers with commas between, as 16,128")
-WIDTHS = Text("N,…", _several(_width), "whole numbers or inf with commas between, as 256,1024,inf")
-RATES = Text("X,…", _several(float), "numbers with commas between, as 0.01,0.02,0.04")
+IDS = _several("I,J,…", int, "whole numbers with commas between, as 3,7,7,1")
+SIZES = _several("N,…", int, "whole numbers with commas between, as 16,128")
+WIDTHS = _several("N,…", _width, "whole numbers or inf with commas between, as 256,1024,inf")
+RATES = _several("X,…", float, "numbers with commas between, as 0.01,0.02,0.04")
 SWEEP = Text("FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02")
-POSITIVE = Number()
-WIDTH = Number(inf=True)
-SEED = Number(least=0, most=2**128 - 1)
-DRAWS = Number(least=100)
-MIN_DRAWS = Number(least=15, why=": fewer decide no rule")
-TRIALS = Number(most=10_000)
+POSITIVE = number()
+WIDTH = number(inf=True, why=" or inf")
+SEED = number(least=0, most=2**128 - 1)
+DRAWS = number(least=100)
+MIN_DRAWS = number(least=15, why=": fewer decide no rule")
+TRIALS = number(most=10_000)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
-SIGMA = Number(real, least=1e-8, most=1e8, zero=True)
-ABOVE = Number(real, least=1e-8, most=1e8)
-PLACE = Number(least=1 - LARGEST)
-PORT = Number(least=0, most=65535, why=", with 0 for a free one")
+SIGMA = number(real, least=1e-8, most=1e8, zero=True)
+ABOVE = number(real, least=1e-8, most=1e8)
+PLACE = number(least=1 - LARGEST)
+PORT = number(least=0, most=65535, why=", with 0 for a free one")
 
 ALL_CORES = "Worker processes.  [default: all cores, or one with a device]"
-WORKERS = option("--workers", type=Number(most=1024), help=ALL_CORES)
+WORKERS = option("--workers", type=number(most=1024), help=ALL_CORES)
 SEED_OPTION = option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
 ARGUMENTS = many("--arg", "arguments", metavar="NAME=VALUE", help="An argument of its function.")
 AS_JSON = flag("--json", "as_json", help="Print one JSON object and nothing else.")
@@ -170,12 +170,10 @@ sampling_options = all_of(
     option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
 )
 
-
 BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
 ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
-
 
 place_options = all_of(
     option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
@@ -183,17 +181,15 @@ place_options = all_of(
 )
 
 
-def where_options(command: Decorated, auto: bool = False) -> Decorated:
-    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
-    precisions = ("auto", *PRECISIONS) if auto else PRECISIONS
-    precision = "Precision of numbers" + "; auto is float32 where that is enough" * auto + "."
+def where_options(*precisions: str) -> Callable[[Decorated], Decorated]:
+    """--backend, --device, --precision, by default the first of these, and --dask."""
+    precision = "Precision of numbers" + "; auto is float32 where that is enough" * ("auto" in precisions) + "."
     dask = "A Dask cluster: the address of its scheduler, or local to start one on this machine."
-    add = all_of(
+    return all_of(
         place_options,
         option("--precision", type=Choice(precisions), default=precisions[0], help=precision),
         option("--dask", metavar="ADDRESS|local", help=dask),
     )
-    return add(command)
 
 
 class Place(NamedTuple):
@@ -204,10 +200,7 @@ class Place(NamedTuple):
 
 
 def pop_backend(options: dict[str, Any]) -> Place:
-    """Take these options out of `options`; refuse before any work what is not installed, or does not answer.
-
-    A Dask cluster is joined, or started, until the command ends.
-    """
+    """Take these options out of `options`; a Dask cluster is joined, or started, until the command ends."""
     from ..engine.backends import choose
 
     address = options.pop("dask")

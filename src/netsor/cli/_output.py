@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from click import ClickException, UsageError
 from .._validate import shown
 
 if TYPE_CHECKING:
-    from ..laws import Law
+    from ..laws import Estimate, Law
 
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
@@ -79,17 +79,38 @@ def echo_json(content: Mapping[str, Any]) -> None:
     click.echo(json.dumps(content, allow_nan=False))
 
 
-def finite(name: str, value: Any) -> float:
-    """A number to be printed; refused if it is infinite or NaN, which JSON cannot hold."""
-    number = float(value)
-    if not math.isfinite(number):
-        raise ClickException(f"the {name} is {number}: this law has none, or it is outside double precision")
-    return number
+def echo_either(as_json: bool, content: Mapping[str, Any], text: str) -> None:
+    """The JSON object with --json, and the text without."""
+    if as_json:
+        echo_json(content)
+    else:
+        echo(text)
 
 
-def error_of(value: Any) -> float | None:
-    """A standard error, None if it is not known."""
-    return float(value) if math.isfinite(value) else None
+def echo_rows(notes: Iterable[str], estimates: Mapping[str, Estimate]) -> None:
+    """Notes, and numbers by name."""
+    for note in notes:
+        echo(f"note: {note}")
+    for name, estimate in estimates.items():
+        echo(f"{name.replace('_', ' '):16} {estimate}")
+
+
+def check_finite(estimates: Mapping[str, Estimate]) -> None:
+    """Refuse a number that is infinite or NaN, which JSON cannot hold."""
+    for name, (value, _) in estimates.items():
+        if not math.isfinite(value):
+            what = f"the {name.replace('_', ' ')} is {float(value)}"
+            raise ClickException(f"{what}: this law has none, or it is outside double precision")
+
+
+def finite_or_none(number: Any) -> float | None:
+    """A number for JSON: None if it is infinite, or not known."""
+    return float(number) if math.isfinite(number) else None
+
+
+def value_and_error(estimate: Estimate) -> dict[str, float | None]:
+    """An estimate for JSON."""
+    return {"value": float(estimate.value), "error": finite_or_none(estimate.error)}
 
 
 def check_name(option: str, path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +12,15 @@ from click import UsageError, argument, option
 
 from .._validate import real
 from . import _options as opt
+from . import _output as out
 from ._options import cli
-from ._output import check_name, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
 
 
 @cli.command("law")
 @opt.subject_options(width="inf")
 @opt.sampling_options
-@opt.where_options
-@opt.many("--at", type=opt.Number(real), help="A point for density and distribution function; may be given again.")
+@opt.where_options(*opt.PRECISIONS)
+@opt.many("--at", type=opt.number(real), help="A point for density and distribution function; may be given again.")
 def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], **options: Any) -> None:
     """Compute the law of one output coordinate.
 
@@ -32,50 +31,36 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
     from ..laws import Estimate
     from ._subject import announce, subject
 
-    check_plot(plot)
+    out.check_plot(plot)
     where = opt.pop_backend(options)
-    with stdout_to_stderr(as_json):
+    with out.stdout_to_stderr(as_json):
         target = subject(options, draws, backend=where.backend)
         announce(target.seconds)
         law = target.law(draws, seed, where)
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
-        for name, moment in moments.items():
-            finite(name, moment.value)
         points: dict[str, list[Estimate]] = {"pdf": [], "cdf": []}
-        for name, estimates in points.items() if at else ():
-            for y, value, error in zip(at, *getattr(known, name)(list(at)), strict=True):
-                estimates.append(Estimate(finite(f"{name} at {y:g}", value), float(error)))
+        for name in points if at else ():
+            points[name] = [Estimate(*pair) for pair in zip(*getattr(known, name)(list(at)), strict=True)]
+        values = {f"{name} at {y:g}": e for name, some in points.items() for y, e in zip(at, some, strict=True)}
+        out.check_finite(moments | values)
         if plot:
-            draw(plot, {target.label: law})
+            out.draw(plot, {target.label: law})
     if as_json:
         content: dict[str, Any] = {}
         for name, moment in moments.items():
             key = name.replace(" ", "_")
-            content |= {key: float(moment.value), f"{key}_error": error_of(moment.error)}
-        for name, values in points.items():
-            content[name] = [{"y": y, **value_and_error(e)} for y, e in zip(at, values, strict=True)]
+            content |= {key: float(moment.value), f"{key}_error": out.finite_or_none(moment.error)}
+        for name, some in points.items():
+            content[name] = [{"y": y, **out.value_and_error(e)} for y, e in zip(at, some, strict=True)]
         facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
-        echo_json({**content, **facts, "notes": list(law.notes)})
+        out.echo_json({**content, **facts, "notes": list(law.notes)})
         return
     sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
-    echo(f"{target.label}: {law.status}{sampled}")
-    echo_rows(law.notes, moments)
+    out.echo(f"{target.label}: {law.status}{sampled}")
+    out.echo_rows(law.notes, moments)
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
-        echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
-
-
-def echo_rows(notes: Iterable[str], rows: Mapping[str, Any]) -> None:
-    """Notes, and numbers by name."""
-    for note in notes:
-        echo(f"note: {note}")
-    for name, number in rows.items():
-        echo(f"{name.replace('_', ' '):16} {number}")
-
-
-def value_and_error(estimate: Any) -> dict[str, float | None]:
-    """An estimate for JSON."""
-    return {"value": estimate.value, "error": error_of(estimate.error)}
+        out.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
 
 
 OF = "What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as 0.999."
@@ -85,7 +70,7 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 @cli.command("compare")
 @opt.subject_options(width="256")
 @opt.sampling_options
-@opt.where_options
+@opt.where_options(*opt.PRECISIONS)
 @opt.flag("--keep-head-dim", help="Keep the head dimension on the infinite side.")
 @option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
 @option("--of", default="kl", metavar="WHAT", help=OF)
@@ -100,7 +85,7 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
     from ..studies._convergence import checked, width_needed
     from ._subject import announce, subject
 
-    check_plot(plot)
+    out.check_plot(plot)
     where, infinite_heads = opt.pop_backend(options), options["infinite_heads"]
     keep_head_dim, tolerance, of = (options.pop(name) for name in ("keep_head_dim", "tolerance", "of"))
     if keep_head_dim and options["head_dim"] is None:
@@ -109,41 +94,38 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
         raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity")
     if tolerance is not None and infinite_heads:
         raise UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
-    with stdout_to_stderr(as_json):
+    with out.stdout_to_stderr(as_json):
         target = subject(options, draws, both=True, backend=where.backend)
-        kept: dict[str, Any] = {k: v for k, v in target.widths.items() if keep_head_dim and k == "d"}
+        kept: dict[str, Any] = {"d": target.widths["d"]} if keep_head_dim else {}
         enough = None
         if tolerance is not None:
             free = [k for k in target.widths if k not in kept]
             if len(free) != 1:
                 raise UsageError(f"--tolerance is about one width, not {', '.join(free)}; --keep-head-dim keeps d")
-            level: str | float = of
             with suppress(ValueError):  # it need not be a number
-                level = float(of)
-            tolerance, level = checked(tolerance, level)
+                of = float(of)
+            tolerance, of = checked(tolerance, of)
             announce(WIDTHS_TRIED * target.seconds)
-            enough = width_needed(target.net, tolerance, level, draws=draws, seed=seed, **kept)
+            enough = width_needed(target.net, tolerance, of, draws=draws, seed=seed, **kept)
         announce(target.seconds)
         sides = target, target.limit(kept, infinite_heads)
-        names = [side.label for side in sides]
-        laws = [side.law(draws, seed, where) for side in sides]
-        measured = distances(laws[0], laws[1])
-        notes = list(dict.fromkeys(note for law in laws for note in law.notes))
-        for name, distance in measured.items():
-            finite(name.replace("_", " "), distance.value)
+        laws = {side.label: side.law(draws, seed, where) for side in sides}
+        finite, limit = laws.values()
+        measured, notes = distances(finite, limit), list(dict.fromkeys([*finite.notes, *limit.notes]))
+        out.check_finite(measured)
         if plot:
-            draw(plot, dict(zip(names, laws, strict=True)))
+            out.draw(plot, laws)
     if as_json:
-        rows: dict[str, Any] = {name: value_and_error(e) for name, e in measured.items()}
+        rows: dict[str, Any] = {name: out.value_and_error(e) for name, e in measured.items()}
         if enough is not None:
-            ends = {"low": enough.low, "high": error_of(enough.high)}
+            ends = {"low": enough.low, "high": out.finite_or_none(enough.high)}
             rows["width_needed"] = {**ends, "of": enough.of, "tolerance": enough.tolerance}
-        echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
+        out.echo_json({**rows, "method": [finite.method, limit.method], "status": limit.status, "notes": notes})
         return
     if enough is not None:
-        echo(wrap(enough.summary))
-    echo(" against ".join(f"{name} ({law.status})" for name, law in zip(names, laws, strict=True)))
-    echo_rows(notes, measured)
+        out.echo(wrap(enough.summary))
+    out.echo(" against ".join(f"{name} ({law.status})" for name, law in laws.items()))
+    out.echo_rows(notes, measured)
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
@@ -165,20 +147,18 @@ def plan_command(as_json: bool, **options: Any) -> None:
     if options["infinite_heads"]:
         raise UsageError("--infinite-heads is a formula, and has no plan")
     backend, device = options.pop("backend"), options.pop("device")
-    with stdout_to_stderr(as_json):
+    with out.stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
         plan = target.net.plan(coordinates=target.coordinate, backend=backend, device=device, **target.widths)
         seconds = time.perf_counter() - start
         text = str(plan)
-    if as_json:
-        costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
-        echo_json({"program": target.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text})
-        return
-    echo(text)
+    costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
+    content = {"program": target.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text}
     if seconds > NOTICED:
         count = PLANS[math.inf in target.widths.values()]
-        echo(f"  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer")
+        text += f"\n  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer"
+    out.echo_either(as_json, content, text)
 
 
 @cli.command("check")
@@ -195,19 +175,17 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     from ..language._theorem_check import NO_LIMIT
     from ._load_program import find
 
-    with stdout_to_stderr(as_json):
+    with out.stdout_to_stderr(as_json):
         report = find(program, arguments).build().check()
-    if as_json:
-        points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
-        echo_json({"program": report.program, "verdict": report.verdict, "points": points})
-    else:
-        echo(str(report))
+    points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
+    content = {"program": report.program, "verdict": report.verdict, "points": points}
+    out.echo_either(as_json, content, str(report))
     if report.verdict == NO_LIMIT:
         raise click.exceptions.Exit(1)
 
 
 DEPARTED = 3  # exit code, if the weights depart from what is declared
-LEVEL = opt.Number(real, above=0, most=0.5)
+LEVEL = opt.number(real, above=0, most=0.5)
 REFERENCE = """What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.
 [default: the module's own config, or its own initialisation]"""
 
@@ -231,18 +209,15 @@ def check_init_command(model: str, arguments: tuple[str, ...], as_json: bool, **
     """
     from ._load_program import is_target, module_of, torch_module, usage_errors
 
-    with stdout_to_stderr(as_json), usage_errors():
+    with out.stdout_to_stderr(as_json), usage_errors():
         build = module_of(model, arguments)
         check_init = torch_module().check_init
         reference, weights, ids = options["reference"], options["weights"], options.pop("ids")
         if reference is not None and is_target(reference):
             options["reference"] = module_of(reference, ())
         if weights is not None:
-            check_name("--weights", weights)
+            out.check_name("--weights", weights)
         check = check_init(build, ids and list(ids), **options)
-    if as_json:
-        echo_json(check.to_dict())
-    else:
-        echo(str(check))
+    out.echo_either(as_json, check.to_dict(), str(check))
     if not check.ok:
         raise click.exceptions.Exit(DEPARTED)

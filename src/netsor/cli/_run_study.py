@@ -12,7 +12,7 @@ import click
 from click import UsageError
 
 from .._document import wrap
-from .._validate import real, shown
+from .._validate import shown
 from ..engine._memory import in_bytes
 from ..engine._plan import in_time
 from ..engine.backends import Numpy
@@ -20,12 +20,13 @@ from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Study
+from ..studies._training import is_function, subject_of
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
-from ._load_program import bound, find, is_target, networks_of, usage_errors
+from ._load_program import bound, find, is_target, torch_module, usage_errors
 from ._main import Watch
 from ._options import Place, pop_backend
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
@@ -161,15 +162,15 @@ def _exit_if(failed: Sequence[str]) -> None:
 def _audit_request(options: dict[str, Any]) -> Request:
     names = ("model", "changes", "compare", "others", "swept", "binds", "arguments", "recipe", "recipes")
     source, changes, compare, others, swept, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+    own = is_target(source)
     of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
-    of_programs = {"--bind": binds, "--arg": arguments}
-    for option, given in (of_models if is_target(source) else of_programs).items():
+    for option, given in (of_models if own else {"--bind": binds, "--arg": arguments}).items():
         if given:
-            needed = "is for models; FILE:PROGRAM takes --bind and --arg"
-            raise UsageError(f"{option} {needed if option in of_models else f'{given[0]} needs a FILE:PROGRAM'}")
+            needed = "is for models; FILE:PROGRAM takes --bind and --arg" if own else f"{given[0]} needs a FILE:PROGRAM"
+            raise UsageError(f"{option} {needed}")
     if swept is not None and (compare or others or recipes):
         raise UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
-    if is_target(source):
+    if own:
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
         if swept is not None:
             field, values = swept
@@ -205,7 +206,14 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     loaded = find(target, arguments)
     module = loaded.module_factory()
     if module is not None:
-        first, *longer = networks_of(target, module, inputs)
+        ids, tokens = inputs["ids"], inputs["tokens"]
+        if ids and tokens:
+            raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
+        torch = torch_module()
+        try:
+            first, *longer = torch._network.networks(module, ids, sorted(tokens or ()) or [None])
+        except torch.UnsupportedError as error:
+            raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
         return ProgramModel(first, {}, longer)
     for name, text in inputs.items():
         if text is not None:
@@ -218,40 +226,35 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
 
 def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> None:
     """The command `coord-check`."""
-    result = run(options, _coord_check_study, as_json)
+    from ..studies.coord_check import CoordCheckStudy, of_module
+    from ..studies.coord_check._request import Request
+
+    def make(options: dict[str, Any]) -> Study[Any]:
+        lr, (model, by) = options.pop("lr"), _trained(options)
+        own = is_function(model)
+        rates = None if lr is None else _rates(lr, model if own else None)
+        if own:
+            model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
+            if rates is None:
+                raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
+        subject = subject_of(model, options.pop("rules") or None, by)
+        return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))
+
+    result = run(options, make, as_json)
     _print(result, as_json, verbose)
     bad = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in result if not check.kept)
     _exit_if([f"not as expected: {bad}"] if fail and bad else [])
 
 
-def _coord_check_study(options: dict[str, Any]) -> Study[Any]:
-    from ..studies._training import subject_of
-    from ..studies.coord_check import CoordCheckStudy, of_module
-    from ..studies.coord_check._request import Request
-
-    lr = options.pop("lr")
-    model, by = _trained(options)
-    if callable(model) and not isinstance(model, Transformer):
-        given = None if lr is None else _rates_of_function(lr, model)
-        model, by, rates, options["ids"] = of_module(model, options["widths"], by, given, options["ids"])
-        if rates is None:
-            raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
-    else:
-        rates = None if lr is None else _rates(lr)
-    model, rules = subject_of(model, options.pop("rules") or None, by)
-    return CoordCheckStudy(Request(model, rules, optimiser=by, lr=rates, **options))
-
-
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies._training import subject_of
     from ..studies.transfer import TransferStudy
     from ..studies.transfer._request import Request
 
     def make(options: dict[str, Any]) -> Study[Any]:
         model, by = _trained(options)
-        model, rules = subject_of(model, options.pop("rules") or None, by)
-        return TransferStudy(Request(model, rules, optimiser=by, **options))
+        subject = subject_of(model, options.pop("rules") or None, by)
+        return TransferStudy(Request(*subject, optimiser=by, **options))
 
     _print(run(options, make, as_json), as_json, verbose)
 
@@ -262,12 +265,12 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     by, vectors = options.pop("optimiser"), options["vectors"]
     options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
     changes = changes if layers is None else (*changes, f"layers={layers}")
-    if is_target(source):
-        if changes:
-            raise UsageError("--set is for models; a function of the width has its fields in it")
-        model = find(source).value
-        return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
-    return changed(model_of("MODEL", source), "--set", changes), by
+    if not is_target(source):
+        return changed(model_of("MODEL", source), "--set", changes), by
+    if changes:
+        raise UsageError("--set is for models; a function of the width has its fields in it")
+    model = find(source).value
+    return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
@@ -278,19 +281,13 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
     return value
 
 
-def _rates_of_function(lr: str, function: Any) -> Any:
-    try:
-        number = float(lr)
-    except ValueError:
-        return _named_in_file("--lr", lr, function, "a number, or the name of rates")
-    return real(number, "lr", least=0, most=1e12)
-
-
-def _rates(lr: str) -> float | dict[str, float]:
-    """A number, or one for each of some kinds."""
+def _rates(lr: str, function: Any) -> Any:
+    """A number, one for each of some kinds of weights, or what has this name in the file of a function."""
     try:
         if "=" not in lr:
             return float(lr)
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in lr.split(","))}
     except ValueError:
+        if function is not None:
+            return _named_in_file("--lr", lr, function, "a number, or the name of rates")
         raise UsageError(f"--lr {shown(lr)} must be a number, or kind=number,… as query=0.1,head=0.01") from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
@@ -20,12 +18,11 @@ COMPARE_SET = "Change a field of OTHER; without --compare, compare MODEL with it
 SWEEP = "Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument."
 BASELINE = "Exit with code 3 if a median left its 5–95 % band of an earlier audit: its --json, or audit.json of --out."
 GRADIENTS = "Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]"
+EPS = "eps of Adam at MODEL's own width, which the parametrisation scales."
+TOLERANCE = "Accepted distance from the expected exponent."
 OUT = "A folder for the report, figures, tables and finished draws."
+ESTIMATOR = "The paper's kernel estimates, exact densities, or both."
 SET = many("--set", "changes", metavar="FIELD=VALUE", help="Change a field of MODEL.")
-ESTIMATOR = Choice(["paper", "exact", "both"])
-MIN_FOUR = opt.Number(least=4)
-UNIT = opt.Number(real, least=0, most=1)
-TOLERANCE = opt.Number(real, above=0, most=1)
 
 
 def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -60,7 +57,7 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @opt.SEED_OPTION
 @opt.WORKERS
 @option("--out", metavar="DIR", help=OUT)
-@partial(opt.where_options, auto=True)
+@opt.where_options("auto", *opt.PRECISIONS)
 @flag("--verbose", help="Print bands, gradients and every length too.")
 @opt.AS_JSON
 def audit_command(**options: Any) -> None:
@@ -96,11 +93,11 @@ def training_options(
         option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
         option("--ids", type=opt.IDS, help="The ids of the batch; each is the target of the one before it."),
         option("--targets", type=opt.IDS, help="A target for each of --ids."),
-        option("--draws", type=MIN_FOUR, default=draws, help="Initialisations at each width."),
+        option("--draws", type=opt.number(least=4), default=draws, help="Initialisations at each width."),
         opt.SEED_OPTION,
         opt.WORKERS,
         option("--out", metavar="DIR", help=OUT),
-        opt.where_options,
+        opt.where_options(*opt.PRECISIONS),
         flag("--verbose", help=verbose),
         opt.AS_JSON,
     )
@@ -118,8 +115,8 @@ def training_options(
     rates=str,
 )
 @option("--depths", type=opt.SIZES, help="Numbers of blocks, at one width: exponents of the depth.")
-@option("--eps", type=UNIT, default=0.0, help="eps of Adam at MODEL's own width, which the parametrisation scales.")
-@option("--tolerance", type=TOLERANCE, default=0.1, help="Accepted distance from the expected exponent.")
+@option("--eps", type=opt.number(real, least=0, most=1), default=0.0, help=EPS)
+@option("--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE)
 @flag("--fail", help="Exit with code 3 if something is flagged.")
 def coord_check_command(**options: Any) -> None:
     """Check how optimiser steps scale with the width (µP).
@@ -166,9 +163,9 @@ def transfer_command(**options: Any) -> None:
 @opt.SEED_OPTION
 @opt.WORKERS
 @flag("--quick", help="A first look: 2 trials of 2500 draws.")
-@option("--estimator", type=ESTIMATOR, default="both", help="The paper's kernel estimates, exact densities, or both.")
+@option("--estimator", type=Choice(["paper", "exact", "both"]), default="both", help=ESTIMATOR)
 @option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens of figure 4.")
-@opt.where_options
+@opt.where_options(*opt.PRECISIONS)
 def reproduce_command(**options: Any) -> None:
     """Recompute the paper's figures and check its claims.
 
@@ -230,13 +227,9 @@ def explore_command(program: str | None, arguments: tuple[str, ...], port: int, 
         loaded = find(program, arguments)
         loaded.build()  # an error in the program is reported here
         target = Target(loaded.module, loaded.name, loaded.value, loaded.part, loaded.arguments)
-    watch = get_current_context().obj
-    watch.message = "stopped"
+    get_current_context().obj.message = "stopped"
     try:
         _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
-    except KeyboardInterrupt:
-        watch.say()
-        os._exit(130)  # answers may be on their way in threads; there is nothing to save
     except BrokenPipeError:  # nobody reads the address
         raise
     except OSError as error:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from click import UsageError, get_current_context
 from click.core import ParameterSource
@@ -18,12 +18,11 @@ from .._bound_program import picked
 from .._executors import threads_start
 from .._program import Program
 from .._validate import shown
-from ..engine._draw_cost import BASE, Draw, planning_bytes
+from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
 from ..engine._parallel import cores
 from ..engine._plan import in_time
-from ..engine._sampler import MAX_STORED_REPLICAS
-from ..engine.backends import Backend, Numpy
+from ..engine.backends import Backend
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
@@ -34,42 +33,28 @@ from ._output import echo_error
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
+SMALLER = "smaller numbers need less"
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k in "qkvow"))  # fmt: skip
 
 
-class CommandCost(NamedTuple):
-    """Peak memory in bytes, and seconds on all cores."""
-
-    bytes: float
-    seconds: float = 0.0
-
-    def checked(self, sizes: Mapping[str, Any]) -> CommandCost:
-        """Refuse what is too large or too long, naming those of the options `sizes` that the command line has."""
-        given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
-        options = " and ".join(f"--{name} {size}" for name, size in given.items())
-        check_memory(self.bytes, options, "smaller numbers need less")
-        if self.seconds > LONGEST:
-            raise UsageError(f"{options} would take about {in_time(self.seconds)}; smaller numbers need less")
-        return self
-
-
-def sampling_cost(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend) -> CommandCost:
-    """The cost of so many draws at each of some widths; the plans are kept for the draws themselves."""
+def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend, options: str) -> float:
+    """About the time of so many draws at each of some widths; refused, with the options, if it is too much."""
     start = time.perf_counter()
     with slow_notice("planning"):
+        # the plans are kept for the draws themselves
         plans = [net.plan(backend=backend, **widths) for widths in sides]  # type: ignore[arg-type]
     again = sum(PLANS[math.inf in widths.values()] - 1 for widths in sides) / len(sides)
     planning = again * (time.perf_counter() - start)
-    entries = [plan.mean.shape[0] for plan in plans]
-    held = sum(8.0 * (min(draws, MAX_STORED_REPLICAS) if n == 1 else draws) * (n + n**2) for n in entries)
     if backend.kind != "cpu":
-        return CommandCost(held, planning)
-    workers = cores() if backend.threads else 1  # every thread has a block
-    block = max((Draw.of(p, backend).in_worker(draws, backend) - BASE for p in plans), default=0.0)
-    seconds = sum(backend.seconds(p, draws) for p in plans) / workers
-    return CommandCost(BASE + workers * block + held, planning + seconds)
+        return planning
+    workers = cores() if backend.threads else 1
+    check_memory(workers * max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans), options, SMALLER)
+    seconds = planning + sum(backend.seconds(plan, draws) for plan in plans) / workers
+    if seconds > LONGEST:
+        raise UsageError(f"{options} would take about {in_time(seconds)}; {SMALLER}")
+    return seconds
 
 
 def announce(seconds: float) -> None:
@@ -120,8 +105,6 @@ class Target:
     def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
         options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
-        if self.infinite_heads:
-            options = {"progress": False, **self.widths}
         formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
@@ -129,34 +112,61 @@ class Target:
         return cast(Law, law.infinite_heads() if self.infinite_heads and isinstance(law, HeadSum) else law)
 
 
-def subject(
-    options: dict[str, Any],
-    draws: int = 0,
-    both: bool = False,
-    backend: Backend = Numpy(),  # noqa: B008 (it is frozen)
-) -> Target:
+def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend: Backend | None = None) -> Target:
     """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
-    if options["program"] is None:
-        return _built_in(options, draws, both, backend)
+    own = options["program"] is not None
+    target, sizes = (_own_program if own else _built_in)(options, draws, both)
+    limit = target.limit({}).widths
+    if backend is not None and (own or both or target.widths != limit):  # the limit of the layer needs no draws
+        sides = [target.widths, limit][: 1 + both]
+        return replace(target, seconds=sampling_seconds(target.net, sides, draws, backend, _written(sizes)))
+    return target
+
+
+def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
+    """The program with its widths, and the options that decide what it costs."""
     for name in filter(_is_given, LAYER):
         option = f"--{name.replace('_', '-')}"
         raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = find(options["program"], options["arguments"]).build()
     target = Target(net, bound(net, options["binds"]), built_in=False, coordinate=options["coordinates"])
-    sides = [target.widths, target.limit({}).widths][: 1 + both]
     values = topological_order(net.outputs)
-    size = planning_bytes(values, any(math.inf in widths.values() for widths in sides))
+    size = planning_bytes(values, both or math.inf in target.widths.values())
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
-    if not draws:
-        return target
-    if sum(math.prod(value.shape) for value in net.outputs) > 1:
+    if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
         raise UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
     if both:
         _refuse_limit("--bind", target.widths)
-    binds = " --bind ".join(f"{k}={v}" for k, v in target.widths.items())
-    cost = sampling_cost(net, sides, draws, backend).checked({"bind": binds, "draws": draws})
-    return replace(target, seconds=cost.seconds)
+    return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}
+
+
+def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
+    """The layer with its widths, and the options that decide what it costs."""
+    for option, values in (("--bind", options["binds"]), ("--arg", options["arguments"])):
+        if values:
+            raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+    model = {name: options[name] for name in LAYER}
+    width, head_dim, token, infinite_heads = (model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads"))
+    tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
+    if activation != "clip" and _is_given("clip"):
+        raise UsageError(f"--clip {model['clip']:g} is for --activation clip, not {activation}")
+    if head_dim is not None and head_dim > width:
+        raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
+    if token > tokens:
+        raise UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
+    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    if infinite_heads and not both and set(widths.values()) != {math.inf}:
+        raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
+    if both and not infinite_heads:
+        _refuse_limit("--width", widths)
+    # about the memory that the layer needs, whatever its plan: what does not fit is not planned
+    coordinates = 0.0 if width == math.inf or activation in ("identity", "clip") else width  # those that are drawn
+    size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
+    sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
+    check_memory(size, _written(sizes), SMALLER)
+    net = layer(**model, token=token - 1, low_rank=head_dim is not None)
+    return Target(net, widths, True, options["coordinates"], infinite_heads and not both), sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
@@ -171,32 +181,7 @@ def _is_given(name: str) -> bool:
     return get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _built_in(options: dict[str, Any], draws: int, both: bool, backend: Backend) -> Target:
-    for option, values in (("--bind", options["binds"]), ("--arg", options["arguments"])):
-        if values:
-            raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
-    model = {name: options[name] for name in LAYER}
-    width, head_dim, token, infinite_heads = (model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads"))
-    tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
-    if activation != "clip" and _is_given("clip"):
-        raise UsageError(f"--clip {model['clip']:g} is for --activation clip, not {activation}")
-    if head_dim is not None and head_dim > width:
-        raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
-    if token > tokens:
-        raise UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
-    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
-    limit = dict.fromkeys(widths, math.inf)
-    if infinite_heads and not both and widths != limit:
-        raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
-    if both and not infinite_heads:
-        _refuse_limit("--width", widths)
-    # about the memory that the layer needs, whatever its plan: what does not fit is not planned
-    coordinates = 0.0 if width == math.inf or activation in ("identity", "clip") else width  # those that are drawn
-    size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
-    sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
-    cost = CommandCost(size).checked(sizes)
-    net = layer(**model, token=token - 1, low_rank=head_dim is not None)
-    if draws and (both or widths != limit):  # a limit needs no draws
-        sampled = sampling_cost(net, [widths, limit][: 1 + both], draws, backend)
-        cost = CommandCost(sampled.bytes + size, sampled.seconds).checked(sizes)
-    return Target(net, widths, True, options["coordinates"], infinite_heads and not both, cost.seconds)
+def _written(sizes: dict[str, Any]) -> str:
+    """Those of these options that the command line has; all of them if it has none."""
+    given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
+    return " and ".join(f"--{name} {size}" for name, size in given.items())

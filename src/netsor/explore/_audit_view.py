@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..studies.audit import AuditStudy, joined, result_of
@@ -86,18 +87,14 @@ class AuditViewRequest:
         return [self._request(*step) for step, _ in itertools.groupby(wanted)]
 
     def views(self, tell: Tell = lambda *_: None) -> Iterator[View]:
-        """A view after each step, the last of them with all that can be had in the time that there is.
-
-        A view has a panel for each quantity against depth, findings and numbers of the output; `tell` receives the
-        progress.
-        """
+        """A view after each step, the last of them with all that can be had in the time that there is."""
         view: View | None = None
         for request in self.steps:
             seconds = _seconds(request)
             if seconds > (PATIENT if self.sharp else MAX_SECONDS if view is None else LATER):
                 models = join_words([model.name for model in request.models])
                 at = f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
-                long = f"{at} would take about {_time(seconds)}, too long for a page"
+                long = f"{at} would take about {in_time(seconds)}, too long for a page"
                 if view is None:
                     raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
                 yield view._replace(notes=(*view.notes, f"{long}; the Python below does it"))
@@ -126,7 +123,7 @@ class AuditViewRequest:
         words = {audit.model.vocabulary for audit in result.audits}
         yield from (f"a uniform prediction has loss ln V = {np.log(v):.4f}" for v in words if v)
         if not self.sharp:
-            yield f"Sharper takes about {_time(_seconds(replace(self, sharp=True).steps[-1]))}"
+            yield f"Sharper takes about {in_time(_seconds(replace(self, sharp=True).steps[-1]))}"
 
 
 def _seconds(request: Request) -> float:
@@ -142,17 +139,17 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     AuditStudy(request).estimate()  # which refuses what does not fit in memory
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
     total = sum(case.draw.seconds * draws for case, draws in keys if (case, draws) not in _kept)
-    done, measured = 0.0, []
+    done, each, measured = 0.0, 0.0, []
+
+    def report(drawn: int, _: int) -> None:
+        tell(seconds * ((done + each * drawn) / total), seconds)
+
     for case, draws in keys:
         if (case, draws) not in _kept:
-            tasks, arrays = request.tasks(case), []
+            tasks, arrays, each = request.tasks(case), [], case.draw.seconds
             for task in tasks:
-
-                def report(drawn: int, _: int, one: float = case.draw.seconds, before: float = done) -> None:
-                    tell(seconds * ((before + one * drawn) / total), seconds)
-
                 arrays.append(task.run(report))
-                done += case.draw.seconds * task.draws
+                done += each * task.draws
             while len(_kept) >= CACHED_SUBJECTS:
                 del _kept[next(iter(_kept))]
             _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
@@ -174,10 +171,6 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
     floor = None if log or every.min() < 0 else 0.0
     return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
-
-
-def _time(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60):,} min"
 
 
 UNCHANGED = "unchanged"
@@ -202,14 +195,11 @@ class Variant:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """What is changed in the model, as `Transformer.replace` takes it; the name says what was chosen.
-
-        Another std leaves depth scaling as it is: the last matrices keep their ratio to the others of their branch.
-        """
+        """What is changed in the model, as `Transformer.replace` takes it; the name says what was chosen."""
         model, fields = self._base, [text.strip() for text in self.fields.split(",") if text.strip()]
         changes: dict[str, Any] = {} if self.std is None else {"std": self.std}
         blocks = model.layers + model.decoder_layers
-        for last, first in (("o", "v"), ("out", "in")):
+        for last, first in (("o", "v"), ("out", "in")):  # another std leaves the ratio of the last matrices as it is
             base, own = getattr(model, f"std_{first}"), getattr(model, f"std_{last}")
             ratio = {"on": 1 / math.sqrt(2 * blocks), "off": 1.0}.get(self.depth, own / base if base else 1.0)
             wanted = (base if self.std is None else self.std) * ratio

@@ -20,20 +20,15 @@ from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Target, layer_view, text
 from ._view import View, error_text, markup, view_html
 
 Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
+Links = Callable[[View, str], str]  # to the files of a view, whose name is given
 PASTED = Path("config.json")  # where a static page keeps a pasted configuration, in its own memory
 SAME, SECOND = "the same model, changed as below", "second_"
 START = {"heads": 1, "width": 16}  # of one layer: the three densities are far apart
 AUDITS = ("model", "audit")  # forms whose answers take long
 
 
-def answer(
-    kind: str,
-    content: str,
-    emit: Emit,
-    target: Target | None = None,
-    links: Callable[[View, str], str] = lambda view, name: "",
-) -> None:
-    """Answer a form, whose values are JSON: emit HTML, progress or an error. `links` are those to files of a view."""
+def answer(kind: str, content: str, emit: Emit, target: Target | None = None, links: Links | None = None) -> None:
+    """Answer a form, whose values are JSON: emit HTML, progress or an error."""
 
     def tell(done: float, total: float) -> None:
         emit("progress", f"{done / total if total else 0.0:.3f}")
@@ -54,16 +49,14 @@ def answer(
             else:
                 views = [target.view(arguments, widths, int(values["output"] or 0), values["draws"])]
         for view in views:
-            saved = links(view, kind)
-            if view.more is None or not values.get("distances"):
-                emit("html", view_html(view, view.rows, saved=saved))
-                continue
-            emit("html", view_html(view, view.rows, "KL …", saved))  # distances take longer than a picture
-            try:
-                rows, wrong = view.more(), ""
-            except ValueError as error:
-                rows, wrong = {}, f"KL: {error_text(error)}"
-            emit("html", view_html(view, {**view.rows, **rows}, wrong, saved))
+            saved, more, wrong = links(view, kind) if links else "", {}, ""
+            if view.more is not None and values.get("distances"):  # they take longer than a picture
+                emit("html", view_html(view, waiting="KL …", saved=saved))
+                try:
+                    more = view.more()
+                except ValueError as error:
+                    wrong = f"KL: {error_text(error)}"
+            emit("html", view_html(view, more, wrong, saved))
     except ConnectionError:  # nobody listens
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
@@ -103,14 +96,14 @@ def form(kind: str, only: Sequence[str] | None = None, local: bool = False, targ
     fixed = {"slow": kind in AUDITS, "start": START, "same": SAME, "second": SECOND, "unchanged": UNCHANGED}
     values = {"widths": WIDTHS, "head_dims": HEAD_DIMS, "clips": CLIPS, "stds": STDS, "activations": ACTIVATIONS}
     values |= {"sigmas": [round(0.05 * k, 2) for k in range(81)], "models": [*names()], "recipes": [*RECIPES]}
-    functions = {"json": json.dumps, "choices": _choices}
+
+    def choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
+        """What a slider moves over: values as JSON has them, and the words for them."""
+        return [("inf" if value == inf else value, unset if value is None else text(value)) for value in values]
+
+    functions = {"json": json.dumps, "choices": choices}
     page = template(Path(__file__).with_name("_forms.html"))
     return str(page.render(kind=kind, only=only, local=local, target=target, **fixed, **values, **functions))
-
-
-def _choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
-    """What a slider moves over: values as JSON has them, and the words for them."""
-    return [("inf" if value == inf else value, unset if value is None else text(value)) for value in values]
 
 
 def local_page(target: Target | None) -> str:

@@ -38,104 +38,91 @@ GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for 
 IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
 
 
-class Named(NamedTuple):
-    """A law, how it is called on the page, how its curve looks, and the Python that makes it."""
+Limit = Callable[[int], Law]  # of a number of draws, which it may not need: a limit that costs nothing
 
+
+class Named(NamedTuple):
+    """A law: its name in the code, which is also how its curve looks; its label; and the Python that makes it."""
+
+    name: str  # "law", "limit" or "gaussian"
     label: str
-    look: str
     law: Law
     source: str
 
-    @property
-    def variable(self) -> str:
-        """Its name in the code of the view."""
-        return "law" if self.look == "finite" else self.look
-
 
 def law_view(
-    net: Program,
-    widths: Mapping[str, float],
-    wanted: int | None,
-    lines: list[str],
-    closed: Callable[[int], Law] | None = None,
+    net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str], closed: Limit | None = None
 ) -> View:
-    """The law at these widths, its limit if it has one, and a Gaussian; `closed` is a limit whose draws cost nothing.
-
-    The Gaussian is that of infinitely many heads, or that of equal variance. `lines` of Python make the program `net`.
-    """
+    """The law, its limit and the Gaussian of many heads or of equal variance; `lines` of Python make the program."""
     end = dict.fromkeys(widths, inf)
-    at_infinity = bool(widths) and dict(widths) == end
-    plan = net.plan(**widths)  # type: ignore[arg-type]
-    plans, notes = [plan], []
-    if closed is None and widths and not at_infinity:
+    sides: dict[str, Mapping[str, float]] = {"law": widths, "limit": end}
+    if not widths or widths == end:
+        del sides["law" if widths else "limit"]
+    plans, notes = [net.plan(**widths)], []  # type: ignore[arg-type]
+    if closed is None and len(sides) == 2:
         try:
             plans.append(net.plan(**end))  # type: ignore[arg-type]
         except (NoLimitError, ExactError) as error:
+            del sides["limit"]
             notes.append(f"no limit to compare with: {error}")
     draws, note = afford(plans, wanted)
-
-    def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
-        free = closed if look == "limit" else None
-        law = free(draws) if free else cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
-        sizes = "".join(f"{name}={width_code(width)}, " for name, width in widths.items())
-        return Named(label, look, law, f"net.law({sizes}draws={draws:_})")
-
-    at = ", ".join(f"{name} = {text(width)}" for name, width in widths.items())
-    laws = [] if at_infinity else [named(at or "the law", "finite", widths)]
-    if at_infinity or closed is not None or len(plans) == 2:
-        limit = named("the limit", "limit", end)
-        if laws and not limit.law._has_density:
-            notes.append(f"in the limit it is always {limit.law.mean():g}")
+    laws: list[Named] = []
+    for name, at in sides.items():
+        free = closed if name == "limit" else None
+        law = free(draws) if free else cast(Law, net.law(draws=draws, progress=False, **at))  # type: ignore[arg-type]
+        label = ", ".join(f"{k} = {text(width)}" for k, width in at.items()) or "the law"
+        label = "the limit" if name == "limit" else label
+        sizes = "".join(f"{k}={width_code(width)}, " for k, width in at.items())
+        if laws and not law._has_density:
+            notes.append(f"in the limit it is always {law.mean():g}")
         else:
-            laws.append(limit)
+            laws.append(Named(name, label, law, f"net.law({sizes}draws={draws:_})"))
     last = laws[-1]
     if isinstance(last.law, HeadSum):
-        laws.append(Named("infinitely many heads", "gaussian", last.law.infinite_heads(), "limit.infinite_heads()"))
+        laws.append(Named("gaussian", "infinitely many heads", last.law.infinite_heads(), "limit.infinite_heads()"))
         # with H heads the excess kurtosis of the limit is that of one head over H
         enough = math.floor(last.law.kurtosis() * last.law.heads / GAUSSIAN_KURTOSIS) + 1
         below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
         notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
     else:
-        made = f"{last.variable}.gaussian()"
-        laws.append(Named("the Gaussian of its variance", "gaussian", last.law.gaussian(), made))
-    panels, rows = _panels(laws), _rows(laws)
-    shown = dict.fromkeys([*filter(None, [note, *notes]), *(each for named in laws for each in named.law.notes)])
+        made = f"{last.name}.gaussian()"
+        laws.append(Named("gaussian", "the Gaussian of its variance", last.law.gaussian(), made))
+    pairs = list(itertools.pairwise(laws))
 
     def distances() -> Rows:
         """KL from each law to the next: how far the width is from its limit, and the limit from a Gaussian."""
-        pairs = itertools.pairwise(laws)
         return {f"KL to {other.label}": {one.label: kl(one.law, other.law)} for one, other in pairs}
 
-    names = [named.variable for named in laws]
     drawn = [*laws[:-2], laws[-1], laws[-2]]  # the limit on top
     code = [
         *lines,
-        *(f"{named.variable} = {named.source}" for named in laws),
-        f"print({', '.join(f'{name}.with_error.kurtosis()' for name in names[:-1])})",
-        f"print({', '.join(f'ns.kl({one}, {other})' for one, other in itertools.pairwise(names))})",
-        f"ns.plot({', '.join(each.variable for each in drawn)}, labels={[each.label for each in drawn]})",
+        *(f"{each.name} = {each.source}" for each in laws),
+        f"print({', '.join(f'{each.name}.with_error.kurtosis()' for each in laws[:-1])})",
+        f"print({', '.join(f'ns.kl({one.name}, {other.name})' for one, other in pairs)})",
+        f"ns.plot({', '.join(each.name for each in drawn)}, labels={[each.label for each in drawn]})",
         "plt.savefig('laws.png')",
     ]
-    return View(panels, rows, "\n".join(code), tuple(shown), str(plan), more=distances)
+    shown = dict.fromkeys([*filter(None, [note, *notes]), *(line for each in laws for line in each.law.notes)])
+    return View(_panels(laws), _rows(laws), "\n".join(code), tuple(shown), str(plans[0]), more=distances)
 
 
 def _rows(laws: list[Named]) -> Rows:
     """The numbers of each law; the mean only if one is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
-    for named in laws:
-        known = named.law.with_error
-        rows["mean"][named.label], rows["variance"][named.label] = known.mean(), known.var()
-        rows["excess kurtosis"][named.label] = "0" if named.look == "gaussian" else known.kurtosis()
+    for name, label, law, _ in laws:
+        known = law.with_error
+        rows["mean"][label], rows["variance"][label] = known.mean(), known.var()
+        rows["excess kurtosis"][label] = "0" if name == "gaussian" else known.kurtosis()
     if not any(rows["mean"].values()):
         del rows["mean"]
-    for named in laws:
-        for at, mass in named.law.atoms[:3]:
-            rows.setdefault(f"P(y = {at:.4g})", {})[named.label] = mass
-    for name, row in rows.items():
+    for _, label, law, _ in laws:
+        for at, mass in law.atoms[:3]:
+            rows.setdefault(f"P(y = {at:.4g})", {})[label] = mass
+    for quantity, row in rows.items():
         for value in row.values():
             if isinstance(value, Estimate) and not math.isfinite(value.value):
-                raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
-    return rows | {"status": {named.label: named.law.status for named in laws}}
+                raise ValueError(f"the {quantity} is {value.value}: this law has none, or it leaves double precision")
+    return rows | {"status": {label: law.status for _, label, law, _ in laws}}
 
 
 def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
@@ -161,21 +148,21 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     """Densities above; below, what they differ by from the limit, where the eye can see it."""
-    centre = laws[0].law.mean()
-    reach = DENSITY_STDS * max(named.law.std() for named in laws)
-    if not (math.isfinite(centre) and math.isfinite(reach)):
+    first = laws[0].law
+    centre, reach = first.mean(), DENSITY_STDS * max(each.law.std() for each in laws)
+    if not math.isfinite(centre + reach):
         raise ValueError("the numbers leave double precision: less extreme values are needed")
-    if not laws[0].law._has_density:
-        points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
+    if not first._has_density:
+        points = ", ".join(f"{at:g}" for at, _ in first.atoms[:3])
         raise ValueError(f"the output is always {points}: its law has no density to show")
     y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
     curves = []
-    for named in laws:
-        value, error = (np.asarray(part, dtype=np.float64) for part in named.law.with_error.pdf(y))
+    for name, label, law, _ in laws:
+        value, error = (np.asarray(part, dtype=np.float64) for part in law.with_error.pdf(y))
         if not np.isfinite(value).all():
             raise ValueError("the density leaves double precision: less extreme values are needed")
         band = (value - error, value + error) if error.any() and np.isfinite(error).all() else ()
-        curves.append(Curve(named.label, named.look, y, value, band))
+        curves.append(Curve(label, name, y, value, band))
     base = next((c for c in curves if c.look == "limit"), curves[-1])
     below = tuple(c._replace(y=c.y - base.y, band=tuple(edge - base.y for edge in c.band)) for c in curves)
     return (
@@ -195,11 +182,7 @@ def width_code(width: float) -> str:
 
 
 def layer_view(width: float = 256, head_dim: float | None = None, draws: int | None = None, **given: Any) -> View:
-    """The law of one layer of the paper at these widths, its limit, and the Gaussian of infinitely many heads.
-
-    The head dimension is the width if None, and draws are as many as are quick; the others are arguments of
-    `ns.paper.layer`.
-    """
+    """The view of one layer of the paper; other arguments are those of `ns.paper.layer`."""
     if head_dim is not None and head_dim > width:
         raise ValueError(f"head dimension {text(head_dim)} must be at most the width {text(width)}")
     default = inspect.signature(layer).parameters
@@ -266,22 +249,17 @@ class Target:
             named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 continue
+            size = abs(value) or 1.0
+            low, high, step = 0.0 if value >= 0 else -4 * size, 4 * size, size / 20
             if isinstance(value, int):
-                low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
-                numeric.append(Slider(name, value, low, high, 1))
-            else:
-                size = abs(value) or 1.0
-                numeric.append(Slider(name, value, 0.0 if value >= 0 else -4 * size, 4 * size, size / 20))
+                low, high, step = 1 if value > 0 else 4 * value, max(4 * value, 8), 1
+            numeric.append(Slider(name, value, low, high, step))
         return numeric
 
     def view(
         self, arguments: Mapping[str, Any], widths: Mapping[str, float], output: int = 0, draws: int | None = None
     ) -> View:
-        """The law of one output at these widths, its limit if it has one, and a Gaussian.
-
-        Outputs are those of the part that FILE:PROGRAM[i] names, or of the whole; draws are as many as are quick, if
-        None.
-        """
+        """The view of one output, of the part that FILE:PROGRAM[i] names or of the whole."""
         net = self.build(arguments)
         part = net if self.part is None else net[self.part]
         several = isinstance(part.output, tuple)

@@ -26,7 +26,7 @@ MOST_DECADES = 8.0  # of a logarithmic axis
 # What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
 # widths, a colour for each of two, whose limits are dashed
 LOOKS: dict[str, tuple[str, Any, float]] = {
-    "finite": (VERMILLION, DOTTED, 1.9),
+    "law": (VERMILLION, DOTTED, 1.9),
     "limit": (BLUE, "-", 1.4),
     "gaussian": (BLACK, DASHED, 1.1),
     "band": (VERMILLION, "-", 1.4),
@@ -114,28 +114,24 @@ def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
     with styled():
         figure = Figure(figsize=(COLUMN * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=shares).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
-            _draw(axes, panel)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
+        for axes, panel in zip(grid, panels, strict=False):
+            left, right, bottom, top = panel.reach()
+            for curve in panel.curves:
+                colour, line, thick = LOOKS[curve.look]
+                marker = "o" if len(curve.x) == 1 else None
+                axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
+                if curve.band:
+                    axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.2, lw=0)
+            if panel.legend:
+                top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
+                axes.legend(loc="upper left")
+            scale, ends = ("log", (10**bottom, 10**top)) if panel.log else ("linear", (bottom, top))
+            axes.set(
+                title=panel.title, xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), yscale=scale, ylim=ends
+            )
         return rendered(figure, kind)[0]
-
-
-def _draw(axes: Any, panel: Panel) -> None:
-    left, right, bottom, top = panel.reach()
-    for curve in panel.curves:
-        colour, line, thick = LOOKS[curve.look]
-        marker = "o" if len(curve.x) == 1 else None
-        axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
-        if curve.band:
-            axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.2, lw=0)
-    if panel.legend:
-        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
-        axes.legend(loc="upper left")
-    if panel.log:
-        axes.set_yscale("log")
-        bottom, top = 10**bottom, 10**top
-    axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
 
 
 WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
@@ -173,6 +169,9 @@ def _places(panel: Panel) -> dict[str, Any]:
     def up(y: Any) -> Any:
         return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
 
+    def number(value: float) -> str:
+        return f"{value:.4g}".replace("-", "−")
+
     curves = []
     for curve in panel.curves:
         at = panel.up(curve.y)
@@ -185,8 +184,8 @@ def _places(panel: Panel) -> dict[str, Any]:
     marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
     return {
         "curves": curves,
-        "ticks_x": [(across(value), _number(value)) for value in ticks(left, right)],
-        "ticks_y": [(up(value), _number(10**value if panel.log else value)) for value in marks],
+        "ticks_x": [(across(value), number(value)) for value in ticks(left, right)],
+        "ticks_y": [(up(value), number(10**value if panel.log else value)) for value in marks],
         "box": {"left": LEFT, "right": WIDE - RIGHT, "above": above, "floor": floor},
         "size": (WIDE, round(floor + BELOW)),
         "entries": [round(ABOVE + LINE * (k - 0.2) + 6, 1) for k in range(len(curves))] if panel.legend else [],
@@ -203,10 +202,6 @@ def _path(x: Floats, y: Floats) -> str:
     return "".join(parts)
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")
-
-
 def error_text(error: BaseException) -> str:
     """What an error says, in one line, for the page."""
     text = " ".join(str(error).split())
@@ -215,11 +210,6 @@ def error_text(error: BaseException) -> str:
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
-def view_html(view: View, rows: Rows, waiting: str = "", saved: str = "") -> str:
-    """What a page shows of a view; `waiting` ends the table, and `saved` are links to files."""
-    return str(markup().answer(view, as_svg(view.panels), table(rows, waiting) if rows else "", saved))
-
-
-def table(rows: Rows, waiting: str = "") -> str:
-    """The numbers, a column for each law; pointing at one shows all of its digits. `waiting` ends the table."""
-    return str(markup().table(rows, list(dict.fromkeys(name for row in rows.values() for name in row)), waiting))
+def view_html(view: View, more: Rows | None = None, waiting: str = "", saved: str = "") -> str:
+    """What a page shows of a view; `more` rows and `waiting` end the table, and `saved` are links to files."""
+    return str(markup().answer(view, as_svg(view.panels), view.rows | (more or {}), waiting, saved))

@@ -12,8 +12,8 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _process_pool
-from netsor.studies.coord_check._document import CoordCheck, size_table
 from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
+from netsor.studies.coord_check._results import CoordCheck, size_table
 from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged
 
 from ...inline import Inline

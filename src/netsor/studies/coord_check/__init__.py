@@ -21,9 +21,8 @@ from ...optim import NAMED
 from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
-from ._document import CoordCheck
-from ._measurements import Check
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
+from ._results import Check, CoordCheck
 
 __all__ = ["coord_check"]
 
@@ -158,38 +157,28 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
-        tasks = {case: self.tasks_of(case) for case in self.cases if not case.empty}
-        numbers = {case: np.concatenate([run[task]["numbers"] for task in some]) for case, some in tasks.items()}
-        checks = [_check(self.request, rule, numbers) for rule in self.request.checks]
-        return CoordCheck(self.request, checks, *self.spent(run))
+        sizes: dict[CheckCase, dict[Entry, Floats]] = {}  # √(mean square) of everything, and |loss|
+        for case in self.cases:
+            if not case.empty:
+                numbers = np.concatenate([run[task]["numbers"] for task in self.tasks_of(case)])
+                columns = zip(case.entries, numbers.T, strict=True)
+                sizes[case] = {e: np.abs(x) if e.name == "loss" else np.sqrt(np.maximum(x, 0.0)) for e, x in columns}
+        return CoordCheck(self.request, [self._check(rule, sizes) for rule in self.request.checks], *self.spent(run))
 
-
-def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Floats]) -> Check:
-    cases = request.cases(rule)
-    finite = [case for case in cases if math.isfinite(case.width)]
-    every = [_sizes(case, numbers) for case in finite]
-    if request.axis == "depth":
-        every = [_select_depths(sizes, case.model.layers) for sizes, case in zip(every, finite, strict=True)]
-    draws = {entry: [sizes[entry] for sizes in every] for entry in every[0]}
-    if len(finite) == len(cases):
-        return Check(request, rule, draws, None, {})
-    infinite = cases[-1]
-    if infinite not in numbers:
-        return Check(request, rule, draws, {}, infinite.refused)
-    limit = _sizes(infinite, numbers)
-    for entry, size in limit.items():  # changes that are 0 but for rounding are 0
-        before = limit.get(entry._replace(what=SIZE, step=None))
-        if entry.what == CHANGE and before is not None:
-            limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
-    return Check(request, rule, draws, limit, infinite.refused, infinite.errors)
-
-
-def _sizes(case: CheckCase, numbers: dict[CheckCase, Floats]) -> dict[Entry, Floats]:
-    """√(mean square) of everything, and |loss|."""
-    return {
-        entry: np.abs(column) if entry.name == "loss" else np.sqrt(np.maximum(column, 0.0))
-        for entry, column in zip(case.entries, numbers[case].T, strict=True)
-    }
+    def _check(self, rule: Parametrisation, sizes: dict[CheckCase, dict[Entry, Floats]]) -> Check:
+        cases = self.request.cases(rule)
+        finite = [case for case in cases if math.isfinite(case.width)]
+        deep, last = self.request.axis == "depth", cases[-1]
+        every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
+        draws = {entry: [some[entry] for some in every] for entry in every[0]}
+        if last in finite:
+            return Check(self.request, rule, draws)
+        limit = sizes.get(last, {})
+        for entry, size in limit.items():  # changes that are 0 but for rounding are 0
+            before = limit.get(entry._replace(what=SIZE, step=None))
+            if entry.what == CHANGE and before is not None:
+                limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
+        return Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {})
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:

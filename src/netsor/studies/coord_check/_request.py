@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -35,63 +36,50 @@ from .._training import FEWEST, TrainingCase, TrainingRequest, call_build, sizes
 DRAWS = 32
 TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
 MOST_LAYERS = 200
+MOST_LR = 1e12
+LETTERS = {"width": "n", "depth": "L"}  # as formulas have them
 SIZE, CHANGE, UPDATE = "size", "change", "update"
+IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations that a model of one block numbers too
 
 
 class Entry(NamedTuple):
-    """A number that is measured: what it is, of which activation or kind of weight, after which block.
-
-    `step` counts the steps of a change before the last one; None: after all steps.
-    """
+    """A number that is measured: what it is, of which activation or kind of weight, after which block."""
 
     what: str
     name: str
     block: int | None = None
-    step: int | None = None
+    step: int | None = None  # that a change is after; None: all of them
+
+
+class Watched(NamedTuple):
+    """An activation that is measured, and which of its entries count; None: all."""
+
+    name: str
+    block: int | None
+    value: Value
+    mask: Bools | None
 
 
 class Network(NamedTuple):
     """A network with its loss, and what is measured in it."""
 
-    watched: Mapping[str, tuple[Value, ...]]
-    masks: tuple[Bools | None, ...]  # of the scores, which entries count
+    watched: list[Watched]
     loss: Scalar
-    acts: tuple[WeightUse, ...]
+    acts: Sequence[WeightUse]
     rates: Any  # as `ns.step` takes them
     eps: Any = 0.0  # of Adam: for all weights, or by weight
-    again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
     parameters: list[Weight | Vector] | None = None  # what moves; None: all matrices
-
-    def mask(self, name: str, block: int | None) -> Bools | None:
-        """Which entries of a watched value count; None: all."""
-        return self.masks[(block or 1) - 1] if name == "scores" and self.masks else None
-
-    def kept(self) -> list[tuple[str, int | None, Value]]:
-        """What is measured, one after the other."""
-        return [
-            (name, k if len(values) > 1 or name in ("scores", "attention", "mlp", "stream") else None, value)
-            for name, values in self.watched.items()
-            for k, value in enumerate(values, 1)
-        ]
+    loss_of: Callable[[Vector], Scalar] | None = None  # the loss of the logits, watched last; None: as it was written
 
 
-def of_model(
-    model: Transformer,
-    ids: tuple[int, ...],
-    targets: tuple[int, ...],
-    rates: Mapping[str, float],
-    eps: Mapping[str, float],
-    vectors: tuple[str, ...] = (),
-) -> Network:
-    """A transformer; `rates` and `eps` are those of its kinds of weights. Biases and gains have those of embeddings."""
-    network = training(model, ids, targets, vectors)
-    batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
-    logits = (model.vocabulary or 0) * mean_dot(network.logits, batch)
-    watched = {**network.watched, "logits": (logits,), "vocabulary": (network.logits,)}
-    kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
-    lr = {parameter: rates[kind] for parameter, kind in kinds.items()}
-    small = {parameter: eps[kind] for parameter, kind in kinds.items() if kind in eps}
-    return Network(watched, network.masks, network.loss, network.acts, lr, small, network.loss_of, network.parameters)
+def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]) -> list[Watched]:
+    """The activations, one after the other; `masks` are those of the scores."""
+    blocks = [name for name, some in values.items() if len(some) > 1 or name in IN_BLOCKS]
+    return [
+        Watched(name, k if name in blocks else None, value, masks[k - 1] if name == "scores" and masks else None)
+        for name, some in values.items()
+        for k, value in enumerate(some, 1)
+    ]
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
@@ -101,63 +89,56 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
     loss = net.output
     if not isinstance(loss, Scalar) or loss.shape:
         raise ValueError(f"{net.name} must return its loss, one scalar; it returned {loss!r}")
-    watched: dict[str, tuple[Value, ...]] = {}
-    masks: list[Bools | None] = []
+    values: dict[str, list[Value]] = {}
     for probe in net.probes:
-        watched[probe.name] = (*watched.get(probe.name, ()), probe.value)
-        if probe.name == "scores":
-            masks.append(probe.mask)
-    applied = [value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul)]
-    weights = list(dict.fromkeys(applied))  # in the order in which they act
-    given = [source.name for source in weights]
-    names = {
-        source: source.name if source.name is not None and given.count(source.name) == 1 else f"weight {k}"
-        for k, source in enumerate(weights, 1)
-    }
+        values.setdefault(probe.name, []).append(probe.value)
+    masks = [probe.mask for probe in net.probes if probe.name == "scores"]
+    applied = (value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul))
+    names = {source: source.name or "" for source in dict.fromkeys(applied)}  # in the order in which they act
+    given = Counter(names.values())
+    for k, (source, name) in enumerate(names.items(), 1):
+        names[source] = name if name and given[name] == 1 else f"weight {k}"
     acts = []
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
         if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
             acts.append(WeightUse(None, names[value.op.weight.source], value))
-    return Network(watched, tuple(masks), loss, tuple(acts), rates, eps)
+    return Network(_watched(values, masks), loss, acts, rates, eps)
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
     """The squares of all that is measured; of the loss, itself and its change. Changes after fewer steps come last."""
-    kept, acted = net.kept(), [act.value for act in net.acts]
-    every = [*(value for _, _, value in kept), *acted, *([net.loss] if net.again is None else [])]
-    *earlier, after = _after_steps(net, every, optimiser, steps)
+    count = len(net.watched)
+    values = [*(w.value for w in net.watched), *(act.value for act in net.acts), *([] if net.loss_of else [net.loss])]
+    *earlier, last = _after_steps(net, values, optimiser, steps)
+
+    def loss_change(after: list[Any]) -> Any:
+        return (after[-1] if net.loss_of is None else net.loss_of(after[count - 1])) - net.loss
+
     squares: dict[Entry, Scalar] = {}
-    for (name, block, before), new in zip(kept, after, strict=False):
-        squares[Entry(SIZE, name, block)] = square(before, net.mask(name, block))
-        squares[Entry(CHANGE, name, block)] = square(new - before, net.mask(name, block))
-    for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
+    for (name, block, before, mask), new in zip(net.watched, last, strict=False):
+        squares[Entry(SIZE, name, block)] = square(before, mask)
+        squares[Entry(CHANGE, name, block)] = square(new - before, mask)
+    for act, new in zip(net.acts, last[count:], strict=False):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
-            squares[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
-    squares |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): _loss(net, kept, after) - net.loss}
-    for number, some in enumerate(earlier, 1):
-        for (name, block, before), new in zip(kept, some, strict=False):
-            squares[Entry(CHANGE, name, block, number)] = square(new - before, net.mask(name, block))
-        squares[Entry(CHANGE, "loss", None, number)] = _loss(net, kept, some) - net.loss
+            squares[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value)
+    squares |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): loss_change(last)}
+    for step_number, after in enumerate(earlier, 1):
+        for (name, block, before, mask), new in zip(net.watched, after, strict=False):
+            squares[Entry(CHANGE, name, block, step_number)] = square(new - before, mask)
+        squares[Entry(CHANGE, "loss", None, step_number)] = loss_change(after)
     return squares
 
 
-def _after_steps(net: Network, every: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
+def _after_steps(net: Network, values: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
     """Values after each step."""
     if steps == 1 and not net.eps:
-        return [step(every, net.loss, net.rates, optimiser, net.parameters)]
+        return [step(values, net.loss, net.rates, optimiser, net.parameters)]
     rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
     eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
     by = {key: NAMED[optimiser].memory(rate, eps.get(key, 0.0)) for key, rate in rates.items()}
-    return train(every, net.loss, by, steps, net.parameters)[1:]
-
-
-def _loss(net: Network, kept: list[tuple[str, int | None, Value]], after: list[Any]) -> Any:
-    """The loss after a step."""
-    if net.again is None:
-        return after[-1]
-    return net.again(after[[name for name, _, _ in kept].index("vocabulary")])
+    return train(values, net.loss, by, steps, net.parameters)[1:]
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:
@@ -167,30 +148,27 @@ def joined(entries: Mapping[Entry, Scalar]) -> Program:
 
 def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """What has a limit at n = ∞, and why all else has none that is known here."""
+    refused: dict[Entry, str] = {}
     try:
         joined(entries).plan(n=inf)
-        return dict(entries), {}
     except ExactError:
-        kept, refused = {}, {}
         for entry, number in entries.items():
             try:
                 Program(number).plan(n=inf)
-                kept[entry] = number
             except ExactError as error:
                 refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
-        return kept, refused
+    return {entry: number for entry, number in entries.items() if entry not in refused}, refused
 
 
-def square(x: Any, mask: Bools | None) -> Scalar:
+def square(x: Any, mask: Bools | None = None) -> Scalar:
     """The mean square of the coordinates of all vectors, or of all scalars that count."""
     if isinstance(x, Vector):
         one = x.reshape(-1)[:, None]
         return mean_dot(one, one).mean()
     squares: Scalar = x * x
-    if mask is None or mask.all():
-        return squares.mean()
-    counted: Scalar = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
-    return counted.mean()
+    if mask is not None and not mask.all():
+        squares = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
+    return squares.mean()
 
 
 @dataclass(frozen=True)
@@ -202,16 +180,24 @@ class CheckCase(TrainingCase):
 
     @property
     def network(self) -> Network:
-        """What is measured, and the loss."""
+        """What is measured, and the loss. Biases and gains of a model have the learning rate and eps of embeddings."""
         if self.model is not None:
-            return of_model(self.model, self.ids, self.targets, dict(self.rates), dict(self.eps), self.vectors)
+            net, vocabulary = training(self.model, self.ids, self.targets, self.vectors), self.model.vocabulary or 0
+            batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
+            logits = vocabulary * mean_dot(net.logits, batch)
+            watched = _watched({**net.watched, "logits": [logits], "vocabulary": [net.logits]}, net.masks)
+            kinds: dict[Any, str] = {**net.kinds(), **dict.fromkeys(net.vectors, "embedding")}
+            lr, eps = dict(self.rates), dict(self.eps)
+            rates = {parameter: lr[kind] for parameter, kind in kinds.items()}
+            small = {parameter: eps[kind] for parameter, kind in kinds.items() if eps}
+            return Network(watched, net.loss, net.acts, rates, small, net.parameters, net.loss_of)
         built = call_build(self.own.model, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
-        net, rates = built if isinstance(built, tuple) else (built, self.own.lr)
-        if not isinstance(net, Program):
-            allowed = f"a function of the width that returns a Program, not {shown(net)}"
-            raise ArgumentError("model", self.own.model, allowed)
-        return of_program(net, rates, self.own.eps)
+        program, rates = built if isinstance(built, tuple) else (built, self.own.lr)
+        if not isinstance(program, Program):
+            allowed = f"a function of the width that returns a Program, not {shown(program)}"
+            raise ArgumentError("model", self.own.name, allowed)
+        return of_program(program, rates, self.own.eps)
 
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
@@ -294,6 +280,8 @@ class Request(TrainingRequest):
         super().__post_init__()
         if self.lr is None:
             raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
+        if isinstance(self.lr, int | float):
+            real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
         if not (callable(self.eps) and self.own):
@@ -317,18 +305,13 @@ class Request(TrainingRequest):
         for kind, rate in rates.items():
             if kind not in KINDS:
                 raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
-            real(rate, "lr", least=0, most=1e12)
+            real(rate, "lr", least=0, most=MOST_LR)
         return {kind: float(rates.get(kind, own)) for kind in KINDS}
 
     @property
     def axis(self) -> str:
         """What changes."""
         return "depth" if len(self.depths or ()) > 1 else "width"
-
-    @property
-    def letter(self) -> str:
-        """What changes, as formulas have it."""
-        return "L" if self.axis == "depth" else "n"
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -341,11 +324,11 @@ class Request(TrainingRequest):
         if self.rules:
             return self.rules
         promise = {} if self.promise is None else self.promise
-        allowed = "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
-        if not isinstance(promise, Mapping) or not promise.keys() <= {"features", "logits"}:
-            raise ArgumentError("promise", promise, allowed)
-        if not all(isinstance(value, int | float) and -4 <= value <= 4 for value in promise.values()):
-            raise ArgumentError("promise", promise, allowed)
+        known = isinstance(promise, Mapping) and promise.keys() <= {"features", "logits"}
+        if not known or not all(isinstance(value, int | float) and -4 <= value <= 4 for value in promise.values()):
+            raise ArgumentError(
+                "promise", promise, "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+            )
         features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
         return (Parametrisation("program", "as it is written", features=features, outputs=outputs),)
 

@@ -17,9 +17,8 @@ from ...models import Transformer
 from ...optim import Optimiser
 from .._study import Run
 from .._training import TrainingStudy, subject_of
-from ._document import Transfer
-from ._optimum import Curve, Optimum, Sweep
 from ._request import DRAWS, STEPS, Request, SweepCase, SweepTask
+from ._results import Curve, Optimum, Sweep, Transfer
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
 
@@ -64,8 +63,6 @@ def transfer(
     widths : sequence of float, optional
         Of the stream; 64, 256 and 1024 unless given. Of a function, `inf` may be among them: it is then called with an
         `ns.Width`.
-    steps : int
-        The number of steps.
     lr : sequence of float, optional
         The learning rates, three or more. For a model they are those at its own width, which the parametrisation
         scales. For a function they multiply the learning rates of the optimiser. By default each width has its own, a

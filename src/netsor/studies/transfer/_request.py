@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
@@ -18,7 +19,7 @@ from ..._array_api import array_namespace
 from ..._executors import InlineExecutor
 from ..._program import Program
 from ..._validate import ArgumentError, Positive, as_floats, one_of, real, shown
-from ...engine import ExactError, NoLimitError, Sampling
+from ...engine import ExactError, NoLimitError
 from ...language import Scalar, apply, hyperparameter, train
 from ...models._training import KINDS, training
 from ...optim import NAMED, Optimiser
@@ -26,10 +27,11 @@ from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
 from .._study import DrawTask
 from .._training import TrainingCase, TrainingRequest, call_build
-from ._optimum import ADDED, GRID
 
 STEPS = 4
 DRAWS = 16
+GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
+ADDED = 4  # learning rates of a later round, a factor of 2 apart
 LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
 COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
 DIVERGED = 1e300  # the loss of a network that overflowed
@@ -62,7 +64,7 @@ class SweepCase(TrainingCase):
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
             allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
-            raise ArgumentError("model", self.own.model, allowed + shown(loss))
+            raise ArgumentError("model", self.own.name, allowed + shown(loss))
         moves = None if self.own.weights is None else self.own.weights(net)
         given = self.own.optimiser
         optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given
@@ -84,15 +86,6 @@ class SweepCase(TrainingCase):
         """Whether there is no law."""
         return bool(self.refused)
 
-    def losses(self, rate: float, how: Sampling) -> Any:
-        """The losses of all draws at a learning rate."""
-        try:
-            with np.errstate(all="ignore"):  # losses that overflow
-                (losses,) = self.program._at({**self.widths, LR: rate}).draw(how)
-        except ValueError:  # an overflow, or at infinite width expectations that do not tell a diverging loss
-            return np.full(how.draws, DIVERGED)
-        return losses
-
 
 def _finite(loss: Any) -> Any:
     """DIVERGED in place of losses that overflow."""
@@ -109,7 +102,11 @@ class SweepTask(DrawTask):
     def run(self) -> Arrays:
         """The losses, (rates, draws); all rates see the same initialisations."""
         how = self.sampling(executor=InlineExecutor())  # in this thread, where overflows raise no warning
-        losses = np.array([self.case.losses(rate, how) for rate in self.lr])
+        losses = np.full((len(self.lr), self.draws), DIVERGED)
+        for k, rate in enumerate(self.lr):
+            # an overflow raises an error, and so does infinite width if expectations do not tell a diverging loss
+            with suppress(ValueError), np.errstate(all="ignore"):
+                (losses[k],) = self.case.program._at({**self.case.widths, LR: rate}).draw(how)
         numbers = self.case.plan.random_numbers * self.draws * len(self.lr)
         return {"losses": losses, "random_numbers": np.array(numbers)}
 

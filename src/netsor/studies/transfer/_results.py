@@ -1,12 +1,13 @@
-"""What the losses of a learning-rate sweep say: the best rate at each width, and whether it moves with the width.
+"""What the losses of a sweep say: the best rate at each width, whether it moves with the width, and the report.
 
-`RULE` in `_document.py` states how. A curve gets more rates while fewer than two lie beyond its lowest point on one
-side: the best rate and those of most bootstrap samples are then inside.
+`RULE` states how. A curve gets more rates while fewer than two lie beyond its lowest point on one side: the best rate
+and those of most bootstrap samples are then inside.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +15,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ... import _document as doc
 from ..._array_api import Floats
+from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
+from ..._html import COLOUR_CLASSES
+from ..._mpl_style import MARKS
+from .._training import width_text
+from .._training_report import ByParametrisation, panels, steps_text
+from ._request import ADDED, Request
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
-GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
-ADDED = 4  # learning rates of a later round, a factor of 2 apart
 MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
 MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
 SAMPLES = 10_000  # bootstrap samples
 TOLERANCE = 0.1  # of an exponent, as in a coordinate check
 LARGEST = 1e300  # loss; 1/LARGEST is the smallest
 LEVEL = 1e-2  # of intervals; smaller ones would need more samples
+SEEN = 1.2  # times the largest loss at the smallest learning rate: a diverging loss would flatten all others
+RULE = (
+    "The loss at a learning rate is the geometric mean over initialisations, the same ones at every rate. The best "
+    "rate is the vertex of the parabola through the lowest point of the curve and its neighbours, in the logarithms of "
+    "both. Its 99 % interval is over bootstrap samples of initialisations, and reaches at least half a step of the "
+    "grid to either side. Unless you give learning rates, a width begins with seven, and gets four more at an end "
+    "while fewer than two lie beyond the lowest point. The exponent from n on is the least-squares slope of the log "
+    "best rate against the log width, over the finite widths n and above; together these intervals have 99 %. The rate "
+    f"transfers from the smallest n on for which the interval lies within ±{TOLERANCE} and no interval from a larger "
+    "width on lies outside. It shifts like n^a if every interval lies outside on the same side; a is the exponent over "
+    "all widths. Otherwise the sweep is undecided. There is no verdict if the lowest loss is at an end of the grid."
+)
 
 
 class Optimum(NamedTuple):
@@ -221,14 +239,11 @@ class Sweep:
              "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
             for width, curve in self.curves.items()
         ]  # fmt: skip
-        exponents = [
-            {"from": _plain(start), "value": value, "low": low, "high": high}
-            for start, (value, low, high) in self.exponents.items()
-        ]
+        ends = ("value", "low", "high")
         return {
             "parametrisation": self.name,
             "widths": widths,
-            "exponents": exponents,
+            "exponents": [{"from": _plain(n)} | dict(zip(ends, e, strict=True)) for n, e in self.exponents.items()],
             "verdict": self.verdict,
             "start": _plain(self.start),
             "refused": {str(_plain(width)): why for width, why in self.refused.items()},
@@ -249,3 +264,114 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     bend = np.where(right > left, right - left, 1.0)
     vertex = 0.5 * (x0 + x1) - 0.5 * left * (x2 - x0) / bend
     return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
+
+
+def _item(sweep: Sweep) -> doc.Item:
+    """The conclusion for one parametrisation, and what to do if there is none."""
+    more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
+    exponent = f"exponent {_interval(sweep.exponent)}"
+    if sweep.verdict == UNKNOWN:
+        more.append("More draws, larger widths or a finer grid settle it.")
+        text = f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
+        return doc.Item(UNDECIDED, sweep.name, text, more)
+    if sweep.verdict != OUTSIDE:
+        return doc.Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
+    for end, what in ((0, "smaller"), (-1, "larger")):
+        some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
+        if some:
+            at = f"width{'s' * (len(some) > 1)} {', '.join(map(width_text, some))}"
+            rate = f"add rates {what} than {sweep.curves[some[0]].lr[end]:.3g}"
+            more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
+    return doc.Item(UNDECIDED, sweep.name, sweep.verdict, more)
+
+
+def _status(sweep: Sweep) -> str:
+    return OK if sweep.transfers else UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
+
+
+def _interval(ends: tuple[float, float, float]) -> str:
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in ends))
+
+
+class Transfer(ByParametrisation[Sweep]):
+    """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its place; `ns.transfer` makes it.
+
+    Print it for the table; `save(folder)` writes the report, the figure and the tables.
+
+    Parameters
+    ----------
+    request : Request
+        The arguments of the sweep.
+    parts : sequence of Sweep
+        The curves of each parametrisation.
+    random_numbers, seconds : float
+        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
+    """
+
+    request: Request
+    heading, data, key = "Learning-rate transfer", "every loss", "sweeps"
+
+    @property
+    def _verdict(self) -> str:
+        return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
+
+    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        r, sweeps, steps = self.request, self.parts, steps_text(self.request)
+        name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
+        done = f"Loss after {steps}{name}{{batch}}" + ("" if r.lr is None else f", at {len(r.lr)} learning rates")
+        caption = (
+            f"Loss after {steps} against the learning rate{'' if r.own else ' at the width of the model'}: geometric "
+            "means over initialisations with two standard errors. The large marker is the best rate of its width; the "
+            "rate transfers if these markers are above each other."
+        )
+        best: list[doc.Row] = []
+        for width in r.widths:
+            cells = [Cell(str(s.best(width))) if width in s.curves else Cell("no law", status="absent") for s in sweeps]
+            best.append([f"n = {width_text(width)}", *cells])
+        for start in r.at[:-1]:
+            colours = [COLOUR_CLASSES[_status(sweep)] if start == sweep.start else "" for sweep in sweeps]
+            cells = [Cell(_interval(s.exponents[start]), status=c) for s, c in zip(sweeps, colours, strict=True)]
+            best.append([f"exponent from {width_text(start)} on" if len(r.at) > 2 else "exponent", *cells])
+        table = Table(["", *(sweep.name for sweep in sweeps)], best)
+        sections = [Section("Best learning rates with 99 % intervals", [table])]
+        for sweep in sweeps:
+            columns = [dict(zip(c.lr.tolist(), c.loss.tolist(), strict=True)) for c in sweep.curves.values()]
+            every = sorted({lr for column in columns for lr in column})
+            rows = [[f"{lr:.3g}", *(f"{col[lr]:.3g}" if lr in col else "" for col in columns)] for lr in every]
+            losses = Table(["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)], rows)
+            sections.append(Section(f"{sweep.name}: loss at each learning rate", [losses], "verbose", folded=True))
+        verdict, items = f"{r.name}: {self._verdict}", [_item(sweep) for sweep in sweeps]
+        return self._assembled(manifest, items, sections, verdict=verdict, done=done, caption=caption, rule=RULE)
+
+    def plot(self) -> Any:
+        """Loss against learning rate, a line for each width and a panel for each parametrisation; a figure."""
+        widths, every = self.request.widths, [curve.loss for sweep in self.parts for curve in sweep.curves.values()]
+        top, bottom = SEEN * max(loss[0] for loss in every), min(loss.min() for loss in every) / SEEN
+
+        def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
+            from matplotlib import colormaps  # slow to import
+
+            lines: dict[str, Any] = {}
+            for k, (width, curve) in enumerate(sweep.curves.items()):
+                colour = colormaps["viridis"](0.9 * widths.index(width) / (len(widths) - 1))
+                style = {"color": colour, "marker": MARKS[k % len(MARKS)]}
+                above = np.flatnonzero(curve.loss > top)  # of losses that diverge, the first is drawn
+                drawn = slice(next((at + 1 for at in above if at >= np.argmin(curve.loss)), None))
+                lr, loss, error = curve.lr[drawn], np.minimum(curve.loss[drawn], 10 * top), curve.error[drawn]
+                (lines[width_text(width)],) = axes.plot(lr, loss, ms=2.5, **style)
+                low, high = loss * np.exp(-2 * error), loss * np.exp(2 * np.minimum(error, 10.0))
+                axes.fill_between(lr, low, high, color=colour, alpha=0.15, lw=0)
+                axes.plot(curve.best.lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
+            verdict = re.sub(r"n\^(-?[0-9.]+)", r"$n^{\1}$", sweep.verdict)
+            axes.set(xscale="log", yscale="log", ylim=(bottom, top), title=f"{axes.get_title()} {verdict}")
+            axes.yaxis.set_major_formatter("{x:g}")
+            return lines
+
+        labels = "learning rate", f"loss after {steps_text(self.request)}"
+        return panels(self.parts, panel, labels, (0.8, 0.7), share_x=False, legend="width")
+
+    _figure = plot
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"optimiser": self.request.optimiser if isinstance(self.request.optimiser, str) else None}
