@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,13 +23,11 @@ Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates, Pairs or Random
 VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One node of the graph: the random objects, what the node returns (shapes alone), and how to add probes."""
+class Call(NamedTuple):
+    """One node of the graph: the random objects, and what the node returns, of which only shapes are known."""
 
     draws: Draws
     result: Any
-    probe: Callable[..., None]
 
     @property
     def shape(self) -> Shape:
@@ -48,10 +45,8 @@ class Call:
 
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
-        if isinstance(x, Random):
-            return self.draws.vectors(x)
         refuse_if(isinstance(x, Pairs), "pairs of coordinates that are not set end to end")
-        return settled(x) if isinstance(x, Coordinates) else x
+        return self.draws.vectors(x) if isinstance(x, Random) else settled(x) if isinstance(x, Coordinates) else x
 
     def ranked(self, *pair: Tensor) -> list[Tensor]:
         """Both settled: vectors before scalars, and scalars before numbers."""

@@ -56,11 +56,7 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     """Over the last axis of scores."""
     refuse_if(not isinstance(x, Scalars), f"of {kind(x)}: only scores, products of queries and keys, are read")
     refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
-    scores = x.unmasked
-    weights = ns.softmax(scores, None if x.allowed is None or x.allowed.all() else x.allowed)
-    call.probe("scores", scores, x.allowed)
-    call.probe("weights", weights, x.allowed)
-    return Scalars(weights)
+    return Scalars(ns.softmax(x.unmasked, None if x.allowed is None or x.allowed.all() else x.allowed))
 
 
 # Rearrangement
@@ -193,6 +189,7 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
 
 
 SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
+SOFTMAX = ("softmax", "_softmax")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
 TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
@@ -211,8 +208,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "bmm": lambda call, x, mat2: matmul(call, x, mat2),
     "addmm": lambda call, x, mat1, mat2, beta=1, alpha=1: add_matmul(call, x, mat1, mat2, beta, alpha),
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
-    "softmax": softmax,
-    "_softmax": softmax,
+    **dict.fromkeys(SOFTMAX, softmax),
     "embedding": embedding,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),

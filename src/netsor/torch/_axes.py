@@ -150,7 +150,7 @@ class Scalars:
         """The shape of the tensor."""
         return self.base.shape
 
-    @property
+    @cached_property
     def unmasked(self) -> Scalar:
         """The scalars, those that a mask takes out too."""
         return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding

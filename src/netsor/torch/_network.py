@@ -131,7 +131,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         mask = None
         if any(block is stack[0] for stack in parts.stacks):
             probes.append(probe("embedding", block.before))
-        for what, value, allowed in (probe for node in block.softmaxes for probe in reader.softmaxes.get(node, ())):
+        for what, value, allowed in (each for node in block.softmaxes for each in reader.attention(node)):
             size: Any = value.shape[-2:]
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
             mask = every[0] if mask is None else mask

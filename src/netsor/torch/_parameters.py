@@ -34,12 +34,9 @@ class Parameter:
         "constant" (one number), "fixed" (other numbers, the same in every sample), "normal", "uniform" or "truncated
         normal" (i.i.d. entries; the last two are treated as Gaussian with the same variance), "copy" (of another
         parameter, sample by sample), "orthogonal", or "unknown".
-    mean : float
-        Of the entries; 0 if it does not differ from 0 within its error.
-    std : float
-        Of the entries.
-    std_error : float
-        The standard error of `std`.
+    mean, std, std_error : float
+        Of the entries, the mean (0 if it does not differ from 0 within its error) and the standard deviation, with the
+        standard error of the latter.
     fan_in : int or None
         How many entries of the input one entry of the output sums over; None for vectors and tables.
     of : str, optional

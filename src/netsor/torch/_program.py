@@ -29,7 +29,7 @@ from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
-from ._aten_ops import apply_op
+from ._aten_ops import SOFTMAX, apply_op
 from ._axes import Coordinates, Refusal, Scalars, Vectors, settled
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
@@ -287,7 +287,6 @@ class Reader:
         self.graph, self.streams = graph, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
-        self.softmaxes: dict[Node, list[Probe]] = {}
         ids: dict[str, Any] = {}
         for node in graph.nodes:  # parameters come first
             if node in graph.parameters and node not in self.env:
@@ -320,6 +319,9 @@ class Reader:
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._result(node)
+                if name_of(node) in SOFTMAX:
+                    within = [path_of(node)] if path_of(node) else []
+                    self.probes += [each._replace(name=".".join([*within, each.name])) for each in self.attention(node)]
                 if node in self.streams:  # a value of its own, which has a gradient, and not entries of another
                     x: Any = self.value(self.env[node])
                     self.env[node] = Vectors.of(1.0 * x) if isinstance(x.op, Take) else self.env[node]
@@ -336,19 +338,19 @@ class Reader:
         output = values[0] if len(values) == 1 else tuple(values)
         return self.graph.laws.label(Program(output, self.graph.name, self.probes))
 
+    def attention(self, softmax: Node) -> list[Probe]:
+        """The scores and the weights of a softmax."""
+        scores, weights = self.env[softmax.args[0]], self.env[softmax]
+        return [Probe("scores", scores.unmasked, scores.allowed), Probe("weights", weights.value, scores.allowed)]
+
     def _result(self, node: Node) -> Any:
         name, path = name_of(node), path_of(node)
-
-        def probe(what: str, value: Value, allowed: Any) -> None:
-            self.probes.append(Probe(f"{path}.{what}" if path else what, value, allowed))
-            self.softmaxes.setdefault(node, []).append(Probe(what, value, allowed))
-
         try:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
             schema = schema_of(node)
             names = ["self", "index"] if schema is None else [argument.name for argument in schema.arguments]
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            return apply_op(name, Call(self.draws, node.meta.get("val"), probe), arguments)
+            return apply_op(name, Call(self.draws, node.meta.get("val")), arguments)
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
             reason = said.get(type(error), f"{type(error).__name__}: {error}")

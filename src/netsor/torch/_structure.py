@@ -13,11 +13,10 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import PARTS, TURNS
+from ._aten_ops import PARTS, SOFTMAX, TURNS
 from ._aten_ops import VIEWS as SHAPES
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
-SOFTMAX = ("softmax", "_softmax")
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
 VIEWS = (*SHAPES, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
