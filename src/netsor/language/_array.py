@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from operator import is_
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast, dataclass_transform
@@ -59,8 +59,9 @@ def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: s
     return positions
 
 
+@lru_cache(maxsize=256)
 def every(shape: Shape) -> Keep:
-    """All of an array."""
+    """All of an array; the same tuple for the same shape, which `demand` knows."""
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 

@@ -125,12 +125,16 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
         if value in keeps:
             keeps[value], needs[value] = demand(value, keeps[value])
             for x, need in needs[value]:
-                keeps[x] = tuple(map(operator.or_, keeps[x], need)) if x in keeps else need
+                if keeps.setdefault(x, need) is not need:
+                    both = tuple(map(operator.or_, keeps[x], need))
+                    keeps[x] = every(x.shape) if is_all(both) else both
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
     def part(x: Value, keep: Keep) -> Value:
         """The entries of x that one use of it needs, out of those that any use needs."""
+        if keep is keeps[x]:  # mostly
+            return new[x]
         among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
         key = x, b"".join(axis.tobytes() for axis in among)
         if key not in parts:
@@ -140,7 +144,7 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
     made_from: dict[Value, Value] = {}
     for value in (value for value in values if value in keeps):
         keep, op, inputs = keeps[value], value.op, [part(x, need) for x, need in needs[value]]
-        shape = tuple(int(axis.sum()) for axis in keep)
+        shape = value.shape if keep is every(value.shape) else tuple(int(axis.sum()) for axis in keep)
         if shape == value.shape and len(inputs) == len(op.inputs) and all(map(operator.is_, inputs, op.inputs)):
             new[value] = value
         elif isinstance(op, ops.Take):
@@ -159,11 +163,14 @@ def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
 
     Some operations make all of an axis, or nothing.
     """
+    if keep is every(value.shape) and not isinstance(value.op, ops.Take | ops.Join):  # mostly
+        return keep, [(x, every(x.shape)) for x in value.op.inputs]
     whole = value.op.whole(value.ndim)
     keep = tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
     match value.op:
         case ops.Take(x, flat):
-            return keep, [(x, around(kept(flat, keep).ravel(), x.shape))]
+            need = around(kept(flat, keep).ravel(), x.shape)
+            return keep, [(x, every(x.shape) if is_all(need) else need)]
         case ops.Join(parts):
             firsts = zip(parts, _split(keep[0], parts), strict=True)
             return keep, [(part, (first, *keep[1:])) for part, first in firsts if first.any()]
