@@ -296,7 +296,7 @@ def _moved_by(
         assert places is not None
         more[:, places] = z
         moves.append(float(np.abs(likelihood(other, data)(more) - ask(z)).mean()))
-    return max(moves)
+    return float(np.max(moves))  # NaN stays
 
 
 def _announce(what: str, progress: Progress, *work: Any) -> None:

@@ -32,7 +32,8 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     """The coordinates, in the order that was written; None if none were chosen."""
     if argument is None:
         return None
-    places = [as_whole(place) for place in (argument if np.iterable(argument) else [argument])]
+    several = isinstance(argument, list | tuple | range) or (isinstance(argument, np.ndarray) and argument.ndim == 1)
+    places = [as_whole(place) for place in (argument if several else [argument])]
     chosen = tuple(place for place in places if place is not None)
     if not chosen or len(chosen) < len(places):
         raise ArgumentError("coordinates", argument, "an integer or a list of integers")

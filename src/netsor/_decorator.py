@@ -41,6 +41,9 @@ class Traced(Generic[P]):
             raise AttributeError(name)
         raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
 
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError(f"{self._name} makes a program when it is called: index {self._name}()")
+
     def __repr__(self) -> str:
         signature = inspect.signature(self._function)
         return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"

@@ -171,7 +171,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
-        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves).checked()
+        particles = whole(self.particles, "particles", least=8, most=_bayes.MOST)
+        return _bayes.Schedule(self.draws, self.chains, self.thin, particles, self.moves).checked()
 
     def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
         """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""

@@ -7,6 +7,7 @@ that is constant between them, whose own derivative is 0, since a Gaussian coord
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -59,11 +60,16 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
+    """A break has the smaller value of its two sides, as the derivatives of PyTorch's ReLU and hardtanh have."""
     xp = array_namespace(x)
     y = xp.asarray(values[0], dtype=x.dtype)
-    for at, value in zip(breaks, values[1:], strict=True):
-        y = xp.where(x > at, xp.asarray(value, dtype=x.dtype), y)
+    for at, before, value in zip(breaks, values, values[1:], strict=False):
+        y = xp.where(x >= at if value < before else x > at, xp.asarray(value, dtype=x.dtype), y)
     return y
+
+
+def _sign(x: Array) -> Array:
+    return array_namespace(x).sign(x)
 
 
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
@@ -182,7 +188,7 @@ _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
 STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
-SIGN = _steps("abs'", -1, (0.0,), (-1.0, 1.0))
+SIGN = replace(_steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=_sign)
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family("erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
 GELU = _normal_family("gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0))

@@ -14,6 +14,20 @@ from .differences import evaluated, slopes
 # Derivatives of functions
 
 
+@pytest.mark.parametrize(
+    ("f", "right"),
+    [
+        (activations.RELU, [0.0, 0.0, 1.0]),
+        (activations.leaky_relu(0.1), [0.1, 0.1, 1.0]),
+        (activations.ABS, [-1.0, 0.0, 1.0]),
+        (activations.clip(0.5), [0.0, 1.0, 0.0]),
+    ],
+)
+def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
+    """An output of relu is 0 with probability ½, so that a kink at 0 counts for what is made of it."""
+    np.testing.assert_array_equal(derivatives.derivative(f)(np.array([-0.5, 0.0, 0.5])), right)
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize(
     "name", ["RELU", "ABS", "ERF", "TANH", "SIGMOID", "GELU", "GELU_TANH", "SILU", "SIN", "COS", "clip", "leaky_relu"]

@@ -81,8 +81,38 @@ def test_one_token_or_equal_ones(tokens):
     assert first.kurtosis.value == pytest.approx(3 * (2 / 2 + 2), rel=1e-4)  # 3 Var(|x|² (u_1 + u_2)/2) n
 
 
+def wishart_variance(sigma, width, draws=2**20):
+    """n times how far E[w] is from its limit: two tokens of identity kernel, their Gram matrix drawn at a width."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal(draws)
+
+    def weighted(k11, k12, k22, tau):
+        a = 1 / (1 + np.exp(sigma * np.sqrt(k11 * tau * (k11 + k22 - 2 * k12)) * z))
+        return a**2 * k11 + 2 * a * (1 - a) * k12 + (1 - a) ** 2 * k22
+
+    first, cross, second = rng.chisquare(width, draws), rng.standard_normal(draws), rng.chisquare(width - 1, draws)
+    gram = first / width, np.sqrt(first) * cross / width, (cross**2 + second) / width
+    found = width * (weighted(*gram, rng.chisquare(width, draws) / width) - weighted(1.0, 0.0, 1.0, 1.0))
+    return found.mean(), found.std() / draws**0.5
+
+
+@pytest.mark.parametrize("sigma", [1.0, 5.0, 30.0])
+def test_large_scores(sigma):
+    """With fixed nodes the larger two were 0.44 ± 0.10 and 24 ± 2."""
+    value, error = ns.Program(ns.nn.attention(ns.gaussian(n, 2), 1, sigma_q=sigma)[0]).law(n=inf).correction().variance
+    right, noise = wishart_variance(sigma, 500)
+    assert abs(value - right) < 4.5 * noise + error  # level 1e-5 each; terms of order 1/n are smaller than the noise
+    assert noise < 0.05
+
+
+def test_scores_that_are_too_large_are_refused():
+    law = ns.Program(ns.nn.attention(ns.gaussian(n, 4), 1, sigma_q=30.0)[0]).law(n=inf)
+    with pytest.raises(ns.LawError, match="scores of standard deviation 30 are too large"):
+        law.correction()
+
+
 def test_more_tokens_use_quasi_random_points(monkeypatch):
-    monkeypatch.setattr(_correction, "MAX_PRODUCT", 3)
+    monkeypatch.setattr(_correction, "MAX_POINTS", 100)
     monkeypatch.setattr(_correction, "SOBOL_POINTS", 2**13)
     value, error = PAPER.law(n=inf).correction().variance
     assert abs(value - 0.757412) < 4 * error + 0.01

@@ -93,3 +93,11 @@ def test_wrong_arguments(arguments, match):
 def test_other_arguments_are_widths(call):
     with pytest.raises(ValueError, match="progress=False must be left out: other arguments are widths"):
         call(progress=False)
+
+
+def test_widths_below_the_first_guess_count():
+    """A perceptron has no correction, so the search begins at a fixed width; from 256 on was its answer once."""
+    n = ns.Width("n")
+    net = ns.Program((ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2)))[0])
+    found = ns.width_needed(net, 3.0, "variance", draws=500)
+    assert (found.low, found.high) == (1, 2)

@@ -290,7 +290,7 @@ def _source(parameter: Weight | Value) -> Source:
 
 
 def _rate(rate: Any, name: str) -> Any:
-    return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step")
+    return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step", least=0)
 
 
 def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:

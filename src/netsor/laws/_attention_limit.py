@@ -101,8 +101,9 @@ class HeadSum(Law):
         if terms is None:
             raise LawError(
                 "correction",
-                f"is known if a program of one width made the law, with up to {MAX_TOKENS} Gaussian tokens that are "
-                "both keys and values, each matrix used once; ns.width_needed compares any law with its limit",
+                "is known if a program of one width made the law (not a file or a copy), with up to "
+                f"{MAX_TOKENS} Gaussian tokens that are both keys and values, each matrix used once; "
+                "ns.width_needed compares any law with its limit",
             )
         return terms
 
@@ -296,16 +297,21 @@ class HeadSum(Law):
         arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
             arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
-            arrays["mixture_seed"] = self.mixture.origin.seed
+            made = self.mixture.origin
+            arrays |= {
+                f"mixture_{name}": getattr(made, name) for name in ("seed", "random_numbers", "quadrature_error")
+            }
         return arrays
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
         seed, mixture = own.pop("seed", None), None
+        numbers, error = int(own.pop("random_numbers", 0)), float(own.pop("quadrature_error", 0.0))
         if own:
             about = f"replicas of: {origin.method}"
-            mixture = Mixture(origin=Provenance(origin.status, about, seed=None if seed is None else int(seed)), **own)
+            known = None if seed is None else int(seed)
+            mixture = Mixture(origin=Provenance(origin.status, about, numbers, known, error), **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)

@@ -77,7 +77,8 @@ class ScipyLaw(Law):
     def _cdf(self, y: Array) -> Estimate:
         return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
 
-    def _moment(self, order: int) -> Estimate:  # the first alone is asked for
+    def _moment(self, order: int) -> Estimate:
+        assert order == 1, "distances and plots ask for the mean alone"
         return Estimate(float(self.distribution.mean()), 0.0)
 
     def _var(self) -> Estimate:

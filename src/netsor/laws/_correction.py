@@ -14,15 +14,17 @@ from .._html import table, title
 from .._sobol import Sobol
 from ..activations import row_softmax
 from ._estimate import Array, Estimate
+from ._law_base import LawError
 
 STEP = 0.04  # of the differences that are derivatives, of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
-HERMITE = 12, 14  # nodes for a variable of the two product rules, whose difference is the error
-MAX_PRODUCT = 4  # variables of a product rule
-SOBOL_POINTS = 2**15  # of the two sets of quasi-random points for more variables
+HERMITE = 16, 20  # nodes for a variable of the two product rules, for scores of spread 1; their difference is the error
+MAX_POINTS = 2**19  # of a product rule, at most
+SOBOL_POINTS = 2**15  # of the two sets of quasi-random points where a product rule has too many
+MAX_SPREAD = 2.0  # of scores, for which these points are enough
 MAX_TOKENS = 8
 CELLS = 8000  # of equal size, that values of w are gathered in, with two moments each
 REACH = 10.0  # standard deviations of an output to each side that integrals over the density cover
-NEGLIGIBLE = 1e-9  # density, relative to the largest, below which the ratio of densities is rounding error
+NEGLIGIBLE = 1e-11  # density, relative to the largest, below which the ratio of densities is rounding error
 DECAYED = 1e-13  # of the characteristic function: where its inversion ends
 
 
@@ -92,17 +94,35 @@ class Correction:
 
 def correction(layer: LayerFluctuations) -> Correction:
     """The correction by two quadrature rules; the finer gives the values, their difference the errors."""
-    rules = _rules(np.linalg.matrix_rank(layer.gram, hermitian=True))
-    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, *rule) for rule in rules)
+    values, vectors = np.linalg.eigh(_centred(layer, layer.gram))
+    basis = vectors[:, values > 1e-12 * max(values[-1], layer.gram.max())]
+    spread = math.sqrt(layer.temperature * layer.gram[layer.query, layer.query] * max(values[-1], 0.0))
+    rules = _rules(basis.shape[1], spread)
+    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, basis, *rule) for rule in rules)
     pairs = zip(coarse, fine, strict=True)
     variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
     return Correction(variance, kurtosis, tv, kl, frequencies, transform)
 
 
-def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
-    """Two rules for z ~ N(0, I): nodes (points, variables) and weights."""
-    for number, count in enumerate(HERMITE):
-        if variables <= MAX_PRODUCT:
+def _centred(layer: LayerFluctuations, gram: Array) -> Array:
+    """The Gram matrix of allowed tokens less their mean: a softmax depends on differences of scores alone."""
+    some = gram[np.ix_(layer.allowed, layer.allowed)]
+    less = some - some.mean(axis=0)
+    return np.asarray(less - less.mean(axis=1, keepdims=True))
+
+
+def _rules(variables: int, spread: float) -> Iterator[tuple[Array, Array]]:
+    """Two rules for z ~ N(0, I): nodes (points, variables) and weights, for functions of a softmax of scores."""
+    # The softmax of scores σ z has its poles at a distance of π/σ from the real line, so nodes go like σ²
+    counts = [math.ceil(count * max(1.0, spread**2)) for count in HERMITE]
+    product = variables < 64 and counts[-1] ** variables <= MAX_POINTS
+    if not product and spread > MAX_SPREAD:
+        problem = f"scores of standard deviation {spread:.3g} are too large for its quadrature"
+        raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
+    for number, count in enumerate(counts):
+        if variables == 0:  # one token, or equal ones
+            yield np.zeros((1, 0)), np.ones(1)
+        elif product:
             x, w = scipy.special.roots_hermitenorm(count)
             z = np.stack(np.meshgrid(*[x] * variables, indexing="ij"), axis=-1).reshape(-1, variables)
             weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * variables, indexing="ij")), axis=0).ravel()
@@ -114,16 +134,14 @@ def _rules(variables: int) -> Iterator[tuple[Array, Array]]:
             yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
 
 
-def _terms(layer: LayerFluctuations, z: Array, weight: Array) -> tuple[tuple[float, ...], Array, Array]:
+def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> tuple[tuple[float, ...], Array, Array]:
     """The four numbers of a correction by one quadrature rule, and the frequencies and the transform of g."""
     gram, heads, scale = layer.gram, layer.heads, layer.scale
-    values, vectors = np.linalg.eigh(gram)
-    basis = vectors[:, values > 1e-12 * values[-1]]  # what spans the tokens, at finite width too
 
     def w_at_nodes(gram: Array, tau: float) -> Array:
         """aᵀ K a."""
-        root = basis @ np.linalg.cholesky(basis.T @ gram @ basis)
-        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * z @ root[layer.allowed].T
+        root = basis @ np.linalg.cholesky(basis.T @ _centred(layer, gram) @ basis)
+        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * z @ root.T
         a = row_softmax(p)
         return np.asarray(np.einsum("ri,ij,rj->r", a, gram[np.ix_(layer.allowed, layer.allowed)], a))
 

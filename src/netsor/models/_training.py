@@ -155,6 +155,8 @@ def refuse(model: Description) -> None:
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """A unit vector for each id."""
+    if max(ids, default=0) >= count:
+        raise ValueError(f"the id {max(ids)} of a token has no logit: the head has {count}")
     return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 

@@ -298,6 +298,7 @@ def width_needed(
     smaller = [start >> k for k in range(1, (start // LEAST).bit_length())]
     high = next((n for n in larger if above(n) is False), inf)
     low = next((n for n in (*reversed(larger), *smaller) if n < high and above(n)), LEAST - 1)
+    high = min((n for n in [*differences] if n > low and above(n) is False), default=inf)  # below the start, too
     if low >= LEAST and high < inf:
         low = _end(low, int(high), lambda n: above(n) is True)
         high = _end(int(high), low, lambda n: above(n) is False)

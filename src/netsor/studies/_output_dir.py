@@ -123,7 +123,8 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
                 known.setdefault(name, set()).add(digest)
     except (KeyError, TypeError, AttributeError):
         return {}
-    return known if all(Path(name).name == name for name in known) else {}
+    texts = all(isinstance(digest, str) for digests in known.values() for digest in digests)
+    return known if texts and all(Path(name).name == name for name in known) else {}
 
 
 def environment() -> dict[str, Any]:

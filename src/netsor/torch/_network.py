@@ -114,6 +114,8 @@ def read_network(
     if logits is not None and not trained:
         p, right = logits.reshape(-1, logits.shape[-1]), None
         if targets is not None:
+            if max(targets, default=0) >= p.shape[1]:
+                raise ValueError(f"the id {max(targets)} of a token has no logit: the head has {p.shape[1]}")
             p, right = p[: len(targets)], np.equal.outer(targets, np.arange(p.shape[1]))
         probes.append(Probe("logits", p, right))
     return Network(graph.laws.label(Program(program.output, graph.name, probes)), parts, targets, masks, logits)

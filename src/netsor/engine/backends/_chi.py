@@ -62,7 +62,7 @@ def chi(freedom: Array, precision: str) -> Chi:
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
-    freedom = np.array(degrees)
+    freedom = np.array(degrees, dtype=np.int64)
     is_large = freedom >= MIN_QUANTILE_DOF
     large, counts = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
