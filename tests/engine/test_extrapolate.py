@@ -230,7 +230,7 @@ def test_any_statistic_with_a_scale_that_the_law_has_not_reached(joint):
 
 
 def test_errors_of_smooth_statistics_stay():
-    law = ns.paper.layer().law(n=inf, method="extrapolate", draws=4000)
+    law = ns.paper.layer().law(n=inf, method="extrapolate", draws=1600)
     for statistic in (lambda one: one.var(), lambda one: one.kurtosis(), lambda one: one.mean()):
         (plain,), (found,) = law._extrapolated(statistic), law.details(statistic)
         assert found.error <= 1.5 * plain.error

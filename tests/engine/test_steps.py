@@ -47,6 +47,16 @@ def test_exact_against_literal_at_length(built):
     assert smallest_of(a, literal_draws(built.net, 1500, **built.widths)) > LEVEL
 
 
+def test_a_matrix_that_acts_twice_in_one_product():
+    """Its places after a step: they were lost, and planning failed."""
+    n, w = ns.Width("n"), ns.weight(ns.Width("n"), ns.Width("n"), 2)
+    x = ns.gaussian(n)
+    y = w[[0, 0, 1]] @ x
+    after = ns.step(y, ns.mean_dot(y, y).sum(), 0.3)
+    net = ns.Program((after, ns.mean_dot(after, after)))
+    assert smallest_of(exact_draws(net, 2000, n=3), literal_draws(net, 2000, n=3)) > LEVEL
+
+
 # The literal interpreter: the network before the step, run again with matrices that are moved by a gradient that is
 # found by differences
 

@@ -148,11 +148,13 @@ def by_classes(
     acts on vectors of its own, (members, vectors).
     """
     members = op.weight.members.ravel().tolist()
-    place = {member: k for k, member in enumerate(members)}
+    places: dict[int, list[int]] = {}  # a matrix may act several times
+    for k, member in enumerate(members):
+        places.setdefault(member, []).append(k)
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
     parts, order = [], list[int]()
     for own in classes:
-        at = [place[member] for member in own if member in place]
+        at = [k for member in own for k in places.get(member, ())]
         if at:
             order += at
             parts.append(act(own, at, x[at] if op.each else x))
