@@ -236,7 +236,7 @@ def test_a_working_folder_that_was_removed(tmp_path):
         (
             ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "15", "--workers", "1"],
             0,
-            "tiny: 1 block",
+            "tiny: 0 flagged",
         ),
         (["reproduce", "1b", "--quick"], 2, "--out 'results' must be a folder that can be written to"),
     ):
