@@ -10,7 +10,7 @@ from netsor.engine.lower import make_plan
 from netsor.language._parameters import Weight
 
 from ..gradients import gradients, limit_gradients
-from .compare import exact_draws, smallest_p
+from .compare import exact_draws, literal_draws, smallest_of, smallest_p
 
 n, d = ns.Width("n"), ns.Width("d")
 LEVEL = 1e-8  # of the smallest of some 20 p-values
@@ -28,7 +28,11 @@ def test_exact_against_literal(built):
 @settings(max_examples=3000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(built=gradients(steps=8))
 def test_exact_against_literal_at_length(built):
-    assert smallest_p(built.net, **built.widths) > LEVEL
+    exact, literal = exact_draws(built.net, 1500, **built.widths), literal_draws(built.net, 1500, **built.widths)
+    if np.abs(literal).max() < 1e-13:  # 0 up to rounding: for example the gradient of a sum of attention weights
+        assert np.abs(exact).max() < 1e-12
+    else:
+        assert smallest_of(exact, literal) > LEVEL
 
 
 def blocks(count=2, heads=1, norm=lambda v: v, tokens=2, mask=None):
@@ -57,7 +61,9 @@ def disagreement(net, draws, width=2000, against=None):
 def smallest_p_of_draws(limit, wide, width):
     """The same of draws, as many of each."""
     draws = len(limit)
-    random = np.ptp(limit, axis=0) > 1e-9 * np.abs(wide).max()  # behind a norm, ⟨gradient, input⟩ is 0 but for rounding
+    size = np.abs(wide).max(axis=0)
+    # Behind a norm, ⟨gradient, input⟩ is 0 up to rounding. A limit taken at a width of 2^34 fluctuates by 1e-5 of its size.
+    random = (np.ptp(limit, axis=0) > 1e-9 * size.max()) & (np.ptp(limit, axis=0) > 1e-3 * size)
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
         assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
     limit, wide = limit[:, random], wide[:, random]
