@@ -103,10 +103,15 @@ class SourceLocation(NamedTuple):
         return f"{path}:{self.line}" + (f": {code}" if code else "")
 
 
+@cache
+def _is_internal(module: str) -> bool:
+    return module.partition(".")[0] in INTERNAL_MODULES
+
+
 def user_line() -> SourceLocation:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL_MODULES:
+    while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 

@@ -125,10 +125,11 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     def change(old: Value, new: Value) -> Value:
         if old not in every or old in outputs or old in made[old]:
             return new
-        private = all(isinstance(s.op, ops.Gaussian | MatMul) and points[s] == 1 for s in made[old])
+        if not all(points[s] == 1 and isinstance(s.op, ops.Gaussian | MatMul) for s in made[old]):
+            return new
         # a concatenation takes more than each of its parts
         own, *parts = (x.size * x.width.factor for x in (old, *made[old]))  # type: ignore[attr-defined]
-        return replace(new, op=Fuse(cast(Vector, new))) if private and own < sum(parts) else new
+        return replace(new, op=Fuse(cast(Vector, new))) if own < sum(parts) else new
 
     return rewritten(outputs, context, change)
 
