@@ -454,3 +454,11 @@ def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
     long = Request((model,), tokens=64, gradients=True)
     assert "take at most 32 tokens" in long.no_gradients[model]
     assert [case.gradients for case in long.subjects] == [True, False]
+
+
+@pytest.mark.parametrize(("tokens", "head_dim"), [(128, math.inf), (192, 64)])
+def test_a_limit_of_a_long_input_costs_no_more_than_the_model(tokens, head_dim):
+    model = ns.models.read("gpt2").replace(layers=2)
+    own, limit = (AuditCase(model, tokens, None, infinite) for infinite in (False, True))
+    assert limit.widths == {"n": math.inf, "d": head_dim, "m": math.inf}
+    assert limit.plan.seconds(100) < own.plan.seconds(100)

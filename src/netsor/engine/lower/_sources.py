@@ -86,7 +86,7 @@ def _reached(s: State, value: Value, sources: int) -> float:
 
 
 # Sources that are never drawn, in all and for each vector: with more, a factor of the vectors' Gram matrix costs less
-MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 16
+MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 
 
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None, Sets]:

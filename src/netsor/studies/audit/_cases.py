@@ -29,6 +29,7 @@ from .._study import DrawTask, as_json
 Model = Transformer | ProgramModel  # what an audit is of
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
+MAX_TOKENS_PER_DIMENSION = 2  # tokens for each dimension of a head, at d = ∞
 STD = "std"  # the hyperparameter of a sweep of standard deviations
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
 
@@ -65,14 +66,17 @@ class AuditCase:
     def widths(self) -> dict[str, float]:
         """The widths by their names.
 
-        With rotary positions heads keep their dimension: at d = ∞ scores need a normal for each pair of tokens and each
-        difference of positions, and gradients have no law yet.
+        With rotary positions, which have no law at d = ∞, and on long inputs, whose limit would cost more than the
+        model, heads keep their dimension.
         """
         own = self.model.widths()
         if not self.infinite:
             return dict(own)
-        rotary = isinstance(self.model, Transformer) and self.model.positions == "rotary"
-        return {name: own[name] if rotary and name == "d" else math.inf for name in own}
+        model = self.model
+        keeps_heads = isinstance(model, Transformer) and (
+            model.positions == "rotary" or self.tokens > MAX_TOKENS_PER_DIMENSION * own["d"]
+        )
+        return {name: own[name] if keeps_heads and name == "d" else math.inf for name in own}
 
     @property
     def status(self) -> str:
@@ -111,7 +115,9 @@ class AuditCase:
             plan = self.shared.probes().plan(backend=self.backend, **widths)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
-        seconds, size = time.process_time() - start, planning_bytes(topological_order(self.at().outputs), self.infinite)
+        seconds = time.process_time() - start
+        many_scores = self.infinite and math.isinf(self.widths.get("d", math.inf))
+        size = planning_bytes(topological_order(self.at().outputs), many_scores)
         return plan, Draw.of(plan, self.backend, seconds, size)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -282,7 +283,8 @@ def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -
 
 
 def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Paragraph:
-    statuses = {each.subject.status for audit in audits for result in audit.lengths for each in result.measured}
+    cases = [each.subject for audit in audits for result in audit.lengths for each in result.measured]
+    statuses = {case.status for case in cases}
     words = {
         "exact": "exact in law at finite width",
         "same limit": "drawn with Gaussian weights where the model's are not Gaussian (the limit is the same)",
@@ -296,5 +298,7 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
         precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
     seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
     first = f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, {seconds}."
+    if any(case.infinite and math.isfinite(case.widths.get("d", math.inf)) for case in cases):
+        first += " At infinite width, heads keep their dimension."
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)

@@ -73,7 +73,8 @@ class Request(_study.Request):
                 remedy = "take fewer tokens, or smaller widths"
                 check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
             else:
-                refuse_large(model, tokens, infinite, bool(self.gradients))
+                wide_heads = infinite and math.isinf(self._subject(model, tokens, True, False).widths["d"])
+                refuse_large(model, tokens, wide_heads, bool(self.gradients))
 
     def _with_limit(self, tokens: int) -> bool:
         """Whether infinite widths are measured at this length; besides the models' own, at the first length alone.
