@@ -62,7 +62,7 @@ def smallest_p_of_draws(limit, wide, width):
     """The same of draws, as many of each."""
     draws = len(limit)
     size = np.abs(wide).max(axis=0)
-    # Behind a norm, ⟨gradient, input⟩ is 0 up to rounding. A limit taken at a width of 2^34 fluctuates by 1e-5 of its size.
+    # Behind a norm, ⟨gradient, input⟩ is 0 up to rounding; a limit taken at a width of 2^34 fluctuates by 1e-5
     random = (np.ptp(limit, axis=0) > 1e-9 * size.max()) & (np.ptp(limit, axis=0) > 1e-3 * size)
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
         assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
