@@ -93,7 +93,7 @@ class Weight:
         return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        return replace(self, members=self.members.ravel()[index_positions(self.batch, key, "weight")])
+        return replace(self, members=np.asarray(self.members.take(index_positions(self.batch, key, "weight"))))
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
