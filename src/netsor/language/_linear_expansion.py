@@ -59,9 +59,7 @@ class Expansion:
         shape = value.size, int(self.matrix.max()) + 1
         return scipy.sparse.csr_array((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
 
-    def _columns(
-        self, vectors: Sequence[Vector], total: int
-    ) -> dict[Value, Table]:
+    def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
         """The vectors that are no combinations of others. W x has the key matrix·total + x, and (1, …, 1) is x = 0."""
         tables: dict[Value, Table] = {}
         first: dict[Source, int] = {}  # the number of the first matrix of a weight, and of E_0 of an initial vector
