@@ -1,23 +1,8 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
 from .._validate import TraceError
-from ._apply import (
-    abs,
-    apply,
-    clip,
-    cos,
-    erf,
-    gelu,
-    gelu_tanh,
-    identity,
-    leaky_relu,
-    nonlin,
-    relu,
-    sigmoid,
-    silu,
-    sin,
-    tanh,
-)
+from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
+from ._apply import apply, nonlin
 from ._array import Value
 from ._grad import grad
 from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight

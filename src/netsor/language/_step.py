@@ -113,7 +113,7 @@ def step(
         optimisers = _ByParameter(optimiser, "optimiser")
     else:
         first, rates = _without_memory(optimiser, **options), lr if isinstance(lr, Mapping) else {None: lr}
-        optimisers = _ByParameter({key: replace(first, lr=_rate(rate, "lr")) for key, rate in rates.items()}, "lr")
+        optimisers = _ByParameter({key: replace(first, lr=rate) for key, rate in rates.items()}, "lr")
 
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and what is a scalar of the program in it."""
@@ -265,9 +265,8 @@ class _ByParameter:
 def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Any:
     """The optimiser that a string names, but for its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
-    real(eps, "eps", "step", least=0)
-    decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
-    iterations, factor = None, 1.0 if scale is None else _rate(scale, "scale")
+    factor = 1.0 if scale is None or callable(scale) else real(scale, "scale", "step", least=0)
+    adjustment, iterations = scale if callable(scale) else lambda fan_in, fan_out: factor, None
     if newton_schulz is not None:
         count = as_whole(newton_schulz)
         given, steps = (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
@@ -278,7 +277,7 @@ def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, 
         if option and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")
-    return NAMED[kind].first(decay, eps, iterations, factor if callable(factor) else lambda fan_in, fan_out: factor)
+    return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
 
 
 def _source(parameter: Weight | Value) -> Source:
@@ -287,10 +286,6 @@ def _source(parameter: Weight | Value) -> Source:
     op = ops.initial_value(parameter)[0].op
     assert isinstance(op, ops.Gaussian | ops.Normal)
     return op.source
-
-
-def _rate(rate: Any, name: str) -> Any:
-    return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step", least=0)
 
 
 def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:
