@@ -145,10 +145,6 @@ def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                 yield k, {unit: scale(float(slope), by)}
 
 
-def _total(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return d[..., None].broadcast_to(op.scalars[0].shape)
-
-
 def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
@@ -160,8 +156,8 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
     MATMUL: lambda op, made, d, k: _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1]),
     INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
-    SUM: _total,
-    MEAN: lambda op, made, d, k: _total(op, made, d, k) / op.scalars[0].shape[-1],
+    SUM: lambda op, made, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
+    MEAN: lambda op, made, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(op.scalars[0].shape),
     base(power(2.0)): _power,
     rsqrt: lambda op, made, d, k: -0.5 * (made * made * made * d),
     # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0

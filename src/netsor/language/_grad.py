@@ -62,7 +62,8 @@ class Reverse:
         self._units: dict[Value, tuple[Unit, ...]] = {}  # in which a cotangent is needed; none if nothing depends on it
         for value in self.values:
             op, leaf = value.op, value in self.leaves
-            if value not in self.constants and (self._counts(op) or any(self._units[x] for x in op.inputs)):
+            counts = isinstance(op, ops.Acting) and chosen(op)
+            if value not in self.constants and (counts or any(self._units[x] for x in op.inputs)):
                 self._passing.add(value)
             units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or leaf else {}
             if isinstance(op, ops.Dot):
@@ -90,9 +91,6 @@ class Reverse:
         """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
 
-    def _counts(self, op: ops.Operation) -> bool:
-        return isinstance(op, ops.Acting) and self.chosen(op)
-
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
@@ -112,7 +110,7 @@ class Reverse:
             found = [(k, {unit: part[span] for unit, part in d.items()}) for k, span in enumerate(spans)]
         else:
             op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
-            if self._counts(value.op):
+            if isinstance(value.op, ops.Acting) and self.chosen(value.op):
                 self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
             rule = RULES.get(type(op))
             if rule is None:
@@ -134,12 +132,11 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     whole = kept(value._positions(), keep)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
-        for k, (known, total) in enumerate(groups):
-            if np.array_equal(known, places):
-                groups[k] = known, total + d
-                break
-        else:
+        same = next((k for k, (known, _) in enumerate(groups) if np.array_equal(known, places)), None)
+        if same is None:
             groups.append((places, d))
+        else:
+            groups[same] = places, groups[same][1] + d
     if len(groups) == 1 and np.array_equal(groups[0][0], whole):
         return groups[0][1]
     # Entries of the box that get equally many contributions from each group are made together.
@@ -148,18 +145,16 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     first, last = ([np.searchsorted(own, whole.ravel(), side) for own in listed] for side in ("left", "right"))
     patterns, which = np.unique(np.subtract(last, first), axis=1, return_inverse=True)
     pieces: list[Any] = []
-    entries: list[Ints] = []
     for number, pattern in enumerate(patterns.T):
-        entries.append(np.flatnonzero(which.ravel() == number))
+        entries = np.flatnonzero(which.ravel() == number)
         terms = []
         for k in np.flatnonzero(pattern).tolist():
-            rows = orders[k][first[k][entries[-1], None] + np.arange(pattern[k])]
-            some = groups[k][1].take(rows)
+            some = groups[k][1].take(orders[k][first[k][entries, None] + np.arange(pattern[k])])
             terms.append(some.sum(-1) if pattern[k] > 1 else some[..., 0])
-        none = np.zeros(len(entries[-1]), dtype=np.intp)
-        pieces.append(reduce(operator.add, terms) if terms else zeros_like(groups[0][1].take(none)))
+        terms = terms or [zeros_like(groups[0][1].take(np.zeros_like(entries)))]
+        pieces.append(reduce(operator.add, terms))
     joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    return joined.take(np.argsort(np.concatenate(entries)).reshape(whole.shape))
+    return joined.take(np.argsort(np.argsort(which.ravel(), kind="stable")).reshape(whole.shape))
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:

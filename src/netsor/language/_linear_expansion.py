@@ -7,6 +7,7 @@ initial ones, (1, …, 1), data, and everything else that a program makes. So ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ class Expansion:
                         first[weight.source], matrices = matrices, matrices + weight.count
                     members = weight.members.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
                     keys = (first[weight.source] + members) * total + np.broadcast_to(identity[x], value.shape)
-                    present = np.full(value.shape, weight.std > 0)
+                    present: Any = np.full(value.shape, weight.std > 0)
                 case op:
                     keys = identity[value] - total
                     present = op.vectors.any(axis=-1) if isinstance(op, Data) else np.ones(value.shape, dtype=bool)

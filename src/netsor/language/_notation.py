@@ -270,10 +270,10 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
             turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
             bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
             return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {read[0]}"
-    f = getattr(op, "f", None)
-    name, parameters = (f.name, f.parameters) if f else (type(op).__name__.lower(), ())
-    first = len(op.vectors) if isinstance(op, ops.Nonlin) else len(read)
-    arguments = ", ".join([*read[:first], *map(decimal, parameters)]) + "; " * (first < len(read))
+    known = getattr(op, "f", None)
+    name, parameters = (known.name, known.parameters) if known else (type(op).__name__.lower(), ())
+    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(read)
+    arguments = ", ".join([*read[:vectors], *map(decimal, parameters)]) + "; " * (vectors < len(read))
     entry = [i[k] for k in op.whole(value.ndim)]
-    called = rf"\operatorname{{{escape(name)}}}({arguments}{', '.join(read[first:])})"
+    called = rf"\operatorname{{{escape(name)}}}({arguments}{', '.join(read[vectors:])})"
     return called + (f"_{{{','.join(entry)}}}" if entry else "")

@@ -282,19 +282,21 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return equal
 
 
-def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
+def normal(shape: int | tuple[int, ...] = (), std: float | Scalar = 1.0, *, name: str | None = None) -> Scalar:
     """Random scalars, i.i.d. N(0, std²), such as relative biases of scores. Other parameters are those of `gaussian`.
 
     Parameters
     ----------
-    std : float
-        The standard deviation.
+    std : float or Scalar
+        The standard deviation, a number or a scalar of the program.
 
     Examples
     --------
     >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
     4.0
     """
+    if isinstance(std, Scalar):
+        return std * normal(shape, name=name)
     shape = as_shape(shape, "normal")
     return Scalar(Normal(Source(as_name(name, "normal")), scale(std, "std", "normal"), shape), shape)
 

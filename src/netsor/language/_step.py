@@ -44,25 +44,24 @@ def step(
 
     You can use them in another step. As in training, gradients do not flow through a step.
 
-    `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
-    weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
-    string is an optimiser without memory, which moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient
-    by **the entries of W themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
+    `optimiser` is an object of `ns.optim`, which remembers its moments for the next step, or a dictionary of them by
+    weight or by name, with "matrices" for all other weights and None for all other parameters. A string is an optimiser
+    without memory: it moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient with respect to **the
+    entries of W themselves**, N(0, σ²/fan-in) without any factor in front, U is
 
     - "sgd": G.
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest),
       or Muon's polynomial of Newton and Schulz. Each matrix of a batch, such as a head of attention, has its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
-    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
-    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's first step needs
-    every entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries; with
-    moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
+    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so W' x = W x −
+    η Σ_i ⟨x_i, x⟩ δ_i has an exact law at every finite width. Adam's first step needs all entries of G (at most
+    8·10⁹); with moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
 
     Parameters
     ----------
     outputs
-        A value of the program, or a list or tuple of them, to be computed with the weights after the step.
+        A value of the program, or a list or tuple of them.
     loss
         A scalar of the program; several are summed.
     lr
@@ -73,8 +72,8 @@ def step(
         An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
         The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
-        default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
-        are one parameter; vectors without variance (biases that start at 0) are separate ones.
+        default all matrices that the loss depends on. Random vectors that are equal, as for a token that occurs twice,
+        are one parameter; vectors without variance (biases that start at 0) are separate parameters.
     eps, weight_decay
         ε̂ of "adam", and λ of any string, decoupled as in AdamW.
     newton_schulz

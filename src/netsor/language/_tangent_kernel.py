@@ -153,17 +153,15 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
-    law, flat = initial_value(leaf)[0].op, [[d.reshape(-1) for d in side] for side in sides]
+    law: Any = initial_value(leaf)[0].op
+    rows: list[Any] = [stack([d.reshape(-1) for d in side], axis=1) for side in sides]  # (entries, outputs)
     if isinstance(law, Normal):
-        rows: list[Any] = [stack(side) for side in flat]
-        kernel: Scalar = rows[0] @ rows[1].transpose()
+        kernel: Scalar = rows[0].transpose() @ rows[1]
         return kernel if standard else law.std**2 * kernel
-    assert isinstance(law, Gaussian)
     if not standard:  # h = mean + factor E
         factor = constant(law.factor.reshape(leaf.size, -1).T.copy())
-        flat = [[mix(factor, d) for d in side] for side in flat]  # type: ignore[arg-type]
-    columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
-    return mean_dot(*columns).sum(0)
+        rows = [mix(factor, row.transpose()).transpose() for row in rows]
+    return mean_dot(*rows).sum(0)
 
 
 def pooled(parts: Sequence[Vector]) -> Vector:
