@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,21 +119,15 @@ def step(
         if own.matrices_only and not isinstance(of, Weight):
             remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
             raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
-        rate, decay = own.lr, own.weight_decay
-        lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
-        there = isinstance(lr, Scalar), isinstance(decay, Scalar)
-        scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
+        lr = by if not isinstance(own.lr, Scalar) else own.lr if by is None else by * own.lr
+        there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
+        scalars = tuple(number for number in (lr, own.weight_decay) if isinstance(number, Scalar))
         for number in scalars:
             if number.shape:
                 raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
-        rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
-        if not callable(rate):
-            rate = factor * rate
-        elif factor != 1:
-            rate = partial(_times, factor=factor, rate=rate)
         one = Width(1)  # a vector of R^n is n × 1
         fans = (of.in_width, of.out_width) if isinstance(of, Weight) else (one, getattr(of, "width", one))
-        return ops.OptimiserStep(name, own, rate, decay, there, *fans), scalars
+        return ops.OptimiserStep(name, own, factor, there, *fans), scalars
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
@@ -285,7 +278,3 @@ def _source(parameter: Weight | Value) -> Source:
     op = ops.initial_value(parameter)[0].op
     assert isinstance(op, ops.Gaussian | ops.Normal)
     return op.source
-
-
-def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:
-    return factor * rate(fan_in, fan_out)
