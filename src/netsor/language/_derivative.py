@@ -68,9 +68,6 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     return {unit: p[..., 0, 0] for unit, p in inner(d[..., None], x[..., None], units).items()}
 
 
-# Vectors
-
-
 def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
@@ -108,9 +105,6 @@ def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
     count = op.x.shape[op.axis]
     return [(0, scale(count**-0.5, split(d, count, op.axis)))]
-
-
-# Scalars
 
 
 def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:

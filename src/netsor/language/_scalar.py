@@ -107,9 +107,6 @@ class Scalar(Value):
 ScalarLike = Scalar | npt.ArrayLike
 
 
-# The operations of the algebra. `p[i]` means "the scalar at index i of the array p".
-
-
 class Constant(Entrywise):
     """S: given numbers."""
 
@@ -148,9 +145,6 @@ class Apply(Entrywise):
     def whole(self, ndim: int) -> Sequence[int]:
         """The axes of the result of f, which reads its own axes whole."""
         return range(self.leading, ndim)
-
-
-# What the operators above are made of
 
 
 def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
