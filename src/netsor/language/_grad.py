@@ -263,8 +263,8 @@ class Term:
     unit: Unit  # of the scalars that it came through; with one, it is multiplied by √unit
 
 
-def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> Iterable[Term]:
-    """The parts of a gradient that a use makes."""
+def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> list[Term]:
+    """The parts of a gradient that a use makes: one for each matrix, where some do not count or act twice."""
     weight, x, d = use.op.weight, use.op.x, use.d
     members = weight.members.ravel()
     d = d.reshape(len(members), -1)
@@ -272,11 +272,8 @@ def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> It
     left, right = (x, d) if weight.transposed else (d, x)
     whole = Term(output, tuple(members.tolist()), left, right, weight, unit)
     counting = np.isin(members, list(chosen.members[weight.source]))
-    if counting.all() and len(np.unique(members)) == len(members):
-        yield whole
-        return
-    for k in np.flatnonzero(counting):  # one by one, where some do not count or act twice
-        yield alone(whole, int(k))
+    together = counting.all() and len(np.unique(members)) == len(members)
+    return [whole] if together else [alone(whole, int(k)) for k in np.flatnonzero(counting)]
 
 
 def alone(term: Term, k: int) -> Term:

@@ -83,11 +83,10 @@ class Weight:
         return replace(made, fan=made.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """The ratio of the root mean squares of W x and x: std √(in/fan)."""
+        """The ratio of the root mean squares of W x and x: std √(in/fan), NaN if two widths are infinite."""
         if self.in_width.name == self.fan.name:
             return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
-        many, few = self.in_width.bind(widths), self.fan.bind(widths)
-        return self.std * math.sqrt(many / few) if math.isfinite(many) or math.isfinite(few) else math.nan
+        return self.std * math.sqrt(self.in_width.bind(widths) / self.fan.bind(widths))
 
     def __repr__(self) -> str:
         return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"

@@ -215,10 +215,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     >>> ns.join([ns.gaussian(n, 2), ns.gaussian(n, 3)]).shape
     (5,)
     """
-    parts = _checked_values(values, "join")
-    axis = as_axis(axis, parts[0].shape, "join")
-    if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
-        raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
+    parts, axis = _aligned(values, axis, "join")
     order = [axis, *(a for a in range(parts[0].ndim) if a != axis)]
     moved = tuple(part.transpose(*order) for part in parts)
     shape = (sum(part.shape[0] for part in moved), *moved[0].shape[1:])
@@ -239,15 +236,13 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     >>> ns.stack([ns.gaussian(n, 3), ns.gaussian(n, 3)]).shape
     (2, 3)
     """
-    parts = _checked_values(values, "stack")
-    axis = as_axis(axis, parts[0].shape, "stack", new=True)
-    if len({part.shape for part in parts}) > 1:
-        raise TraceError("stack", f"shapes {_shapes(parts)} do not stack along axis {axis}")
+    parts, axis = _aligned(values, axis, "stack")
     key = (slice(None),) * axis + (None,)
     return join([part[key] for part in parts], axis)
 
 
-def _checked_values(values: Sequence[V], operation: str) -> tuple[V, ...]:
+def _aligned(values: Sequence[V], axis: int, operation: str) -> tuple[tuple[V, ...], int]:
+    """The arrays that are joined along an axis, or stacked along a new one, and the axis."""
     try:
         parts = tuple(values)
     except Exception:  # a user's object may raise anything when it is iterated over
@@ -259,12 +254,12 @@ def _checked_values(values: Sequence[V], operation: str) -> tuple[V, ...]:
         raise TraceError(operation, f"needs vectors alone or scalars alone, got {shown(list(parts))}")
     if vectors:
         same_width(operation, *vectors)
-    return parts
-
-
-def _shapes(parts: Sequence[Value]) -> str:
-    """The shapes that differ, the first few of them."""
-    return " and ".join(map(str, list(dict.fromkeys(part.shape for part in parts))[:4]))
+    new = operation == "stack"
+    axis = as_axis(axis, parts[0].shape, operation, new)
+    shapes = list(dict.fromkeys(part.shape for part in parts))
+    if len({shape if new else (len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
+        raise TraceError(operation, f"shapes {' and '.join(map(str, shapes[:4]))} do not {operation} along axis {axis}")
+    return parts, axis
 
 
 class Pool(Operation):

@@ -272,9 +272,6 @@ def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, 
     return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
 
 
-def _source(parameter: Weight | Value) -> Source:
-    if isinstance(parameter, Weight):
-        return parameter.source
-    op = ops.initial_value(parameter)[0].op
-    assert isinstance(op, ops.Gaussian | ops.Normal)
-    return op.source
+def _source(parameter: Weight | Value) -> Any:
+    drawn: Any = parameter if isinstance(parameter, Weight) else ops.initial_value(parameter)[0].op
+    return drawn.source

@@ -103,11 +103,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
         return normed(added) if order in ("sandwich", "after") else added
 
     attended = branch(attend, x, "attend")
-    if order == "parallel":
-        fed = branch(feed, x, "feed")
-        return Block(x + attended + fed, attended, fed)
     middle = normed(x + attended) if order == "post" else x + attended
-    fed = branch(feed, middle, "feed")
+    fed = branch(feed, x if order == "parallel" else middle, "feed")
     return Block(normed(middle + fed) if order == "post" else middle + fed, attended, fed)
 
 
