@@ -25,8 +25,7 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    f must be vectorised over leading axes, like numpy's functions with `axis=-1`, be deterministic and leave its
-    arguments unchanged; this is checked on a few numbers.
+    f is tried on a few numbers. It must be deterministic, vectorised over leading axes, and leave its arguments as is.
 
     Parameters
     ----------
@@ -35,8 +34,7 @@ def apply(
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        With 0, f is elementwise. With k, f acts on the last k axes of each argument as a whole (a softmax has `axes=1`)
-        and may return any number of axes in their place.
+        0 for an elementwise f. With k, f sees the last k axes of each argument whole and may return any number of axes.
     name : str, optional
         The printed name; by default that of f.
     bounded, lipschitz : bool, optional

@@ -1,7 +1,6 @@
 """Checks of users' functions: each is called on a few numbers while the program is traced.
 
-One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would silently
-change the law of a program, so it is refused here.
+A function that subtracts a mean, draws random numbers, counts its calls or works in place would change laws silently.
 """
 
 from __future__ import annotations

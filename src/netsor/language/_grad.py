@@ -41,10 +41,9 @@ class Use:
 class Reverse:
     """Reverse-mode differentiation: from cotangents of some values (`seeds`) to those of `leaves`.
 
-    It also collects the uses of the matrices that `chosen` selects. A seed is a value and its cotangent: for scalars p
-    the weights w of Σ w·p, for vectors √width times the cotangent. With `unit`, only what passes through scalars in
-    that unit is kept, and all cotangents are multiplied by √unit; the gradient is the sum of these parts over `units`.
-    Nothing passes through `constants`, which may be leaves.
+    It also collects the uses of the matrices that `chosen` selects. Nothing passes `constants`, which may be leaves. A
+    seed is a value and its cotangent: for scalars p the weights w of Σ w·p, for vectors √width times the cotangent.
+    With `unit`, it keeps what passes through scalars in that unit, times √unit; the gradient is their sum over `units`.
     """
 
     def __init__(
@@ -160,11 +159,10 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
-    Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its coordinates are of order 1 at every width
-    if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is
-    then `ns.mean_dot(g, g)`. Read a coordinate of an output y by a random readout, `ns.dot(ns.gaussian(n), y)`, which
-    has the law of the coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and
-    `ns.apply`. You can differentiate gradients again.
+    For scalars it is ∂p/∂q. **For vectors it is √width · ∂p/∂x**, so its coordinates are of order 1 at every width if p
+    is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. |∂p/∂x|² is then `ns.mean_dot(g, g)`. For a
+    coordinate of an output y take a random readout, `ns.dot(ns.gaussian(n), y)`: it has the law of a row of one more
+    matrix times y. Declare derivatives of your functions in `ns.nonlin` and `ns.apply`. Gradients have gradients too.
 
     Parameters
     ----------

@@ -87,10 +87,9 @@ class Join(Operation):
     parts: tuple[Value, ...]
 
 
-# Steps of an optimiser, which moves W along a function of G = Σ_i δ_i x_i^T, over all uses of W, and of earlier G. The
-# vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is written twice: a literal simulation
-# really moves the matrix, and the exact engine rewrites the operation. As in training, a step is in the past: gradients
-# pass from W' x to x, and never to δ_i and x_i.
+# Steps of an optimiser: W moves along a function of G = Σ_i δ_i x_i^T over all its uses, and of earlier G. The vectors
+# δ_i and x_i are inputs of W' x. The reference interpreter moves the matrix; the exact engine rewrites the
+# operation. As in training, gradients pass from W' x to x, and never to δ_i and x_i, which are in the past.
 
 
 @dataclass(frozen=True, eq=False)

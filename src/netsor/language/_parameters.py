@@ -21,9 +21,8 @@ from ._width import Width, as_width, bindable
 class Weight:
     """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
-    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b], `W[0]` is one of
-    the matrices of `W`, not a new one. `W.T` are the same matrices transposed, with the same entries: fan is then the
-    width out.
+    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b]. `W[0]` is one of
+    the matrices, not a new one. `W.T` has the same entries, so its fan is the width out.
 
     Attributes
     ----------

@@ -56,8 +56,7 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    You can do arithmetic with scalars and numbers. `ns.dot`, `ns.normal` and functions of scalars return them. The
-    attributes are those of `ns.Value`.
+    You can do arithmetic with scalars and numbers. `ns.dot` and `ns.normal` make them. They are values, see `ns.Value`.
 
     Examples
     --------

@@ -25,8 +25,7 @@ MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
-    Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
-    vectors give one scalar.
+    Shapes (heads, s) and (heads, t) give (heads, s, t), and two single vectors one scalar; leading axes broadcast.
 
     Parameters
     ----------

@@ -176,8 +176,7 @@ def train(
     steps
         The number of steps.
     schedule
-        A function of the step 0, 1, … that the learning rates are multiplied by, as in PyTorch's `LambdaLR`. A warm-up
-        over five steps is `lambda t: min(1.0, (t + 1) / 5)`.
+        A function of the step, 0, 1, …: a factor of all learning rates. A warm-up is `lambda t: min(1.0, (t + 1) / 5)`.
 
     Examples
     --------

@@ -39,8 +39,7 @@ def ntk(
 ) -> Scalar:
     """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, scalars of the same program of shape p.shape + q.shape.
 
-    Read a coordinate of an output y by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n). Then r stands for the
-    last layer, and counts if it is among `weights`.
+    For a coordinate of an output y take a random readout, `ns.dot(r, y)`; r is then the last layer, also in `weights`.
 
     Parameters
     ----------
@@ -49,12 +48,10 @@ def ntk(
     q : Scalar, optional
         Of any shape; p itself if None.
     weights : Weight, Vector, Scalar, or list of them, optional
-        The weights, initial vectors (biases) and random scalars that count; all matrices of the program if None.
-        `W[0]` counts for that matrix alone.
+        The weights (`W[0]` is one matrix), initial vectors and random scalars that count; all matrices by default.
     parametrisation : str
-        "ntk": with respect to N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
-        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of
-        W themselves, for which it grows like the width.
+        "ntk": with respect to N with entries N(0, 1), where W = (σ/√in) N; Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩ has a limit
+        (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of W; it grows like the width.
 
     Examples
     --------
