@@ -9,7 +9,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from . import _bayes
@@ -97,7 +96,7 @@ class Program:
         if isinstance(self.output, tuple):
             if not isinstance(key, slice) and as_whole(key) is None:
                 raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
-            places = index_positions(np.arange(len(self.output)), key, f"program {self.name}")
+            places = index_positions((len(self.output),), key, f"program {self.name}")
             chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
         else:
             chosen = self.output[key]

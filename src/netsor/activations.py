@@ -278,13 +278,3 @@ def clip(bound: float) -> Function:
     """x cut off at ± bound."""
     f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
     return _known("clip", f, smoothed, bounded=True, parity=-1, breaks=(-bound, bound), parameters=(bound,))
-
-
-def is_clip(f: Function) -> bool:
-    """Whether it is the clip of this library, at any bound; known by identity, not by its name."""
-    return isinstance(f.f, partial) and f.f.func is _clip
-
-
-def is_leaky(f: Function) -> bool:
-    """Whether it is the leaky ReLU of this library, of any slope."""
-    return isinstance(f.f, partial) and f.f.func is _leaky_relu

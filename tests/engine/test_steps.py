@@ -64,7 +64,7 @@ def test_a_matrix_that_acts_twice_in_one_product():
 def after_step(w, g, rule, widths):
     """A parameter after a step, as a textbook has it."""
     by, sizes = rule.optimiser, (rule.in_width.bind(widths), rule.out_width.bind(widths))
-    lr = rule.lr(*sizes) if callable(rule.lr) else rule.lr
+    lr = by.lr(*sizes) if callable(by.lr) else by.lr
     if isinstance(by, ns.optim.Adam):
         g = g / (np.abs(g) + by.eps)
     if isinstance(by, ns.optim.Muon):

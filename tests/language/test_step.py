@@ -1,5 +1,7 @@
 """`ns.step` as a part of the language: what it makes, keeps and refuses."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -152,9 +154,9 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
         (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),
         (lambda: ns.step(H, LOSS, 0.1, "lion"), "optimiser='lion' must be 'sgd', 'muon' or 'adam'"),
-        (lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)), "that the program uses"),
-        (lambda: ns.step(H, LOSS, 0.1, weights=H), "that the program uses"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", weights=B), "'muon' moves matrices alone"),
+        (lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)), "or random scalars .* of the program"),
+        (lambda: ns.step(H, LOSS, 0.1, weights=H), "or random scalars .* of the program"),
+        (lambda: ns.step(H, LOSS, 0.1, "muon", weights=B), "Muon moves matrices alone"),
         (lambda: ns.step(H, LOSS, 0.1, eps=0.1), "eps=0.1 is for optimiser='adam', got 'sgd'"),
         (lambda: ns.step(H, LOSS, 0.1, "adam", eps=-1), "eps=-1 must be"),
         (lambda: ns.step(H, LOSS, 0.1, newton_schulz=5), "is for optimiser='muon'"),
@@ -168,8 +170,9 @@ LOSS, H, W, V, B, X = net()
     ],
 )
 def test_errors(call, words):
-    with pytest.raises(ns.TraceError, match=words):
+    with pytest.raises(ns.TraceError) as found:
         call()
+    assert re.search(words, found.value.plain)  # without the line of the user, which has these words here
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,15 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
 from .._validate import TraceError
-from ._apply import (
-    abs,
-    apply,
-    clip,
-    cos,
-    erf,
-    gelu,
-    gelu_tanh,
-    identity,
-    leaky_relu,
-    nonlin,
-    relu,
-    sigmoid,
-    silu,
-    sin,
-    tanh,
-)
+from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
+from ._apply import apply, nonlin
 from ._array import Value
 from ._grad import grad
 from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight
 from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
-from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, stack
-from ._softmax import softmax
+from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
 from ._step import step, train
 from ._tangent_kernel import grad_norm, ntk
 from ._vector import Vector, ones

@@ -1,16 +1,15 @@
-"""Functions of coordinates (`nonlin`) and of scalars (`apply`), and the named activations."""
+"""Functions of coordinates (`nonlin`) and of scalars (`apply`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from .. import activations as known
-from .._validate import SCALE, TraceError, as_name, one_of, real, shown, whole
+from .._validate import TraceError, as_name, one_of, shown, whole
 from ..activations import Function
 from ._check_function import infer_output_shape
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast, broadcast_shapes
-from ._vector import Nonlin, Vector, as_vector, same_width
+from ._vector import Nonlin, Vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
 
@@ -26,8 +25,7 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    f must be vectorised over leading axes, like numpy's functions with `axis=-1`, be deterministic and leave its
-    arguments unchanged; this is checked on a few numbers.
+    f is tried on a few numbers. It must be deterministic, vectorised over leading axes, and leave its arguments as is.
 
     Parameters
     ----------
@@ -36,8 +34,7 @@ def apply(
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        With 0, f is elementwise. With k, f acts on the last k axes of each argument as a whole (a softmax has `axes=1`)
-        and may return any number of axes in their place.
+        0 for an elementwise f. With k, f sees the last k axes of each argument whole and may return any number of axes.
     name : str, optional
         The printed name; by default that of f.
     bounded, lipschitz : bool, optional
@@ -126,120 +123,3 @@ def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str
         needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
         raise TraceError(operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}")
     return f
-
-
-# The named activations
-
-X = TypeVar("X", Vector, Scalar)
-
-
-def _activate(f: Function, x: X) -> X:
-    if isinstance(x, Scalar):
-        return applied(f, (x,), x.shape)
-    x = as_vector(x, f.name)
-    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
-
-
-def identity(x: X) -> X:
-    """φ(x) = x."""
-    return _activate(known.IDENTITY, x)
-
-
-def relu(x: X) -> X:
-    """φ(x) = max(x, 0)."""
-    return _activate(known.RELU, x)
-
-
-def abs(x: X) -> X:
-    """φ(x) = |x|."""
-    return _activate(known.ABS, x)
-
-
-def erf(x: X) -> X:
-    """The error function, φ(x) = erf(x)."""
-    return _activate(known.ERF, x)
-
-
-def tanh(x: X) -> X:
-    """φ(x) = tanh(x)."""
-    return _activate(known.TANH, x)
-
-
-def sigmoid(x: X) -> X:
-    """φ(x) = 1/(1 + e^(−x))."""
-    return _activate(known.SIGMOID, x)
-
-
-def gelu(x: X) -> X:
-    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
-    return _activate(known.GELU, x)
-
-
-def gelu_tanh(x: X) -> X:
-    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
-    return _activate(known.GELU_TANH, x)
-
-
-def silu(x: X) -> X:
-    """φ(x) = x/(1 + e^(−x)), also called swish."""
-    return _activate(known.SILU, x)
-
-
-def sin(x: X) -> X:
-    """φ(x) = sin(x)."""
-    return _activate(known.SIN, x)
-
-
-def cos(x: X) -> X:
-    """φ(x) = cos(x)."""
-    return _activate(known.COS, x)
-
-
-# The sections that all these docstrings share
-SECTIONS = """
-
-Parameters
-----------
-x : Vector or Scalar
-    Vectors, on which it acts coordinate by coordinate, or scalars.
-
-Examples
---------
->>> ns.{name}(ns.gaussian(ns.Width("n"), 3))
-<Vector of shape (3,) in R^n, by Nonlin>
-"""
-
-for _f in (identity, relu, abs, erf, tanh, sigmoid, gelu, gelu_tanh, silu, sin, cos):
-    _f.__doc__ = f"{_f.__doc__}{SECTIONS.format(name=_f.__name__)}"
-
-
-def leaky_relu(x: X, slope: float = 0.01) -> X:
-    """φ(x) = x for x > 0, slope · x below. Other parameters are those of `relu`.
-
-    Parameters
-    ----------
-    slope : float
-        The slope below 0.
-
-    Examples
-    --------
-    >>> ns.leaky_relu(ns.gaussian(ns.Width("n"), 3), slope=0.2)
-    <Vector of shape (3,) in R^n, by Nonlin>
-    """
-    return _activate(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
-
-
-def clip(x: X, bound: float) -> X:
-    """φ(x) = x, cut off at ± bound. Other parameters are those of `relu`.
-
-    Parameters
-    ----------
-    bound : float
-        Above 0.
-
-    Examples
-    --------
-    >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)
-    <Vector of shape (3,) in R^n, by Nonlin>
-    """
-    return _activate(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)

@@ -29,33 +29,34 @@ from .._validate import (
     user_line,
 )
 
+Ints = npt.NDArray[np.intp]
 Keep = tuple[npt.NDArray[np.bool_], ...]
+V = TypeVar("V", bound="Value")
+R = TypeVar("R")
+Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
+
+MAX_ENUMERATED_ENTRIES = 2**20  # entries of an array up to which all positions are made to pick some
+OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
 
 
-class Places:
-    """The places 0, 1, … of the entries of a large array, made only where they are asked for."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-
-    def __getitem__(self, key: Any) -> npt.NDArray[np.intp]:
-        """What an index picks of `np.arange(size).reshape(shape)`, which is not made."""
-        along = np.ogrid[tuple(map(slice, self.shape))]
-        picked = tuple(np.broadcast_to(a, self.shape)[key] for a in along)
-        return np.asarray(np.ravel_multi_index(picked, self.shape), dtype=np.intp)
-
-
-def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
-    """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
+def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
+    """The flat positions that an index picks in an array, as in numpy, but for True and False, which add an axis."""
     if any(is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
-        raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: None adds an axis, no bool does")
+        raise TraceIndexError(operation, f"index {shown(key)} on shape {shape}: None adds an axis, no bool does")
+    size = math.prod(shape)
+    if size > NUMBERS:
+        raise TraceError(operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}")
     try:
-        positions = np.asarray(array[key])
+        if key is ... or size <= MAX_ENUMERATED_ENTRIES:
+            positions = np.asarray(np.arange(size).reshape(shape)[key])
+        else:
+            picked = tuple(np.broadcast_to(axis, shape)[key] for axis in np.ogrid[tuple(map(slice, shape))])
+            positions = np.asarray(np.ravel_multi_index(picked, shape), dtype=np.intp)
     except (IndexError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: {problem}") from None
+        raise TraceIndexError(operation, f"index {shown(key)} on shape {shape}: {problem}") from None
     if positions.size == 0:
-        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {array.shape}")
+        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {shape}")
     return positions
 
 
@@ -65,7 +66,7 @@ def every(shape: Shape) -> Keep:
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
-def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
+def around(places: Ints, shape: Shape) -> Keep:
     """The smallest part of an array that has these places, counted through all of it."""
     if places.size * 8 > math.prod(shape):  # many: marking them all is faster than finding their coordinates
         hit = np.zeros(math.prod(shape), dtype=bool)
@@ -79,7 +80,7 @@ def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
     return keep
 
 
-def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArray[np.intp]:
+def within(places: Ints, shape: Shape, keep: Keep) -> Ints:
     """Where these places of an array are in a part that has them."""
     if not shape:
         return places
@@ -92,24 +93,14 @@ def is_all(keep: Keep) -> bool:
     return all(axis.all() for axis in keep)
 
 
-def kept(array: npt.NDArray[np.intp], keep: Keep) -> npt.NDArray[np.intp]:
+def kept(array: Ints, keep: Keep) -> Ints:
     """The kept entries of an array; the array itself if these are all."""
     return array if is_all(keep) else array[box(keep)]
 
 
-def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
+def box(keep: Keep) -> tuple[Ints, ...]:
     """The index that selects the kept positions of every axis."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
-
-
-Ints = npt.NDArray[np.intp]
-V = TypeVar("V", bound="Value")
-R = TypeVar("R")
-Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
-
-MAX_ENUMERATED_ENTRIES = 2**20  # entries of an array up to which all places are made to pick some
-
-OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
 
 
 class Source:
@@ -127,11 +118,6 @@ class VectorAccess(Enum):
     BY_PRODUCTS = "asks for products of vectors alone"  # scores, W x
     ON_COORDINATES = "asks for coordinates, each alone, and treats them alike"  # nonlinearities
     ON_PLACES = "asks for coordinates, and treats them by their places"  # rotary positions, though they are linear
-
-    @property
-    def asks_coordinates(self) -> bool:
-        """Whether coordinates of the inputs are needed, and not their products alone."""
-        return self in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -151,6 +137,11 @@ class Operation:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, eq=False)(cls)
+
+    @property
+    def asks_coordinates(self) -> bool:
+        """Whether it needs coordinates of its inputs, and not only their products."""
+        return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input make an entry of the result, which has `ndim` axes: by default all of them."""
@@ -282,8 +273,7 @@ class Value:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        places = Places(self.shape) if MAX_ENUMERATED_ENTRIES < self.size <= NUMBERS else self._positions()
-        return self.take(index_positions(places, key, "index"))
+        return self.take(index_positions(self.shape, key, "index"))
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order."""
@@ -319,9 +309,7 @@ class Value:
             raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {sizes}") from None
 
     def _positions(self) -> Ints:
-        if self.size > NUMBERS:
-            raise TraceError("index", f"shape {self.shape} has {self.size:,} entries, more than {NUMBERS:,}")
-        return np.arange(self.size).reshape(self.shape)
+        return index_positions(self.shape, ..., "index")
 
     def take(self, flat: npt.ArrayLike) -> Self:
         """The entries at these positions of the flattened array, in the shape of `flat`."""

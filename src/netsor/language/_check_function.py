@@ -1,7 +1,6 @@
 """Checks of users' functions: each is called on a few numbers while the program is traced.
 
-One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would silently
-change the law of a program, so it is refused here.
+A function that subtracts a mean, draws random numbers, counts its calls or works in place would change laws silently.
 """
 
 from __future__ import annotations
@@ -194,7 +193,10 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
     normal = [rng.standard_normal((*LEADING, *core)) for core in cores]
     for k in range(1, scalars + 1):
         normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
-    positive = [_make_definite(np.abs(x) + 0.1) for x in normal]
+    positive = [np.abs(x) + 0.1 for x in normal]
+    for k, x in enumerate(positive):
+        if x.ndim > 3 and x.shape[-1] == x.shape[-2]:  # functions of Gram matrices may ask for definite ones
+            positive[k] = (x + np.swapaxes(x, -1, -2)) / 2 + 4 * x.shape[-1] * np.eye(x.shape[-1])
     try:
         expected = check(positive)
     except _Raised as raised:
@@ -214,11 +216,3 @@ def _same(first: NumpyArray, second: NumpyArray) -> bool:
     a, b = first.astype(np.float64), second.astype(np.float64)
     size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
     return a.shape == b.shape and np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True)
-
-
-def _make_definite(x: NumpyArray) -> NumpyArray:
-    """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
-    if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
-        return x
-    symmetric = (x + np.swapaxes(x, -1, -2)) / 2
-    return np.asarray(symmetric + 4 * x.shape[-1] * np.eye(x.shape[-1]))

@@ -68,9 +68,6 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     return {unit: p[..., 0, 0] for unit, p in inner(d[..., None], x[..., None], units).items()}
 
 
-# Vectors
-
-
 def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
@@ -110,9 +107,6 @@ def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     return [(0, scale(count**-0.5, split(d, count, op.axis)))]
 
 
-# Scalars
-
-
 def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
     by = d[dot_unit(op)]
@@ -145,10 +139,6 @@ def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                 yield k, {unit: scale(float(slope), by)}
 
 
-def _total(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return d[..., None].broadcast_to(op.scalars[0].shape)
-
-
 def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
@@ -160,8 +150,8 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
     MATMUL: lambda op, made, d, k: _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1]),
     INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
-    SUM: _total,
-    MEAN: lambda op, made, d, k: _total(op, made, d, k) / op.scalars[0].shape[-1],
+    SUM: lambda op, made, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
+    MEAN: lambda op, made, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(op.scalars[0].shape),
     base(power(2.0)): _power,
     rsqrt: lambda op, made, d, k: -0.5 * (made * made * made * d),
     # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0

@@ -41,10 +41,9 @@ class Use:
 class Reverse:
     """Reverse-mode differentiation: from cotangents of some values (`seeds`) to those of `leaves`.
 
-    It also collects the uses of the matrices that `chosen` selects. A seed is a value and its cotangent: for scalars p
-    the weights w of Σ w·p, for vectors √width times the cotangent. With `unit`, only what passes through scalars in
-    that unit is kept, and all cotangents are multiplied by √unit; the gradient is the sum of these parts over `units`.
-    Nothing passes through `constants`, which may be leaves.
+    It also collects the uses of the matrices that `chosen` selects. Nothing passes `constants`, which may be leaves. A
+    seed is a value and its cotangent: for scalars p the weights w of Σ w·p, for vectors √width times the cotangent.
+    With `unit`, it keeps what passes through scalars in that unit, times √unit; the gradient is their sum over `units`.
     """
 
     def __init__(
@@ -62,7 +61,8 @@ class Reverse:
         self._units: dict[Value, tuple[Unit, ...]] = {}  # in which a cotangent is needed; none if nothing depends on it
         for value in self.values:
             op, leaf = value.op, value in self.leaves
-            if value not in self.constants and (self._counts(op) or any(self._units[x] for x in op.inputs)):
+            counts = isinstance(op, ops.Acting) and chosen(op)
+            if value not in self.constants and (counts or any(self._units[x] for x in op.inputs)):
                 self._passing.add(value)
             units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or leaf else {}
             if isinstance(op, ops.Dot):
@@ -90,9 +90,6 @@ class Reverse:
         """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
 
-    def _counts(self, op: ops.Operation) -> bool:
-        return isinstance(op, ops.Acting) and self.chosen(op)
-
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
@@ -112,7 +109,7 @@ class Reverse:
             found = [(k, {unit: part[span] for unit, part in d.items()}) for k, span in enumerate(spans)]
         else:
             op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
-            if self._counts(value.op):
+            if isinstance(value.op, ops.Acting) and self.chosen(value.op):
                 self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
             rule = RULES.get(type(op))
             if rule is None:
@@ -134,12 +131,11 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     whole = kept(value._positions(), keep)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
-        for k, (known, total) in enumerate(groups):
-            if np.array_equal(known, places):
-                groups[k] = known, total + d
-                break
-        else:
+        same = next((k for k, (known, _) in enumerate(groups) if np.array_equal(known, places)), None)
+        if same is None:
             groups.append((places, d))
+        else:
+            groups[same] = places, groups[same][1] + d
     if len(groups) == 1 and np.array_equal(groups[0][0], whole):
         return groups[0][1]
     # Entries of the box that get equally many contributions from each group are made together.
@@ -148,28 +144,25 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     first, last = ([np.searchsorted(own, whole.ravel(), side) for own in listed] for side in ("left", "right"))
     patterns, which = np.unique(np.subtract(last, first), axis=1, return_inverse=True)
     pieces: list[Any] = []
-    entries: list[Ints] = []
     for number, pattern in enumerate(patterns.T):
-        entries.append(np.flatnonzero(which.ravel() == number))
+        entries = np.flatnonzero(which.ravel() == number)
         terms = []
         for k in np.flatnonzero(pattern).tolist():
-            rows = orders[k][first[k][entries[-1], None] + np.arange(pattern[k])]
-            some = groups[k][1].take(rows)
+            some = groups[k][1].take(orders[k][first[k][entries, None] + np.arange(pattern[k])])
             terms.append(some.sum(-1) if pattern[k] > 1 else some[..., 0])
-        none = np.zeros(len(entries[-1]), dtype=np.intp)
-        pieces.append(reduce(operator.add, terms) if terms else zeros_like(groups[0][1].take(none)))
+        terms = terms or [zeros_like(groups[0][1].take(np.zeros_like(entries)))]
+        pieces.append(reduce(operator.add, terms))
     joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    return joined.take(np.argsort(np.concatenate(entries)).reshape(whole.shape))
+    return joined.take(np.argsort(np.argsort(which.ravel(), kind="stable")).reshape(whole.shape))
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
-    Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its coordinates are of order 1 at every width
-    if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is
-    then `ns.mean_dot(g, g)`. Read a coordinate of an output y by a random readout, `ns.dot(ns.gaussian(n), y)`, which
-    has the law of the coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and
-    `ns.apply`. You can differentiate gradients again.
+    For scalars it is ∂p/∂q. **For vectors it is √width · ∂p/∂x**, so its coordinates are of order 1 at every width if p
+    is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. |∂p/∂x|² is then `ns.mean_dot(g, g)`. For a
+    coordinate of an output y take a random readout, `ns.dot(ns.gaussian(n), y)`: it has the law of a row of one more
+    matrix times y. Declare derivatives of your functions in `ns.nonlin` and `ns.apply`. Gradients have gradients too.
 
     Parameters
     ----------
@@ -268,8 +261,8 @@ class Term:
     unit: Unit  # of the scalars that it came through; with one, it is multiplied by √unit
 
 
-def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> Iterable[Term]:
-    """The parts of a gradient that a use makes."""
+def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> list[Term]:
+    """The parts of a gradient that a use makes: one for each matrix, where some do not count or act twice."""
     weight, x, d = use.op.weight, use.op.x, use.d
     members = weight.members.ravel()
     d = d.reshape(len(members), -1)
@@ -277,11 +270,8 @@ def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> It
     left, right = (x, d) if weight.transposed else (d, x)
     whole = Term(output, tuple(members.tolist()), left, right, weight, unit)
     counting = np.isin(members, list(chosen.members[weight.source]))
-    if counting.all() and len(np.unique(members)) == len(members):
-        yield whole
-        return
-    for k in np.flatnonzero(counting):  # one by one, where some do not count or act twice
-        yield alone(whole, int(k))
+    together = counting.all() and len(np.unique(members)) == len(members)
+    return [whole] if together else [alone(whole, int(k)) for k in np.flatnonzero(counting)]
 
 
 def alone(term: Term, k: int) -> Term:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from . import _operation as ops
 from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._softmax import MASKED_SOFTMAX
+from ._score import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 
@@ -193,27 +193,21 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
     for output in outputs:
         asked[output][...] = True
     for value in reversed(values):
-        for x, some in _inputs(value, asked[value]):
-            asked[x] |= some
+        own = asked[value]
+        match value.op:
+            case ops.Take(x, flat):
+                asked[x].reshape(-1)[flat[own]] = True
+            case ops.Join(parts):
+                for part, some in zip(parts, _split(own, parts), strict=True):
+                    asked[part] |= some
+            case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
+                live = np.broadcast_to(allowed > 0, value.shape)  # masked entries are 0, one alone in its row is 1
+                rows = (own & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
+                asked[p] |= _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)
+            case op:
+                for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
+                    asked[x] |= _gathered(own, axes, x.shape)
     return asked
-
-
-def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
-    """For each input of the operation that made `value`: the entries that those asked for depend on."""
-    match value.op:
-        case ops.Take(x, flat):
-            some = np.zeros(x.size, dtype=bool)
-            some[flat[asked]] = True
-            yield x, some.reshape(x.shape)
-        case ops.Join(parts):
-            yield from zip(parts, _split(asked, parts), strict=True)
-        case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-            live = np.broadcast_to(allowed > 0, value.shape)  # what is masked is 0, and an entry alone in its row is 1
-            rows = (asked & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
-            yield p, _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)
-        case _:
-            for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
-                yield x, _gathered(asked, axes, x.shape)
 
 
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:

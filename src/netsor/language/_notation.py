@@ -22,17 +22,21 @@ from ._vector import Vector
 from ._width import Width
 
 LETTERS = "ijklmabcdefgh"  # of indices
-INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
-# Operations that are written by their fields alone
+# As text and in LaTeX; by identity, since users may have functions of these names too
+INFIX = {ADD: ("+", "+"), SUBTRACT: ("−", "-"), MULTIPLY: ("·", r"\cdot"), MATMUL: ("@", "")}
+# Operations as text, by the names of their inputs and by their fields
 TEMPLATES: dict[type[ops.Operation], str] = {
-    ops.Hyperparameter: "{name}",
-    ops.Add: "{x} + {y}",
-    ops.Scale: "{c} {x}",
-    ops.Mix: "{a} @ {x}",
-    ops.Concat: "concat({x}, axis={axis})",
-    ops.Split: "split({x}, {count}, axis={axis})",
-    Rotate: "rotary({x})",
-    Pool: "{f.name}({x})",
+    ops.Data: "given vectors in R^{value.width}",
+    ops.Constant: "given numbers of shape {value.shape}",
+    ops.Hyperparameter: "{op.name}",
+    ops.Root: "{op}",
+    ops.Add: "{0} + {1}",
+    ops.Scale: "{0} {1}",
+    ops.Mix: "{0} @ {1}",
+    ops.Concat: "concat({0}, axis={op.axis})",
+    ops.Split: "split({0}, {op.count}, axis={op.axis})",
+    Rotate: "rotary({0})",
+    Pool: "{op.f.name}({0})",
 }
 
 
@@ -78,44 +82,33 @@ def _reference(value: Value, names: dict[Value | Source, str]) -> str:
 
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
     """The right-hand side of the line of a value, by its operation; as a function of its inputs if that has no case."""
-    op = value.op
-
-    def ref(*values: Value) -> str:
-        return ", ".join(_reference(x, names) for x in values)
-
+    op, inputs = value.op, [_reference(x, names) for x in value.op.inputs]
     match op:
-        case MatMul(weight, x, each) | SteppedMatMul(weight, x, each):
+        case MatMul(weight, _, each) | SteppedMatMul(weight, _, each):
             steps = steps_of(op)
             matrix = names[weight.source] + "'" * len(steps) + (".T" if weight.transposed else "")
-            if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
+            if weight.fan != weight.drawn.fan:  # the adjoint, which gradients use
                 matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
-            moved = f", moved along {ref(*op.inputs[1:])}" if steps else ""
-            return (f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}") + moved
-        case ops.Nonlin(f, read, scalars) | ops.Apply(f, read, scalars):
-            if f in INFIX:
-                return f" {INFIX[f]} ".join(map(ref, read))
-            arguments = ", ".join([ref(x) for x in read] + [f"{p:g}" for p in f.parameters])
-            given = f"; {ref(*scalars)}" if isinstance(scalars, tuple) and scalars else ""
-            return f"{f.name}({arguments}{given})"
+            moved = f", moved along {', '.join(inputs[1:])}" if steps else ""
+            return (f"{matrix}.each({inputs[0]})" if each else f"{matrix} {inputs[0]}") + moved
+        case ops.Nonlin(f) | ops.Apply(f) if f in INFIX:
+            return f" {INFIX[f][0]} ".join(inputs)
+        case ops.Nonlin(f, first) | ops.Apply(f, first):  # the vectors of a Nonlin come first
+            arguments = ", ".join(inputs[: len(first)] + [f"{p:g}" for p in f.parameters])
+            given = ", ".join(inputs[len(first) :])
+            return f"{f.name}({arguments}{'; ' * bool(given)}{given})"
         case ops.Gaussian(_, mean, factor):
             return initial_law(mean, factor)
         case ops.Normal(std=std):
             return f"N(0, {std**2:g})"
-        case ops.Data(vectors):
-            return f"given vectors in R^{vectors.shape[-1]}"
-        case ops.Constant(numbers):
-            return f"given numbers of shape {numbers.shape}"
-        case ops.Root():
-            return str(op)
-        case ops.Dot(x, y, power):
-            return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x, y)}>"
-        case ops.Take(x):
+        case ops.Dot(x, _, power):
+            return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{', '.join(inputs)}>"
+        case ops.Take():
             indices = taken_indices(op, LETTERS, 0)
-            return f"selected from {ref(x)}" if indices is None else ref(x) + f"[{', '.join(indices)}]" * bool(indices)
-    if type(op) in TEMPLATES:
-        fields = {name: getattr(op, name) for name in op.__match_args__}
-        return TEMPLATES[type(op)].format_map({k: ref(x) if isinstance(x, Value) else x for k, x in fields.items()})
-    return f"{type(op).__name__.lower()}({ref(*op.inputs)})"
+            at = f"[{', '.join(indices)}]" if indices else ""
+            return f"selected from {inputs[0]}" if indices is None else inputs[0] + at
+    template = TEMPLATES.get(type(op), f"{type(op).__name__.lower()}({', '.join(inputs)})")
+    return template.format(*inputs, op=op, value=value)
 
 
 def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
@@ -245,14 +238,8 @@ def different_matrices(x: Value, y: Value) -> bool:
     return None not in (sources := (matrix_source(x), matrix_source(y))) and sources[0] is not sources[1]
 
 
-OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
-
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
-
-
-def called(name: str, arguments: str, entry: Indices = ()) -> str:
-    """A function of arguments, or an entry of its result."""
-    return rf"\operatorname{{{escape(name)}}}({arguments})" + (f"_{{{','.join(entry)}}}" if entry else "")
+LATEX = {ops.Add: "{0} + {1}", ops.Scale: r"{0} \, {1}", ops.Mix: r"\sum_{{{k}}} {0} \, {1}"}
 
 
 def formula(value: Value, i: Indices, ref: Reference) -> str:
@@ -268,20 +255,12 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
             first, last = (ref(x, read_indices(value, i, k)[0]) for k in ("1", str(x.shape[axis])))
             return rf"({first}; \dots; {last})"
     summed = LETTERS[len(i)]  # the index of a sum
-    indices = read_indices(value, i, summed) if isinstance(op, ops.Mix) else read_indices(value, i)
-    read = list(map(ref, op.inputs, indices))
+    read = list(map(ref, op.inputs, read_indices(value, i, summed if isinstance(op, ops.Mix) else r"\cdot")))
     match op:
-        case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in OPERATORS:
-            return f" {OPERATORS[f]} ".join(read)
-        case ops.Nonlin(f, vectors, scalars):
-            given = "; " + ", ".join(read[len(vectors) :]) if scalars else ""
-            return called(f.name, ", ".join([*read[: len(vectors)], *map(decimal, f.parameters)]) + given)
-        case ops.Add():
-            return " + ".join(read)
-        case ops.Scale():
-            return r" \, ".join(read)
-        case ops.Mix():
-            return rf"\sum_{{{summed}}} {read[0]} \, {read[1]}"
+        case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in INFIX:
+            return f" {INFIX[f][1]} ".join(read)
+        case ops.Add() | ops.Scale() | ops.Mix():
+            return LATEX[type(op)].format(*read, k=summed)
         case ops.Split(_, axis):
             return rf"({read[0]})_{{\text{{part }} {i[axis]}}}"
         case ops.Dot(x, _, power):
@@ -293,4 +272,8 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
             return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {read[0]}"
     known = getattr(op, "f", None)
     name, parameters = (known.name, known.parameters) if known else (type(op).__name__.lower(), ())
-    return called(name, ", ".join([*read, *map(decimal, parameters)]), [i[k] for k in op.whole(value.ndim)])
+    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(read)
+    arguments = ", ".join([*read[:vectors], *map(decimal, parameters)]) + "; " * (vectors < len(read))
+    entry = [i[k] for k in op.whole(value.ndim)]
+    called = rf"\operatorname{{{escape(name)}}}({arguments}{', '.join(read[vectors:])})"
+    return called + (f"_{{{','.join(entry)}}}" if entry else "")

@@ -87,10 +87,9 @@ class Join(Operation):
     parts: tuple[Value, ...]
 
 
-# Steps of an optimiser, which moves W along a function of G = Σ_i δ_i x_i^T, over all uses of W, and of earlier G. The
-# vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is written twice: a literal simulation
-# really moves the matrix, and the exact engine rewrites the operation. As in training, a step is in the past: gradients
-# pass from W' x to x, and never to δ_i and x_i.
+# Steps of an optimiser: W moves along a function of G = Σ_i δ_i x_i^T over all its uses, and of earlier G. The vectors
+# δ_i and x_i are inputs of W' x. The reference interpreter moves the matrix; the exact engine rewrites the
+# operation. As in training, gradients pass from W' x to x, and never to δ_i and x_i, which are in the past.
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +98,19 @@ class OptimiserStep:
 
     name: str  # of the parameter, for messages
     optimiser: Optimiser
-    lr: Rate  # η, up to a scalar
-    weight_decay: float  # λ, up to a scalar
+    factor: float  # of its learning rate
     scalars: tuple[bool, bool]  # whether a scalar of the program multiplies η, and λ
     in_width: Width
     out_width: Width
 
+    @property
+    def weight_decay(self) -> float:
+        """λ, up to a scalar."""
+        return self.of(self.optimiser.weight_decay, {})
+
     def rate(self, widths: Mapping[str, float]) -> float:
         """η at these widths, up to a scalar."""
-        return self.of(self.lr, widths)
+        return self.factor * self.of(self.optimiser.lr, widths)
 
     def adjusted(self, widths: Mapping[str, float]) -> float:
         """η times what the optimiser multiplies it by."""
@@ -117,10 +120,10 @@ class OptimiserStep:
         """ε of the optimiser."""
         return self.of(self.optimiser.eps, widths)
 
-    def of(self, rate: Rate, widths: Mapping[str, float]) -> float:
-        """A rate at these widths."""
+    def of(self, rate: Rate | Scalar, widths: Mapping[str, float]) -> float:
+        """A rate at these widths; 1 for a scalar of the program."""
         if not callable(rate):
-            return rate
+            return 1.0 if isinstance(rate, Scalar) else rate
         sizes = self.in_width.bind(widths), self.out_width.bind(widths)
         try:
             with np.errstate(all="ignore"):

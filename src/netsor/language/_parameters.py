@@ -21,9 +21,8 @@ from ._width import Width, as_width, bindable
 class Weight:
     """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
-    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b], `W[0]` is one of
-    the matrices of `W`, not a new one. `W.T` are the same matrices transposed, with the same entries: fan is then the
-    width out.
+    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b]. `W[0]` is one of
+    the matrices, not a new one. `W.T` has the same entries, so its fan is the width out.
 
     Attributes
     ----------
@@ -83,17 +82,16 @@ class Weight:
         return replace(made, fan=made.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """The ratio of the root mean squares of W x and x: std √(in/fan)."""
+        """The ratio of the root mean squares of W x and x: std √(in/fan), NaN if two widths are infinite."""
         if self.in_width.name == self.fan.name:
             return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
-        many, few = self.in_width.bind(widths), self.fan.bind(widths)
-        return self.std * math.sqrt(many / few) if math.isfinite(many) or math.isfinite(few) else math.nan
+        return self.std * math.sqrt(self.in_width.bind(widths) / self.fan.bind(widths))
 
     def __repr__(self) -> str:
         return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        return replace(self, members=index_positions(self.members, key, "weight"))
+        return replace(self, members=np.asarray(self.members.take(index_positions(self.batch, key, "weight"))))
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
@@ -282,19 +280,21 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return equal
 
 
-def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
+def normal(shape: int | tuple[int, ...] = (), std: float | Scalar = 1.0, *, name: str | None = None) -> Scalar:
     """Random scalars, i.i.d. N(0, std²), such as relative biases of scores. Other parameters are those of `gaussian`.
 
     Parameters
     ----------
-    std : float
-        The standard deviation.
+    std : float or Scalar
+        The standard deviation, a number or a scalar of the program.
 
     Examples
     --------
     >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
     4.0
     """
+    if isinstance(std, Scalar):
+        return std * normal(shape, name=name)
     shape = as_shape(shape, "normal")
     return Scalar(Normal(Source(as_name(name, "normal")), scale(std, "std", "normal"), shape), shape)
 

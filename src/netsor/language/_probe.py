@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._validate import TraceError, shown
 from ._array import V, Value
 from ._scalar import Scalar
+from ._score import checked_mask
 from ._vector import Vector
 
 Bools = npt.NDArray[np.bool_]
@@ -42,7 +43,7 @@ class Probe(NamedTuple):
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
 
 
-def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
+def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     """Name a value of a program, so that `ns.audit` measures it, and return the value unchanged.
 
     Parameters
@@ -54,8 +55,8 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
         "stream", which ends the block; at last "logits", or "loss". A second "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
-    mask : array_like of bool, optional
-        Which scores or weights take part, (tokens, tokens); by default those that `ns.softmax` masks.
+    mask : array_like or str, optional
+        Which scores or weights take part, as in `ns.softmax`, whose mask is the default.
 
     Examples
     --------
@@ -76,12 +77,10 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     if not isinstance(probes, list):
         why = probes or "must be called in a function that @ns.program decorates, while that is called"
         raise TraceError("probe", f"{name} {why}")
-    allowed = None if mask is None else np.asarray(mask)
-    if allowed is not None:
-        if name not in ("scores", "weights"):
-            raise TraceError("probe", f"mask is for scores and weights, not for {name}")
-        if allowed.dtype != bool or allowed.shape != x.shape[-2:] or not allowed.any(axis=-1).all():
-            raise TraceError("probe", "mask", mask, f"a boolean array {x.shape[-2:]} that leaves every row an entry")
+    if mask is not None and name not in ("scores", "weights"):
+        raise TraceError("probe", f"mask is for scores and weights, not for {name}")
+    shape = x.shape[-2:]
+    allowed = None if mask is None else np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
     probes.append(Probe(name, x, allowed))
     return x
 

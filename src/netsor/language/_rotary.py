@@ -18,8 +18,8 @@ from ._vector import Vector, as_vector
 class Stretch(NamedTuple):
     """RoPE scaling as in Llama 3.1: low frequencies of rotary positions are divided by `factor`, high ones are kept.
 
-    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept if c > high, becomes θ/factor if
-    c < low, and is interpolated linearly in c in between.
+    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept if c > high, divided by `factor`
+    if c < low, and interpolated linearly in c in between.
 
     Parameters
     ----------

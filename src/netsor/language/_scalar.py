@@ -44,7 +44,7 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
     """The methods of p ∘ q and q ∘ p."""
 
     def made(*arguments: ScalarLike) -> Scalar:
-        if any(map(_other_value, arguments)):
+        if any(isinstance(a, Value) and not isinstance(a, Scalar) for a in arguments):
             return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmatmul__, …
         values = tuple(as_scalar(argument, f.name) for argument in arguments)
         return applied(f, values, broadcast(f.name, *values))
@@ -56,8 +56,7 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    You can do arithmetic with scalars and numbers. `ns.dot`, `ns.normal` and functions of scalars return them. The
-    attributes are those of `ns.Value`.
+    You can do arithmetic with scalars and numbers. `ns.dot` and `ns.normal` make them. They are values, see `ns.Value`.
 
     Examples
     --------
@@ -87,7 +86,8 @@ class Scalar(Value):
 
     def __matmul__(self, other: Any) -> Any:
         """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
-        return NotImplemented if _other_value(other) else _matmul(self, as_scalar(other, "@"))
+        vectors = isinstance(other, Value) and not isinstance(other, Scalar)
+        return NotImplemented if vectors else _matmul(self, as_scalar(other, "@"))
 
     def __rmatmul__(self, other: npt.ArrayLike) -> Scalar:
         return _matmul(as_scalar(other, "@"), self)
@@ -104,9 +104,6 @@ class Scalar(Value):
 
 
 ScalarLike = Scalar | npt.ArrayLike
-
-
-# The operations of the algebra. `p[i]` means "the scalar at index i of the array p".
 
 
 class Constant(Entrywise):
@@ -147,9 +144,6 @@ class Apply(Entrywise):
     def whole(self, ndim: int) -> Sequence[int]:
         """The axes of the result of f, which reads its own axes whole."""
         return range(self.leading, ndim)
-
-
-# What the operators above are made of
 
 
 def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
@@ -199,11 +193,6 @@ def _matmul(a: Scalar, b: Scalar) -> Scalar:
         raise TraceError("@", problem)
     batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
     return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
-
-
-def _other_value(argument: object) -> bool:
-    """Whether it is a value, but no scalar: it knows itself what is done with it."""
-    return isinstance(argument, Value) and not isinstance(argument, Scalar)
 
 
 def reciprocal(c: ScalarLike) -> Scalar:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,25 +43,24 @@ def step(
 
     You can use them in another step. As in training, gradients do not flow through a step.
 
-    `optimiser` is an object of `ns.optim`, or a dictionary of them by weight or by name, with "matrices" for all other
-    weights and None for all other parameters. An object remembers: in the next step it continues with its moments. A
-    string is an optimiser without memory, which moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient
-    by **the entries of W themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
+    `optimiser` is an object of `ns.optim`, which remembers its moments for the next step, or a dictionary of them by
+    weight or by name, with "matrices" for all other weights and None for all other parameters. A string is an optimiser
+    without memory: it moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient with respect to **the
+    entries of W themselves**, N(0, σ²/fan-in) without any factor in front, U is
 
     - "sgd": G.
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest),
       or Muon's polynomial of Newton and Schulz. Each matrix of a batch, such as a head of attention, has its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
-    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
-    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's first step needs
-    every entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries; with
-    moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
+    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so W' x = W x −
+    η Σ_i ⟨x_i, x⟩ δ_i has an exact law at every finite width. Adam's first step needs all entries of G (at most
+    8·10⁹); with moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
 
     Parameters
     ----------
     outputs
-        A value of the program, or a list or tuple of them, to be computed with the weights after the step.
+        A value of the program, or a list or tuple of them.
     loss
         A scalar of the program; several are summed.
     lr
@@ -73,8 +71,8 @@ def step(
         An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
         The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
-        default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
-        are one parameter; vectors without variance (biases that start at 0) are separate ones.
+        default all matrices that the loss depends on. Random vectors that are equal, as for a token that occurs twice,
+        are one parameter; vectors without variance (biases that start at 0) are separate parameters.
     eps, weight_decay
         ε̂ of "adam", and λ of any string, decoupled as in AdamW.
     newton_schulz
@@ -113,7 +111,7 @@ def step(
         optimisers = _ByParameter(optimiser, "optimiser")
     else:
         first, rates = _without_memory(optimiser, **options), lr if isinstance(lr, Mapping) else {None: lr}
-        optimisers = _ByParameter({key: replace(first, lr=_rate(rate, "lr")) for key, rate in rates.items()}, "lr")
+        optimisers = _ByParameter({key: replace(first, lr=rate) for key, rate in rates.items()}, "lr")
 
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and what is a scalar of the program in it."""
@@ -121,21 +119,15 @@ def step(
         if own.matrices_only and not isinstance(of, Weight):
             remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
             raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
-        rate, decay = own.lr, own.weight_decay
-        lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
-        there = isinstance(lr, Scalar), isinstance(decay, Scalar)
-        scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
+        lr = by if not isinstance(own.lr, Scalar) else own.lr if by is None else by * own.lr
+        there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
+        scalars = tuple(number for number in (lr, own.weight_decay) if isinstance(number, Scalar))
         for number in scalars:
             if number.shape:
                 raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
-        rate, decay = (1.0 if isinstance(number, Scalar) else number for number in (rate, decay))
-        if not callable(rate):
-            rate = factor * rate
-        elif factor != 1:
-            rate = partial(_times, factor=factor, rate=rate)
         one = Width(1)  # a vector of R^n is n × 1
         fans = (of.in_width, of.out_width) if isinstance(of, Weight) else (one, getattr(of, "width", one))
-        return ops.OptimiserStep(name, own, rate, decay, there, *fans), scalars
+        return ops.OptimiserStep(name, own, factor, there, *fans), scalars
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
@@ -184,8 +176,7 @@ def train(
     steps
         The number of steps.
     schedule
-        A function of the step 0, 1, … that the learning rates are multiplied by, as in PyTorch's `LambdaLR`. A warm-up
-        over five steps is `lambda t: min(1.0, (t + 1) / 5)`.
+        A function of the step, 0, 1, …: a factor of all learning rates. A warm-up is `lambda t: min(1.0, (t + 1) / 5)`.
 
     Examples
     --------
@@ -265,9 +256,8 @@ class _ByParameter:
 def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Any:
     """The optimiser that a string names, but for its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
-    real(eps, "eps", "step", least=0)
-    decay = weight_decay if isinstance(weight_decay, Scalar) else real(weight_decay, "weight_decay", "step", least=0)
-    iterations, factor = None, 1.0 if scale is None else _rate(scale, "scale")
+    factor = 1.0 if scale is None or callable(scale) else real(scale, "scale", "step", least=0)
+    adjustment, iterations = scale if callable(scale) else lambda fan_in, fan_out: factor, None
     if newton_schulz is not None:
         count = as_whole(newton_schulz)
         given, steps = (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
@@ -278,20 +268,9 @@ def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, 
         if option and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")
-    return NAMED[kind].first(decay, eps, iterations, factor if callable(factor) else lambda fan_in, fan_out: factor)
+    return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
 
 
-def _source(parameter: Weight | Value) -> Source:
-    if isinstance(parameter, Weight):
-        return parameter.source
-    op = ops.initial_value(parameter)[0].op
-    assert isinstance(op, ops.Gaussian | ops.Normal)
-    return op.source
-
-
-def _rate(rate: Any, name: str) -> Any:
-    return rate if callable(rate) or isinstance(rate, Scalar) else real(rate, name, "step", least=0)
-
-
-def _times(fan_in: float, fan_out: float, *, factor: float, rate: Callable[[float, float], float]) -> float:
-    return factor * rate(fan_in, fan_out)
+def _source(parameter: Weight | Value) -> Any:
+    drawn: Any = parameter if isinstance(parameter, Weight) else ops.initial_value(parameter)[0].op
+    return drawn.source

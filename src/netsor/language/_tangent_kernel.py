@@ -39,8 +39,7 @@ def ntk(
 ) -> Scalar:
     """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, scalars of the same program of shape p.shape + q.shape.
 
-    Read a coordinate of an output y by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n). Then r stands for the
-    last layer, and counts if it is among `weights`.
+    For a coordinate of an output y take a random readout, `ns.dot(r, y)`; r is then the last layer, also in `weights`.
 
     Parameters
     ----------
@@ -49,12 +48,10 @@ def ntk(
     q : Scalar, optional
         Of any shape; p itself if None.
     weights : Weight, Vector, Scalar, or list of them, optional
-        The weights, initial vectors (biases) and random scalars that count; all matrices of the program if None.
-        `W[0]` counts for that matrix alone.
+        The weights (`W[0]` is one matrix), initial vectors and random scalars that count; all matrices by default.
     parametrisation : str
-        "ntk": with respect to N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
-        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of
-        W themselves, for which it grows like the width.
+        "ntk": with respect to N with entries N(0, 1), where W = (σ/√in) N; Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩ has a limit
+        (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of W; it grows like the width.
 
     Examples
     --------
@@ -153,17 +150,15 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
-    law, flat = initial_value(leaf)[0].op, [[d.reshape(-1) for d in side] for side in sides]
+    law: Any = initial_value(leaf)[0].op
+    rows: list[Any] = [stack([d.reshape(-1) for d in side], axis=1) for side in sides]  # (entries, outputs)
     if isinstance(law, Normal):
-        rows: list[Any] = [stack(side) for side in flat]
-        kernel: Scalar = rows[0] @ rows[1].transpose()
+        kernel: Scalar = rows[0].transpose() @ rows[1]
         return kernel if standard else law.std**2 * kernel
-    assert isinstance(law, Gaussian)
     if not standard:  # h = mean + factor E
         factor = constant(law.factor.reshape(leaf.size, -1).T.copy())
-        flat = [[mix(factor, d) for d in side] for side in flat]  # type: ignore[arg-type]
-    columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
-    return mean_dot(*columns).sum(0)
+        rows = [mix(factor, row.transpose()).transpose() for row in rows]
+    return mean_dot(*rows).sum(0)
 
 
 def pooled(parts: Sequence[Vector]) -> Vector:

@@ -124,9 +124,8 @@ def verdict_of(report: Report) -> str:
     return verdict(report._because(), COLOURS[report.verdict])
 
 
-# The operations that the theorems of the paper and of Yang (2019, 2020) speak of, and those that the identities above
-# reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
-# known of it.
+# The operations of the theorems of the paper and of Yang (2019, 2020), and those that the identities above reduce to
+# them. This set claims proofs: an operation outside of it makes a program conjectured, whatever else is known of it.
 COVERED: frozenset[type[Operation]] = frozenset(
     {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
     | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
@@ -254,9 +253,8 @@ class _Facts:
                     if self.scores and weight.transposed:
                         what = f"made by the transpose of {self.names[weight.source]}"
                         add("transposed", f": {what}; Yang (2020) covers that without scores alone")
-                    # A linear combination commutes with a matrix, W Σ_j a_j x_j = Σ_j a_j W x_j, so attention's own
-                    # output matrix is no second multiplication; it is one after a nonlinearity, and for the factors
-                    # of another score.
+                    # W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention is no second multiplication; it
+                    # is one after a nonlinearity, and for the factors of another score.
                     if self.depends[x] and (x in score_inputs or not self.linear[x]):
                         add("deep", f": multiplies {self.names[x]}, which depends on a score (the deep case)")
                 case Nonlin(f) | Apply(f) if f.lipschitz is not True:

@@ -86,9 +86,6 @@ class Vector(Value):
         return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
 
 
-# The operations of the algebra. `x[i]` means "the vector or scalar at index i of the array x".
-
-
 class Gaussian(Entrywise):
     """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
 
@@ -134,9 +131,6 @@ class Mix(Entrywise):
         """All j."""
         batch = ndim - 1
         return (*align_axes(self.a.ndim - 2, batch), batch, None), (*align_axes(self.x.ndim - 1, batch), None)
-
-
-# What the operators above are made of
 
 
 def as_vector(x: object, operation: str, name: str = "") -> Vector:

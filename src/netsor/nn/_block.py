@@ -78,9 +78,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     norm : callable
         The norm before or after a branch.
     order : str
-        pre: x + attend(norm(x)), then x + feed(norm(x)); post: norm(x + attend(x)), then norm(x + feed(x)); parallel: x
-        + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
-        norm(attend(x)), then x + norm(feed(x)).
+        For each branch f in turn, "pre" is x + f(norm(x)), "post" norm(x + f(x)), "sandwich" x + norm(f(norm(x))) and
+        "after" x + norm(f(x)); "parallel" is x + attend(norm(x)) + feed(norm(x)).
 
     Examples
     --------
@@ -103,11 +102,8 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
         return normed(added) if order in ("sandwich", "after") else added
 
     attended = branch(attend, x, "attend")
-    if order == "parallel":
-        fed = branch(feed, x, "feed")
-        return Block(x + attended + fed, attended, fed)
     middle = normed(x + attended) if order == "post" else x + attended
-    fed = branch(feed, middle, "feed")
+    fed = branch(feed, x if order == "parallel" else middle, "feed")
     return Block(normed(middle + fed) if order == "post" else middle + fed, attended, fed)
 
 

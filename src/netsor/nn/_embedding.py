@@ -127,16 +127,12 @@ class Embedding:
         parts = [size * means]
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
             rest = gram - means.transpose() @ means / self.std**2
-            parts[0] = parts[0] + _normals((count, flat.size), sigma) @ root(rest)
+            parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
         if words > count:
-            parts.append(_normals((words - count, flat.size), sigma, "words") @ root(gram))
+            parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
         others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
         place = np.argsort(np.concatenate([self.known, others]))
         return join(parts)[place].transpose().reshape(*y.shape, words)
-
-
-def _normals(shape: tuple[int, ...], std: float | Scalar, name: str | None = None) -> Scalar:
-    return std * normal(shape, name=name) if isinstance(std, Scalar) else normal(shape, std, name=name)
 
 
 def embedding(

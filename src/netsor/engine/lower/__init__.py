@@ -81,7 +81,7 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
         if steps := optimiser_steps(value.op):
             asks = any(isinstance(step.optimiser, Adam) for step in steps)
         else:
-            asks = value.op.acts is not None and value.op.acts.asks_coordinates
+            asks = value.op.asks_coordinates
         if asks and any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs):
             return False
     return True

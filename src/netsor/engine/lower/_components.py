@@ -231,7 +231,7 @@ class Clusters:
                 if not is_source:
                     group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
                     group.given |= isinstance(value.op, Data)
-                    if value.op.acts is not None and value.op.acts.asks_coordinates:
+                    if value.op.asks_coordinates:
                         group.nonlinear.append(value)
         place = {value: k for k, value in enumerate(self.values)}
         for value in self.values:

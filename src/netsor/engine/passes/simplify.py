@@ -15,14 +15,14 @@ import numpy.typing as npt
 from ... import activations as known
 from ..._array_api import array_namespace
 from ...activations import Function
+from ...derivatives import base
 from ...language import _operation as ops
 from ...language._array import Value
 from ...language._graph import widths_of
 from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
 from ...language._parameters import Weight
 from ...language._scalar import MULTIPLY, Scalar, applied, constant
-from ...language._score import join, mean_dot
-from ...language._softmax import MASKED_SOFTMAX, SOFTMAX
+from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .._exceptions import ExactError
@@ -236,6 +236,7 @@ NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
 
 # By identity: a user's function of the same name is another function.
 CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, known.SILU, known.GELU)  # |φ(x)| ≤ |x|
+CLIP, LEAKY_RELU = base(known.clip(1.0)), base(known.leaky_relu(0.5))  # of any bound or slope
 WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
 
 
@@ -265,7 +266,7 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
         match old.op:
             case Nonlin(f, (_,), ()) if f is known.IDENTITY:
                 return cast(Nonlin, new.op).vectors[0]
-            case Nonlin(f, (x,), ()) if known.is_clip(f):
+            case Nonlin(f, (x,), ()) if base(f) is CLIP:
                 bound = size[x]
                 exponent = _tail(f.parameters[0], bound, smallest) if bound else 0.0
                 if exponent > NEVER:
@@ -310,7 +311,7 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
-            contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
+            contraction = f in CONTRACTIONS or base(f) is CLIP or (base(f) is LEAKY_RELU and abs(f.parameters[0]) <= 1)
             return most if contraction else None
         case ops.Add():
             total = sum(math.sqrt(v.variance) for v in found)

@@ -252,7 +252,7 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
     known, left = asked_together(values, linear_sources(values)), ENTRIES
     rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
     for value in values:
-        if value.op.acts is not None and value.op.acts.asks_coordinates:
+        if value.op.asks_coordinates:
             rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
         elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
             rooms[value.width] += value.size
