@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -212,6 +212,15 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
 SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a rare event, in standard deviations
 RARE = 2**13  # points in each set for rare events
+
+
+def lazy_head(
+    scores: Array, values: Array, function: Callable[[Array], Array] = row_softmax, points: int | None = None
+) -> Callable[[], Head]:
+    """What makes the law of one head, from the covariance of a row of scores and the kernel of the values."""
+    exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
+    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
+    return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
 
 @lru_cache(maxsize=8)

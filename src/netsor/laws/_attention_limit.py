@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy
 
 from .._array_api import single_threaded
-from ..activations import row_softmax
-from ._attention_head import Head, alike, head_law, joined, power_moments, power_rules
+from ._attention_head import Head, joined, power_moments, power_rules
 from ._correction import MAX_TOKENS, Correction
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicas, Replicated, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
 from ._law_base import LawError, Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
-from ._replicas import Replicas, Replicated
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
 END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
 SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
+REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the provenance of replicas that a file has
 RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
 
 
@@ -69,7 +68,7 @@ class HeadSum(Law):
         heads: int,
         scale: float,
         origin: Provenance,
-        mixture: Mixture | Callable[[], Mixture] | None = None,
+        mixture: Mixture | Callable[[], Any] | None = None,
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
@@ -99,12 +98,9 @@ class HeadSum(Law):
         """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
         terms = self._correction() if self._correction else None
         if terms is None:
-            raise LawError(
-                "correction",
-                "is known if a program of one width made the law (not a file or a copy), with up to "
-                f"{MAX_TOKENS} Gaussian tokens that are both keys and values, each matrix used once; "
-                "ns.width_needed compares any law with its limit",
-            )
+            needs = "a law that a program of one width made (not a file or a copy), with each matrix used once"
+            tokens = f"up to {MAX_TOKENS} Gaussian tokens that are both keys and values"
+            raise LawError("correction", f"needs {needs} and {tokens}; ns.width_needed compares any law with its limit")
         return terms
 
     # Moments
@@ -296,39 +292,19 @@ class HeadSum(Law):
     def _arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
-            arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
-            made = self.mixture.origin
-            arrays |= {
-                f"mixture_{name}": getattr(made, name) for name in ("seed", "random_numbers", "quadrature_error")
-            }
+            made = {name: getattr(self.mixture.origin, name) for name in REPLICAS}
+            arrays |= {f"mixture_{name}": value for name, value in (self.mixture._arrays() | made).items()}
         return arrays
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
-        seed, mixture = own.pop("seed", None), None
-        numbers, error = int(own.pop("random_numbers", 0)), float(own.pop("quadrature_error", 0.0))
+        mixture = None
         if own:
-            about = f"replicas of: {origin.method}"
-            known = None if seed is None else int(seed)
-            mixture = Mixture(origin=Provenance(origin.status, about, numbers, known, error), **own)
+            seed, numbers, error = (own.pop(name, None) for name in REPLICAS)
+            about, known = f"replicas of: {origin.method}", None if seed is None else int(seed)
+            made = Provenance(origin.status, about, int(numbers or 0), known, float(error or 0.0))
+            mixture = Mixture(origin=made, **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
-
-
-def head_sum(
-    scores: Array,
-    values: Array,
-    heads: int,
-    factor: float,
-    origin: Provenance,
-    mixture: Any = None,
-    function: Callable[[Array], Array] = row_softmax,
-    points: int | None = None,
-) -> HeadSum:
-    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
-    head = partial(head_law, scores.tobytes(), values.tobytes(), function, points)
-    return HeadSum(head, heads, factor, origin, mixture)

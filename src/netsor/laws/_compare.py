@@ -11,13 +11,12 @@ import numpy as np
 from .._array_api import one_blas_thread
 from .._validate import Rng, shown
 from ._distance_estimator import DistanceEstimator
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicas, combined
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_generator, numbers, whole
 from ._mixture import Mixture
 from ._plot import plot_laws
-from ._replicas import Replicas
 
 DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
 
@@ -121,8 +120,8 @@ def kl(p: Other, q: Other) -> Estimate:
 
     Parameters
     ----------
-    p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample. `kl` takes a Joint too.
 
     Examples
     --------
@@ -137,12 +136,7 @@ def kl(p: Other, q: Other) -> Estimate:
 
 
 def total_variation(p: Other, q: Other) -> Estimate:
-    """½ ∫ |p − q|, the largest difference in the probability of an event.
-
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
+    """½ ∫ |p − q|, the largest difference in the probability of an event. The parameters are those of `kl`.
 
     Examples
     --------
@@ -156,7 +150,7 @@ def total_variation(p: Other, q: Other) -> Estimate:
 def wasserstein1(p: Other, q: Other) -> Estimate:
     """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
 
-    The parameters are those of `total_variation`.
+    The parameters are those of `kl`.
 
     Examples
     --------
@@ -168,9 +162,7 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 
 
 def kolmogorov(p: Other, q: Other) -> Estimate:
-    """The largest difference of two distribution functions, sup |P − Q|.
-
-    The parameters are those of `total_variation`.
+    """The largest difference of two distribution functions, sup |P − Q|. The parameters are those of `kl`.
 
     Examples
     --------
@@ -183,9 +175,7 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 
 @one_blas_thread()
 def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
-    """Several distances of two laws at once, in less time than one by one.
-
-    Other parameters are those of `total_variation`.
+    """Several distances of two laws at once, in less time than one by one. Other parameters are those of `kl`.
 
     Parameters
     ----------
@@ -206,13 +196,9 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     first, second = as_law(p), as_law(q)
     if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n in RANGES for n in names):
         raise LawError("distances", "names", names, f"a list of some of {', '.join(RANGES)}")
-    pair = DistanceEstimator(first, second)
-    results = {}
-    for name in names:
-        value, error = pair.distance(name)
-        low, high = RANGES[name]
-        results[name] = Estimate(min(max(value, low), high), error, first.sources | second.sources)
-    return results
+    pair, sources = DistanceEstimator(first, second), first.sources | second.sources
+    found = {name: (pair.distance(name), *RANGES[name]) for name in names}
+    return {name: Estimate(min(max(e.value, low), high), e.error, sources) for name, (e, low, high) in found.items()}
 
 
 MAX_DIRECTIONS = 10_000  # each is a distance
@@ -230,10 +216,8 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
         The two laws; at least one must be a Joint. An array (draws, entries) is a sample.
     directions : int
         The number of directions.
-    seed : int, optional
-        The seed of the directions; 2025 without `seed` and `rng`.
-    rng : numpy.random.Generator or int, optional
-        A generator, instead of `seed`.
+    seed, rng : int, or numpy.random.Generator, optional
+        The seed of the directions, or a generator instead of it; seed 2025 if both are None.
 
     Examples
     --------
@@ -280,7 +264,6 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
     laws = tuple(as_law(law) for law in laws)
     names = [law.method for law in laws] if labels is None else labels
-    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    if not listed or len(names) != len(laws):
+    if not isinstance(names, list | tuple) or len(names) != len(laws) or not all(isinstance(n, str) for n in names):
         raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
     return plot_laws(laws, names, ax)

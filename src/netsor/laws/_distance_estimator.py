@@ -12,12 +12,11 @@ import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._attention_limit import HeadSum
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
 from ._law import Law
 from ._law_base import LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
-from ._replicas import Replicated, bootstrap, jackknife
 
 LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
 

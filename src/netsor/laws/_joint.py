@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +15,12 @@ from .._array_api import single_threaded
 from .._sobol import Sobol
 from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
-from ._estimate import Array, Estimate, combined
-from ._gaussian_mixture import rectangles
+from ._estimate import Array, Estimate, Replicas, combined, proportion_error, tail_error
+from ._gaussian_mixture import GaussianVectors, rectangles
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
-from ._replicas import Replicas, batches, proportion_error, tail_error
 
-TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas × k) computed at a time: 1 MiB, in cache
-FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
-SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
@@ -89,6 +85,7 @@ class Joint(LawBase):
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
+        self._replicas = Replicas(self.replicas, self.weight)
 
     @property
     def dim(self) -> int:
@@ -104,10 +101,6 @@ class Joint(LawBase):
     def effective(self) -> float:
         """The effective sample size of the weights, 1/Σ w²."""
         return float(self._replicas.count)
-
-    @property
-    def _replicas(self) -> Replicas:
-        return Replicas(self.replicas, self.weight)
 
     def __len__(self) -> int:
         return self.dim
@@ -169,8 +162,7 @@ class Joint(LawBase):
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
         """
-        weight = self._replicas.weights
-        return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
+        return Joint(*conditioned(self, observed, noise))
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
@@ -216,18 +208,8 @@ class Joint(LawBase):
     # Densities and probabilities
 
     @cached_property
-    def _roots(self) -> tuple[Array, Array, Array]:
-        """Standard deviations, and the eigenvalues and vectors of the correlations, of each component."""
-        std = np.sqrt(np.maximum(np.diagonal(self.component_cov, axis1=1, axis2=2), 0.0))
-        unit = np.where(std > 0, std, 1.0)
-        values, vectors = np.linalg.eigh(self.component_cov / (unit[:, :, None] * unit[:, None, :]))
-        return std, values, vectors
-
-    @cached_property
-    def _singular(self) -> npt.NDArray[np.bool_]:
-        """Which components have a singular covariance, and so no density."""
-        std, values, _ = self._roots
-        return np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+    def _gaussians(self) -> GaussianVectors:
+        return GaussianVectors(self.component_mean, self.component_cov, self._replicas.weights)
 
     @property
     def singular(self) -> Estimate:
@@ -235,9 +217,10 @@ class Joint(LawBase):
 
         Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
-        if self._singular.all() or not self._singular.any():
-            return Estimate(float(self._singular.all()), 0.0, self.sources)
-        share = float(self._singular @ self._replicas.weights)
+        singular = self._gaussians.singular
+        if singular.all() or not singular.any():
+            return Estimate(float(singular.all()), 0.0, self.sources)
+        share = float(singular @ self._replicas.weights)
         return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
@@ -247,36 +230,6 @@ class Joint(LawBase):
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
         return (*super().notes, without)
-
-    @cached_property
-    def _whitened(self) -> tuple[Array, Array]:
-        """Matrices (k, k, replicas) that whiten components, and log (weight · height); 0 and −∞ of singular ones."""
-        singular, (std, values, vectors) = self._singular, self._roots
-        if singular.all():
-            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
-        std, values = (np.where(singular[:, None], 1.0, a) for a in (std, values))
-        whiten = np.where(singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
-        with np.errstate(divide="ignore"):
-            weight = np.log(np.where(singular, 0.0, self._replicas.weights))
-        height = weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
-        return np.ascontiguousarray(whiten.transpose(1, 2, 0)), height
-
-    def _log_terms(self, y: Array) -> Iterator[Array]:
-        """log (w_r k_r) with k_r the density of component r, (points, replicas), some points (·, k) at a time."""
-        whiten, height = self._whitened
-        centre = self.component_mean.mean(axis=0)
-        shift = np.einsum("ri,ijr->jr", self.component_mean - centre, whiten)
-        near = np.abs(shift).max() < FAR
-        for part in batches(y, shift.size, TABLE_ENTRIES_PER_BATCH):
-            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
-                if near:  # one matrix product for all points and replicas
-                    z = ((part - centre) @ whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
-                    z -= shift
-                else:
-                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.component_mean, whiten)
-                terms = height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
-            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
-            yield terms
 
     def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:
         """Points (·, entries), and the shape that the user gave them."""
@@ -288,18 +241,19 @@ class Joint(LawBase):
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density."""
         at, shape = self._at("logpdf", y)
-        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._log_terms(at)]
+        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._gaussians.log_terms(at)]
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The joint density; that of the remaining part where some replicas are `singular`."""
         at, shape = self._at("pdf", y)
-        return np.concatenate([np.exp(terms).sum(axis=1) for terms in self._log_terms(at)]).reshape(shape)[()]
+        parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
+        return np.concatenate(parts).reshape(shape)[()]
 
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
         """The density at points (·, k) with its standard error, and with what `unseen` replicas may add to it."""
         replicas, values, errors = self._replicas, [], []
-        for terms in self._log_terms(y):
+        for terms in self._gaussians.log_terms(y):
             each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
             tail = tail_error(each, self.weight, replicas.count) if unseen else 0.0
             values.append(replicas.mean(each))

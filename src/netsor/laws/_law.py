@@ -14,10 +14,9 @@ import scipy
 from .._array_api import one_blas_thread, single_threaded
 from .._validate import as_number, flag
 from . import _law_base as base
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicated, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
-from ._numerics import entropy, expectation, log_share, pointwise, quantiles, values
-from ._replicas import Replicated
+from ._numerics import entropy, expectation, pointwise, quantiles, values
 
 
 @single_threaded
@@ -70,11 +69,14 @@ class Law(LawBase):
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._cdf(y).value)
 
-    def _logcdf(self, y: Array) -> Array:
-        return log_share(self._distribution(y), self._sf(y), lambda tiny: self._log_tail(y[tiny], -1))
-
-    def _logsf(self, y: Array) -> Array:
-        return log_share(self._sf(y), self._distribution(y), lambda tiny: self._log_tail(y[tiny], 1))
+    def _log_side(self, y: Array, sign: int) -> Array:
+        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate where it is near 0 or 1."""
+        share, rest = (self._sf(y), self._distribution(y))[::sign]
+        with np.errstate(divide="ignore"):
+            logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+        if (tiny := np.isneginf(logs)).any():
+            logs[tiny] = self._log_tail(y[tiny], sign)
+        return logs
 
     def _log_error(self, y: Array) -> Array:
         """The error of the logarithm of the density: the relative error of the density."""
@@ -152,11 +154,11 @@ class Law(LawBase):
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
         """log P(Y ≤ y), accurate in both tails."""
-        return values("logcdf", self._logcdf, y)
+        return values("logcdf", lambda p: self._log_side(p, -1), y)
 
     def logsf(self, y: npt.ArrayLike) -> Any:
         """log P(Y > y), accurate in both tails."""
-        return values("logsf", self._logsf, y)
+        return values("logsf", lambda p: self._log_side(p, 1), y)
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""

@@ -1,4 +1,4 @@
-"""The base class of all laws: provenance, notes, saving and loading; and the validation of what laws are given."""
+"""The base class of all laws: provenance, notes, saving and loading; and the validation of arguments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class LawError(PlacedError):
     """
 
 
-Size = int | tuple[int, ...] | None
 FORMAT = 1
 REASON = 200  # characters of an error's own text in a message: some repeat the whole file
 KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
@@ -167,7 +166,7 @@ class LawBase:
         return self._formula()
 
     @one_blas_thread()
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
+    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None, rng: Rng = None) -> Any:
         """Independent draws of the law; of a joint law, all entries along a last axis.
 
         A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
@@ -177,10 +176,8 @@ class LawBase:
         ----------
         size : int or tuple of int, optional
             The shape of the result; a single draw if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, as in scipy, instead of `seed`.
+        seed, rng : int, or numpy.random.Generator, optional
+            The seed, or as in scipy a generator; the draws differ each time if both are None.
         """
         sizes = () if size is None else size if isinstance(size, tuple | list) else (size,)
         shape = tuple(length for length in map(as_whole, sizes) if length is not None and 0 <= length <= NUMBERS)
@@ -223,16 +220,14 @@ def points(argument: Any, name: str, operation: str) -> Array:
 
 def checked_draws(argument: Any) -> Array:
     """Draws, two or more and not all alike."""
-    if np.ma.is_masked(argument):
-        raise LawError("draws", "must not be masked: take draws.compressed()")
     draws = as_floats(argument)
     if draws is None:
-        raise LawError("draws", f"{shown(argument)} must be real numbers")
-    draws = draws.ravel()
-    if draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
-        raise LawError("draws", f"{shown(argument)} must be {allowed}")
-    return draws
+        allowed = "not be masked: take draws.compressed()" if np.ma.is_masked(argument) else "be real numbers"
+    elif draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
+        allowed = f"be at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
+    else:
+        return draws.ravel()
+    raise LawError("draws", f"{shown(argument)} must {allowed}")
 
 
 def checked_weights(argument: Any, count: int, operation: str, name: str = "weight") -> Array | None:

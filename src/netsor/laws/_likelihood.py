@@ -13,9 +13,8 @@ import numpy.typing as npt
 import scipy
 
 from .._validate import as_number, as_whole, shown
-from ._estimate import Array, Estimate, combined
-from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
-from ._replicas import Replicas
+from ._estimate import Array, Estimate, Replicas, combined
+from ._law_base import MAX_MAGNITUDE, LawError, numbers
 
 SUBSTITUTED = 32  # rows of a triangular matrix beyond which substitution, one by one, is faster than numpy's solve
 MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
@@ -173,16 +172,14 @@ def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observ
 
 
 MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which a warning is given
-Conditioned = tuple[Array, Array, Provenance, Array, Estimate]
 
 
-def conditioned(
-    mean: Array, cov: Array, weight: Array, observed: Mapping[int, float], noise: npt.ArrayLike, origin: Provenance
-) -> Conditioned:
-    """Means, covariances, origin, weights and log evidence of the law given data."""
-    data = checked_data(mean.shape[1], observed, noise)
+def conditioned(law: Any, observed: Mapping[int, float], noise: npt.ArrayLike) -> tuple[Any, ...]:
+    """The arguments of a `Joint`, of `law` given data: means, covariances, origin, weights and log evidence."""
+    cov, weight, origin = law.component_cov, law._replicas.weights, law.origin
+    data = checked_data(law.dim, observed, noise)
     entries = data.entries
-    new_mean, new_cov, root, z = updated(mean, cov, data)
+    new_mean, new_cov, root, z = updated(law.component_mean, cov, data)
     with np.errstate(divide="ignore"):  # of replicas without weight
         joint = np.log(weight) + log_density(root, z)
     posterior, evidence = scipy.special.softmax(joint), float(scipy.special.logsumexp(joint))

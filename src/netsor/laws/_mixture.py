@@ -15,15 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from ._estimate import Array, Estimate, combined, student
+from ._estimate import Array, Estimate, Replicated, batches, combined, proportion_error, student
 from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
 from ._numerics import kernel_bias
-from ._replicas import Replicated, batches, proportion_error
-
-CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
 
 @single_threaded
@@ -260,7 +257,7 @@ class Mixture(Components, Law):
     def _cf(self, t: Array) -> Estimate:
         # Σ_r w_r e^(itm_r − t²v_r/2), with its error as the radius of a circle
         values, errors = [], []
-        for p in batches(t, len(self.component_var), CF_ENTRIES_PER_BATCH):
+        for p in batches(t, len(self.component_var)):
             with np.errstate(over="ignore"):  # e^(−∞) is 0
                 terms = np.exp(1j * np.outer(self.component_mean, p) - np.outer(self.component_var, p**2) / 2)
             values.append(self._replicas.mean(terms))

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._estimate import Array
+from ._estimate import BLOCKS, Array, Replicas, Replicated
 from ._gaussian_mixture import GaussianMixture1D
 from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, checked_weights, numbers
-from ._replicas import BLOCKS, Replicas, Replicated
 
 Indices = npt.NDArray[np.intp]
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
@@ -170,6 +169,8 @@ class Components:
         self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
         self.count = None if count is None else numbers(count, "Mixture", "count")
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
+        self._replicas = Replicas(len(self.component_var), self.weight, None if count is None else self.replicas)
+        self.component_weight = self._replicas.weights  # of sum 1
         self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
 
     @property
@@ -183,18 +184,9 @@ class Components:
         return float(self._replicas.count)
 
     @property
-    def _replicas(self) -> Replicas:
-        return Replicas(len(self.component_var), self.weight, None if self.count is None else self.replicas)
-
-    @property
     def centred(self) -> bool:
         """Whether every component has mean 0."""
         return not self.component_mean.any()
-
-    @cached_property
-    def component_weight(self) -> Array:
-        """The weights of the components, of sum 1."""
-        return self._replicas.weights
 
     # The parts: Gaussians, atoms, draws
 
@@ -235,8 +227,6 @@ class Components:
     @cached_property
     def _compressed(self) -> GaussianMixture1D:
         """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
-        if self.centred and self.weight is None and len(self._smooth) > MAX_COMPONENTS:
-            return compress(self._gaussians.var, self._gaussians.weight)
         return self._weighted(self.component_weight)
 
     @cached_property
@@ -257,16 +247,18 @@ class Components:
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k, (which, blocks, weight, mass) = self._smooth, self._blocks
-        if self.count is not None:
-            return self._gaussians._replace(weight=summed(which, weight, len(self.count), blocks)[k]), mass
-        if self.centred and len(k) > MAX_COMPONENTS:
-            return compress(self.component_var[k], weight[k], blocks.of(k)), mass
-        return self._weighted(weight, blocks), mass
+        which, blocks, weight, mass = self._blocks
+        if self.count is None:
+            return self._weighted(weight, blocks), mass
+        by_blocks = summed(which, weight, len(self.count), blocks)
+        return self._gaussians._replace(weight=by_blocks[self._smooth]), mass
 
     def _weighted(self, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
-        """The Gaussian components with these weights, kernels on a lattice; with blocks, (nodes, blocks) of them."""
-        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
+        """The Gaussian components with these weights, or fewer; with blocks, the weights are (nodes, blocks)."""
+        k, some = self._smooth, self._kernels
+        if self.centred and len(k) > MAX_COMPONENTS and (self.weight is None or blocks is not None):
+            return compress(self.component_var[k], weight[k], None if blocks is None else blocks.of(k))
+        k = np.setdiff1d(k, some, assume_unique=True)
         gaussians = GaussianMixture1D(self.component_mean[k], self.component_var[k], weight[k])
         if blocks is not None:
             gaussians = merged(gaussians, blocks.of(k))

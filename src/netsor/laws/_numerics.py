@@ -10,11 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Jackknife, combined, jackknife
 from ._law_base import MAX_MAGNITUDE, LawError, points
-from ._replicas import Jackknife, jackknife
-
-Function = Callable[[Any], Array]
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
@@ -63,7 +60,7 @@ def resolved(*laws: Any) -> Array:
     return np.unique(np.concatenate([part[0] for part in nodes]))
 
 
-def integrated(integrand: Function, nodes: Array) -> tuple[Array, Array]:
+def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array, Array]:
     """Points and weights of a Gauss rule on cells between nodes, halved until the integral settles to INTEGRAL_RTOL."""
 
     def gauss(cells: Array) -> tuple[Array, Array]:
@@ -167,15 +164,6 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
         value += height * mass.value
         error += abs(height) * mass.error  # errors of masses add in the worst case: their sum is 0
     return Estimate(value, error)
-
-
-def log_share(share: Array, rest: Array, where_tiny: Function) -> Array:
-    """The logarithm of a probability, from it and 1 minus it, right at both ends and where it is no double."""
-    with np.errstate(divide="ignore"):
-        logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
-    if (tiny := np.isneginf(logs)).any():
-        logs[tiny] = where_tiny(tiny)
-    return logs
 
 
 def log_mean(logs: Array) -> Array:
