@@ -1,7 +1,7 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads: equation (9) of docs/theory.md.
-A sample of w becomes a rule of some hundred nodes, and the law of the sum is a power of it, by repeated squaring.
+Given its scores, an output is N(0, v), v = (σ²/H) Σ_a w_a with w_a i.i.d. over heads: equation (9) of docs/theory.md.
+A sample of w becomes a rule of a few hundred nodes, and repeated squaring gives the law of the sum.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
 
-CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
-MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
-END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
-SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
-REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the provenance of replicas that a file has
-RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
+CENTRAL = 6.0  # standard deviations of Y within which we use the plain sample of w
+MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which we use the plain sample in the tails too
+END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), counts as 0
+SOFT = 100.0  # ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
+REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the replicas' provenance that a file keeps
+RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
 
 
 @single_threaded
@@ -49,9 +49,9 @@ class HeadSum(Law):
     scale : float
         σ_O²σ_V².
     origin : Provenance
-        How the law was obtained and what is known of it.
+        How the law was computed, and its standing.
     mixture : Mixture or callable, optional
-        The same law over replicas of the engine, to couple it with other widths, or a function that makes it.
+        The same law over replicas of the engine, which couples it with other widths; or a function that makes it.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class HeadSum(Law):
     0.646080 0.121659
     """
 
-    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
+    _correction: Callable[[], Correction | None] | None = None  # set if a program made the law
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class HeadSum(Law):
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
-        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # what `_tilted` gave, by rungs
+        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # results of `_tilted` by rung
 
     @cached_property
     def head(self) -> Head:
@@ -81,7 +81,7 @@ class HeadSum(Law):
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The same law as a mixture over replicas, or None where no program made the law."""
+        """The same law as a mixture over replicas, or None if no program made the law."""
         return self._mixture() if callable(self._mixture) else self._mixture
 
     def with_heads(self, heads: int) -> HeadSum:
@@ -89,7 +89,7 @@ class HeadSum(Law):
         return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
 
     def infinite_heads(self) -> Mixture:
-        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
+        """The Gaussian law of the same layer with infinitely many heads; all numbers of heads have its variance."""
         value, error = self.with_error.var()
         origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
         return Mixture(0.0, value, origin)
@@ -131,7 +131,7 @@ class HeadSum(Law):
             each = (weights * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2).sum(axis=1)
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
-        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
+        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # if each v moves by ±ε of itself
         sampling = Replicas(len(each)).spread(each)
         error = combined(sampling, self.origin.quadrature_error * float(worst))
         return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)  # the law is symmetric
@@ -148,7 +148,7 @@ class HeadSum(Law):
         return Replicas(len(self.head.nodes))
 
     def _logs(self, y: Array, tail: int) -> Array:
-        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); far from the centre, from tilted rules."""
+        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); tilted rules give the tails."""
         size, logs = np.abs(y), np.empty((len(y), len(self.head.nodes)))
         near = size <= CENTRAL * self._std
         each = (self._rule.sf if tail else self._rule.pdf)(size[near]) * logs.shape[1]
@@ -170,14 +170,14 @@ class HeadSum(Law):
 
     @cached_property
     def _coarse(self) -> float:
-        """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
+        """The largest relative error of the density from wide cells: (h/2)⁴/3! for each squaring; 0 for fine cells."""
         width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
         lowest = self.head.nodes.min(axis=1)
-        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, where samples do not know it
+        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, and samples do not show it
             error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
         return Estimate(value, error)
 
@@ -197,7 +197,7 @@ class HeadSum(Law):
         return log_mean(self._logs(y, 1))
 
     def _log_error(self, y: Array) -> Array:
-        logs = self._logs(y, 0)  # far out the density may be no double, but what its sets are of each other is
+        logs = self._logs(y, 0)  # in the tails the density may underflow, but not the ratios of its sets
         part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
         mean, spread = part.mean(axis=0), self._sets.spread(part)
         share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
@@ -215,9 +215,9 @@ class HeadSum(Law):
 
     # The tails
     #
-    # There f(y) = E[N(y; v)] comes from large v, which a plain sample does not have. With v tilted by e^(θv) it is
-    # E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and v* is chosen to be
-    # the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is
+    # In the tails, f(y) = E[N(y; v)] comes from large v, which are missing in a plain sample. With v tilted by e^(θv),
+    # f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and we choose v*
+    # as the mean of v under the tilt (the saddle point). Heads are independent, so we tilt each by itself: E[e^(θv)] is
     # a power of that of one head. One θ serves all points near a rung of a ladder.
 
     def _tail_logs(self, y: Array, tail: int) -> Array:
@@ -243,18 +243,18 @@ class HeadSum(Law):
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
         w, log_weight = self.head.plain
         if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
-            w, log_weight = self.head.tail  # the tilt asks for what is rare
+            w, log_weight = self.head.tail  # the tilt needs rare values
         low, high = 0.0, self.scale * float(w.max())
-        for _ in range(30):  # v* by bisection in one set, to 9 digits: every tilt gives the right law
+        for _ in range(30):  # v* by bisection in one set, to 9 digits; any tilt gives the right law
             v = (low + high) / 2
             exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
             tilted = np.exp(exponent - exponent.max())
-            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # this mean falls as v grows
+            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # the mean falls as v grows
             low, high = (v, high) if below else (low, v)
         tilt = y**2 / (2 * v**2)
         steep = tilt * self.scale / self.heads
         exponent = log_weight + steep * w
-        if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
+        if steep * float(w.max()) < 1:  # log ψ to all digits, because we multiply it by the number of heads
             tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
         else:
             tops = scipy.special.logsumexp(exponent, axis=1)
@@ -270,21 +270,21 @@ class HeadSum(Law):
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         rules = zip(self.head.nodes, self.head.weights, strict=True)
-        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # less 1
-        with np.errstate(divide="ignore"):  # where it is 0
+        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # ψ − 1
+        with np.errstate(divide="ignore"):  # ψ may be 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
         return Estimate(value.astype(np.complex128), combined(self._sets.spread(each), self._coarse * value))
 
     def latex(self) -> str:
-        """The formula of the law: that of the program that has it; else by the variance that each head adds."""
+        """The formula of the program that made the law; without a program, by the variance of each head."""
         if self._formula is not None:
             return super().latex()
         var = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
         return rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        # a variance of the rule, and a normal
+        # a variance of the rule times a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))

@@ -15,16 +15,16 @@ from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-_Part = tuple[object, Sources]  # an error of unit size, which no other one equals, and the draws that it comes from
+_Part = tuple[object, Sources]  # an error of unit size, equal only to itself, and the draws that it comes from
 SHOWN = 12  # entries of an array that a notebook shows
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     """A value and its standard error: `value, error = estimate`, `estimate.value`, `float(estimate)`.
 
-    The error is 0 where the value is exact but for rounding, and infinite where nothing can be said of it. Numbers,
-    arrays of them and other estimates can be added, subtracted, multiplied, divided and compared with it; `log`,
-    `exp` and `sqrt` of it are methods and numpy functions too.
+    The error is 0 where the value is exact up to rounding, and infinite where nothing is known about it. You can add,
+    subtract, multiply, divide and compare estimates, numbers and arrays; `log`, `exp` and `sqrt` are methods, and work
+    as numpy's functions too. Errors remember their sources: `e − e` is 0 ± 0.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     error : float or numpy.ndarray
         Its standard error, in the same shape.
     sources : frozenset
-        What the error comes from: errors with a common source add linearly, others in squares.
+        The sources of the error: errors with a common source add linearly, others in squares.
 
     Examples
     --------
@@ -61,8 +61,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __getitem__(self, index: int) -> Any:
         return (self.value, self.error)[index]
 
-    # What it looks like
-
     def __repr__(self) -> str:
         return f"Estimate(value={self.value!r}, error={self.error!r})"
 
@@ -80,7 +78,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
 
     def brief(self) -> str:
-        """The number as it is read in a table: with its error where there is one."""
+        """The number for a table, with its error if there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
@@ -96,10 +94,10 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return float(self.value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Its value alone: otherwise numpy would convert (value, error) to an array of two numbers."""
+        """The value alone; otherwise numpy would make an array of the two numbers (value, error)."""
         return np.array(self.value, dtype=dtype)
 
-    # Compared with numbers it is its value; two estimates are equal if their errors are too
+    # A number is compared with the value; two estimates are equal if their errors are equal too
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, Estimate):
@@ -115,12 +113,12 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    # Arithmetic: the operators of the mixin call numpy's functions, and those come here
+    # Arithmetic: the operators of the mixin call numpy's functions, which call this method
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
         if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
-            return NotImplemented  # numpy then says which function has no rule
+            return NotImplemented  # numpy's error names the function
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
         if ufunc is np.power and isinstance(inputs[1], Estimate):
@@ -173,7 +171,7 @@ _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, the worst case; the others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, which is the worst case; others in squares."""
     groups: list[tuple[Sources, Any]] = []
     for (_, sources), size in parts.items():
         total = np.abs(size)
@@ -184,11 +182,11 @@ def _size(parts: dict[_Part, Any]) -> Any:
     return combined(*(total for _, total in groups))
 
 
-MANY = 10**4  # values from which Student's quantile is a series in 1/count to all digits: scipy.special loads slowly
+MANY = 10**4  # from here on a series in 1/count gives all digits of Student's quantile, and scipy.special loads slowly
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """How much wider a standard error from `count` values must be to cover like a normal law's: one error in 68 %."""
+    """The factor that makes a standard error from `count` values cover like a normal law's: one error in 68 %."""
     if count < 2:
         return math.inf
     if count > MANY:
@@ -199,36 +197,36 @@ def student(count: int, errors: float = 1.0) -> float:
 
 
 def combined(*errors: Any) -> Any:
-    """Errors of different origin, together: the root of the sum of their squares."""
+    """The total of independent errors: the root of the sum of their squares."""
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
         total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
     return float(total) if np.ndim(total) == 0 else total
 
 
-STEEPER = 1.0  # standard errors by which the tail of a mean is taken to be heavier than it looks
-TAIL = 20  # deviations, the largest, by which a tail is read; of fewer than 100 draws a fifth of them
-FEWEST = 5  # of them, however few draws there are
-SAME = 1e-12  # of the largest deviation: smaller ones are rounding, as of draws from an atom
+STEEPER = 1.0  # standard errors by which we assume a tail to be heavier than it looks
+TAIL = 20  # largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
+FEWEST = 5  # least number of these deviations, however few the draws
+SAME = 1e-12  # share of the largest deviation below which a deviation is rounding, for example in draws from an atom
 LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 
 
 def tail_error(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:
-    """How much of the mean of each column may lie beyond its draws, which say as much as `count` of equal share."""
-    # Deviations from the median are taken to be lognormal beyond x_p, which a share p of them exceeds: log x = log x_p
-    # + σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p, raised by
-    # `steeper` of its standard errors, 1/√(number beyond x_p). Of the mean x_p e^(σ²/2 − σ z_p) Φ(σ − z_n) lies beyond
-    # the last of n draws, z_n = Φ⁻¹(1 − 1/n).
-    if count < 2 * FEWEST:  # they say nothing of a tail
+    """How much of the mean of each column may lie beyond its draws, which are worth `count` draws of equal weight."""
+    # We assume that deviations from the median are lognormal beyond x_p, which a share p of them exceeds:
+    # log x = log x_p + σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p.
+    # We raise it by `steeper` of its standard errors, 1/√(number beyond x_p). The part of the mean beyond the last of n
+    # draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
+    if count < 2 * FEWEST:  # too few to show a tail
         return np.zeros(samples.shape[1:])
     flat, parts = samples.reshape(len(samples), -1), []
     for columns in batches(flat.T, len(flat), 2**22):
         size, each, differ = _largest(columns.T, share)
-        # half of what differs at all is the tail, at most: the other half says where it begins
+        # at most half of the draws that differ are the tail; the other half shows where it begins
         some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
         mass, column = np.cumsum(each, axis=0), np.arange(size.shape[1])
         last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
         p, start = mass[last, column], size[last + 1, column]
-        # one value, and at most one other, have no tail
+        # two values alone have no tail
         start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
         beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
         z = -_quantile(np.clip(p, 1e-300, 0.5))
@@ -240,13 +238,13 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     return np.concatenate(parts).reshape(samples.shape[1:])
 
 
-# Φ⁻¹ and Φ by the standard library, for few numbers: scipy.special takes a quarter of a second to load
+# Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a second to load
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
 _cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
 
 
 def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
-    """The largest deviations from the median of each column, falling; their shares; and what share of all differs."""
+    """The largest deviations from the median of each column, falling; their weights; the weight of all that differ."""
     if share is None:
         size = np.abs(samples - np.median(samples, axis=0))
         differ = np.mean(size > SAME * size.max(axis=0), axis=0)
@@ -262,7 +260,7 @@ def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
     return np.take_along_axis(size, order, axis=0), share[order], differ
 
 
-BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no averages are found
+BLOCKS = 40  # blocks of replicas that give the errors of quantities other than averages
 
 
 def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
@@ -272,7 +270,7 @@ def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
 
 
 class Replicated(NamedTuple):
-    """A quantity at points, by independent blocks of what a law was made from: rows (blocks, points), and weights."""
+    """A quantity at points, for each independent block of a law's replicas: rows (blocks, points), and weights."""
 
     rows: Array
     weight: Array
@@ -301,7 +299,7 @@ class Replicas:
         return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
 
     def spread(self, samples: Array) -> Array:
-        """The standard error of the mean, from the spread of the replicas: 0 of one, which is exact."""
+        """The standard error of the mean, from the spread of the replicas; 0 for one replica, which is exact."""
         if self.count == 1:
             return np.zeros(samples.shape[1:])
         off = samples - self.mean(samples)
@@ -311,9 +309,9 @@ class Replicas:
         return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """What the tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks."""
-        # With a hundred replicas the tail is read from a fifth of them, where most laws look heavier than further out:
-        # it then counts as it looks. A tail that is decisive, as for a fourth moment, always counts as heavier.
+        """What a tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks."""
+        # With a hundred replicas, a fifth of them shows the tail. There most laws look heavier than further out, so we
+        # take the tail as it looks. A decisive tail, such as that of a fourth moment, always counts as heavier.
         if not decisive:
             return tail_error(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
         if 1 < self.count < 2 * FEWEST:
@@ -326,11 +324,11 @@ class Replicas:
 
 
 def proportion_error(share: Any, count: float) -> Any:
-    """The error of a share of `count` draws; it is not 0 without any hit."""
+    """The error of a share of `count` draws; it is positive even if the share is 0."""
     if count == 1:
         return np.zeros_like(share)
-    # by Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
-    # width, together; for z = 1, or half of that for z = 2 where it is more
+    # Wilson's interval is (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n). We combine the offset of its middle with
+    # half its width, for z = 1, or take half of the same for z = 2 if that is more.
     errors = []
     for z in (1.0, 2.0):
         half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -344,16 +342,16 @@ MIN_BLOCKS_FOR_BIAS = 10  # with fewer blocks a bias is too uncertain to be subt
 
 
 class Jackknife(NamedTuple):
-    """A value, what noise adds to it on average, and its standard error."""
+    """A value, its bias from noise, and its standard error."""
 
     value: float
     bias: float
     error: float
-    blocks: int  # the least number of them in a group; 0 if all is exact
+    blocks: int  # the least number of blocks in a group; 0 if all are exact
 
     def corrected(self) -> Estimate:
-        """The value without its bias, which counts as an error; with it, if there are too few blocks to know it."""
-        # near a minimum (KL of nearly equal laws) the gradient that the error rests on vanishes: the bias varies alone
+        """The value less its bias, which counts as an error; with too few blocks to know the bias, the value itself."""
+        # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it the error: the bias is left
         off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
         return Estimate(self.value - off, combined(self.error, self.bias))
 
@@ -376,9 +374,9 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
 
 
 def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
-    """A function with kinks of the means of the groups, with its error and less what noise adds to it; or as it is."""
-    # What noise adds is read from noise added once more. Where the truth is 0 that finds the smaller half of it, so the
-    # error counts one and a half times what was found.
+    """A function with kinks of the means of the groups, less its bias from noise, with its error; or just its value."""
+    # More noise of the same size shows the bias. Where the truth is 0, it shows the smaller half of it, so we count one
+    # and a half times what we find as an error.
     value = functional(*(group.mean for group in groups))
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
@@ -388,7 +386,7 @@ def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], er
         count = len(group.rows)
         drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
         drawn = drawn / drawn.sum(axis=1, keepdims=True)
-        if count > 1:  # the weights vary by 1/(count + 1) where a fresh set of blocks would by 1/(count − 1)
+        if count > 1:  # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
             drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
         weights.append(drawn)
     redrawn = ([w @ group.rows for w, group in zip(each, groups, strict=True)] for each in zip(*weights, strict=True))

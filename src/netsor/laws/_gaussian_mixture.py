@@ -24,8 +24,8 @@ def normal_moment(k: int) -> float:
 
 
 def weighted(table: Array, weight: Array) -> Array:
-    """Σ_i table[p, i] weight[i] for each point p, whose last digits do not depend on the other points."""
-    # a product of the whole table would: BLAS adds in another order for one row than for many
+    """Σ_i table[p, i] weight[i] for each point p; its last digits do not depend on the other points."""
+    # in a product of the whole table they would: BLAS adds in another order for one row than for many
     return np.asarray((table[:, None, :] @ np.asfortranarray(weight))[:, 0])
 
 
@@ -62,7 +62,7 @@ class GaussianMixture1D(NamedTuple):
         return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """What components beyond these `count` draws may add to the sum; see `tail_error`."""
+        """What components that were not among `count` draws may add to the sum; see `tail_error`."""
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
         errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]
@@ -72,11 +72,11 @@ class GaussianMixture1D(NamedTuple):
         return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
 
     def logpdf(self, y: Array) -> Array:
-        """The logarithm of the density, accurate however far out."""
+        """The logarithm of the density, accurate at any distance."""
         return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
 
     def logsf(self, y: Array) -> Array:
-        """The logarithm of `sf`, accurate however far out."""
+        """The logarithm of `sf`, accurate at any distance."""
         return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
@@ -137,7 +137,7 @@ class GaussianVectors:
 
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     """Unbiased values of P(lower < N(0, cov) ≤ upper), one for each of the uniforms (many, components, k − 1)."""
-    # by Genz's sequential conditioning; in the Cholesky factor, a direction without variance has a column of zeros
+    # Genz's sequential conditioning. In the Cholesky factor, a direction without variance has a column of zeros.
     z = np.zeros((*u.shape[:2], cov.shape[1]))
     probability, rest, root = np.ones(u.shape[:2]), cov.copy(), np.zeros_like(cov)
     for j in range(cov.shape[1]):

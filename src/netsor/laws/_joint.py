@@ -29,8 +29,8 @@ class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
     The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
-    one entry, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error` has mean,
-    var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+    one entry, `law.combination(w)` the law of Σ_i w_i Y_i, and `law.condition({i: y})` the law given data. `with_error`
+    has mean, var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Joint(LawBase):
         if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
             raise LawError("Joint", f"mean must be below {MAX_MAGNITUDE:g} in size, cov below {MAX_MAGNITUDE**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
-        if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
+        if smallest < -1e-9 * largest_cov:  # conditioning may leave a 0 with a rounding error
             raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
@@ -152,8 +152,8 @@ class Joint(LawBase):
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density that it gives to the data. You get a warning if only
-        few replicas have weight; use `Program.posterior` then.
+        Each replica is conditioned, and weighted by the density of the data under it. If only few replicas have
+        weight, you get a warning; use `Program.posterior` then.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Joint(LawBase):
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
-        """What each replica adds to the covariance."""
+        """The contribution of each replica to the covariance."""
         off = self.component_mean - self.mean()
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
@@ -213,9 +213,9 @@ class Joint(LawBase):
 
     @property
     def singular(self) -> Estimate:
-        """The probability that the covariance is singular, so that there is no joint density.
+        """The probability that the covariance is singular: then there is no joint density.
 
-        Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
+        Rounding causes it: one token can take a whole attention row, and the weights of the others underflow.
         """
         singular = self._gaussians.singular
         if singular.all() or not singular.any():
@@ -245,13 +245,13 @@ class Joint(LawBase):
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; that of the remaining part where some replicas are `singular`."""
+        """The joint density; if some replicas are `singular`, that of the rest."""
         at, shape = self._at("pdf", y)
         parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
         return np.concatenate(parts).reshape(shape)[()]
 
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
-        """The density at points (·, k) with its standard error, and with what `unseen` replicas may add to it."""
+        """The density at points (·, k) with its standard error; with `unseen`, also what other replicas may add."""
         replicas, values, errors = self._replicas, [], []
         for terms in self._gaussians.log_terms(y):
             each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
@@ -273,13 +273,13 @@ class Joint(LawBase):
         return float(self.with_error.cdf(y, lower).value)
 
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
-        """P(lower < Y ≤ upper): for each replica the mean over a few quasi-random points."""
+        """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random points."""
         count, k = self.component_mean.shape
         many = max(1, RECTANGLE // count) if k > 1 else 1
         u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
         values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
         value, error = self._replicas.average(values.mean(axis=0))
-        if many > 1:  # what the points leave, by how they differ
+        if many > 1:  # the error of the points, by their spread
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)
 
@@ -299,7 +299,7 @@ class Joint(LawBase):
         entries : tuple of int
             The two entries.
         """
-        from ._plot import plot_joint  # slow to import, and seldom needed
+        from ._plot import plot_joint  # slow to import, and rarely needed
 
         return plot_joint(self, ax, entries)
 
@@ -317,7 +317,7 @@ class Joint(LawBase):
 
 @single_threaded
 class JointWithError:
-    """Methods of a joint law; each returns an Estimate, the value and its standard error."""
+    """Methods of a joint law; each returns an Estimate, a value with its standard error."""
 
     def __init__(self, law: Joint) -> None:
         self._law = law
@@ -369,7 +369,7 @@ class JointWithError:
         return Estimate(value, combined(error, max(changes, default=0.0)), self._law.sources)
 
     def _off(self) -> list[Joint]:
-        """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
+        """The law with covariances moved up and down by the error of Gaussian expectations; none if exact."""
         law, error = self._law, self._law.origin.quadrature_error
         covs = [law.component_cov * (1 + e) for e in (error, -error) if error > 1e-14]
         return [Joint(law.component_mean, cov, law.origin, law.weight) for cov in covs]
