@@ -14,9 +14,9 @@ from .._sobol import MAX_DIMENSION, Sobol
 from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
-from ._mixture_components import CELL, Blocks, cells, compress, two_points
+from ._mixture_components import CELL, Blocks, compress
 
-Rules = tuple[Array, Array]  # nodes, and weights of sum 1: of one rule, or of several sets (sets, nodes)
+Rule = tuple[Array, Array]  # nodes and weights of sum 1
 
 
 class Head:
@@ -26,7 +26,7 @@ class Head:
     # log weights, both (sets, points). Without it we use the rules themselves.
 
     def __init__(
-        self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
+        self, rules: Sequence[Rule], moments: Array | None = None, tail: Callable[[], Rule] | None = None
     ) -> None:
         most = max(len(nodes) for nodes, _ in rules)  # a shorter rule repeats its last node, without weight
         self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
@@ -34,12 +34,12 @@ class Head:
         self.moments, self._tail = moments, tail
 
     @cached_property
-    def tail(self) -> Rules:
+    def tail(self) -> Rule:
         """w and log weights (sets, points), accurate for rare large values."""
         return self.plain if self._tail is None else self._tail()
 
     @property
-    def plain(self) -> Rules:
+    def plain(self) -> Rule:
         """The rules in the same form."""
         with np.errstate(divide="ignore"):
             return self.nodes, np.log(self.weights)
@@ -98,7 +98,7 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     return result * factorial
 
 
-def head_rule(sample: Array, moments: Array | None = None) -> Rules:
+def head_rule(sample: Array, moments: Array | None = None) -> Rule:
     """A rule of few nodes for a sample of w; it has the moments of w that are known, by a control variate for each."""
     # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
     # sample) p_k(nodes)). We do not take the means of the rule instead: wide cells change its high moments, which is no
@@ -127,55 +127,42 @@ WIDEST = 0.1  # widest cell in log w
 NOTHING = 1e-26  # share of the largest weight below which a weight changes no digit of any result
 
 
-def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
+def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
     """The law of a sum of `count` i.i.d. variables by repeated squaring; every sum is compressed."""
 
-    def width(part: int) -> float:
+    def compressed(nodes: Array, weights: Array, part: int) -> Rule:
         # m variables are a share m/count of the sum, so their cells may be wider by √(count/m): the errors of all parts
         # (a fourth power each) still fall with m
-        return min(max(WIDEST, cell), cell * math.sqrt(count / part))
+        width = min(max(WIDEST, cell), cell * math.sqrt(count / part))
+        keep = weights > NOTHING * weights.max()
+        _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
+        return nodes, weights
 
-    rules = _compress_rules(nodes, weights, width(1))  # of sums of 1, 2, 4, … variables
-    done, result = count & 1, rules
+    def added(a: Rule, b: Rule, part: int) -> Rule:
+        if a is b:  # a pair and its mirror image are one node
+            i, j = np.triu_indices(len(a[0]))
+            times = np.where(i == j, 1.0, 2.0)
+        else:
+            i, j = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
+            times = np.ones(len(i))
+        nodes, weights = compressed(a[0][i] + b[0][j], times * a[1][i] * b[1][j], part)
+        return nodes, weights / weights.sum()  # else rounding errors would grow with every squaring
+
+    power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
+    done, result = count & 1, power
     for bit in range(1, count.bit_length()):
-        rules = _sum(rules, rules, width(1 << bit))
+        power = added(power, power, 1 << bit)
         if count >> bit & 1:
-            result = _sum(result, rules, width(done + (1 << bit))) if done else rules
+            result = added(result, power, done + (1 << bit)) if done else power
             done += 1 << bit
     return result
 
 
-def _sum(a: Rules, b: Rules, cell: float) -> Rules:
-    """The sum of two independent variables; if both have the same law, a pair and its mirror image are one node."""
-    if a is b:
-        i, j = np.triu_indices(a[0].shape[1])
-        times = np.where(i == j, 1.0, 2.0)
-    else:
-        i, j = np.indices((a[0].shape[1], b[0].shape[1])).reshape(2, -1)
-        times = np.ones(len(i))
-    nodes, weights = _compress_rules(a[0][:, i] + b[0][:, j], times * a[1][:, i] * b[1][:, j], cell)
-    return nodes, weights / weights.sum(axis=1, keepdims=True)  # else rounding errors would grow with every squaring
-
-
-def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
-    """Two nodes for each cell in place of many (see `compress`)."""
-    count = len(nodes)
-    keep = weights > NOTHING * weights.max(axis=1, keepdims=True)
-    var = nodes[keep]
-    index, unit = cells(var, keep.sum(axis=1), cell)
-    rule = two_points(var, weights[keep], index, unit)
-    mass, high, low, share = (a.reshape(count, -1) for a in rule[:4])
-    some = mass.any(axis=0)  # where any set has a node
-    upper = mass * share
-    nodes = np.concatenate([high[:, some], low[:, some]], axis=1)
-    return nodes, np.concatenate([upper[:, some], (mass - upper)[:, some]], axis=1)
-
-
-def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
-    """The rules of all sets, (sets, nodes), as one rule with weights (nodes, sets) of total sum 1."""
-    some = weights > 0
-    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    return compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
+def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
+    """The rules of all sets as one rule with weights (nodes, sets) of total sum 1."""
+    nodes, weights = (np.concatenate(parts) for parts in zip(*rules, strict=True))
+    labels = np.repeat(np.arange(len(rules)), [len(nodes) for nodes, _ in rules])
+    return compress(scale * nodes, weights / len(rules), Blocks(labels, len(rules)))
 
 
 MOMENTS = 8  # the number of moments of w that have a formula

@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from .._array_api import single_threaded
-from ._attention_head import Head, joined, power_moments, power_rules
+from ._attention_head import Head, joined, power_moments, power_rule
 from ._correction import MAX_TOKENS, Correction
 from ._estimate import Array, Estimate, Replicas, Replicated, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
@@ -141,7 +141,8 @@ class HeadSum(Law):
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        return joined(*power_rules(self.head.nodes, self.head.weights, self.heads), self.scale / self.heads)
+        sets = zip(self.head.nodes, self.head.weights, strict=True)
+        return joined([power_rule(*rule, self.heads) for rule in sets], self.scale / self.heads)
 
     @property
     def _sets(self) -> Replicas:
@@ -261,9 +262,11 @@ class HeadSum(Law):
         top = float(tops.mean())
         near = exponent > exponent.max(axis=1, keepdims=True) - 42
         weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
-        nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
-        weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
-        return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
+        cell = min(0.01, 0.1 * math.sqrt(v) / y)
+        rules = [power_rule(*rule, self.heads, cell) for rule in zip(w, weights, strict=True)]
+        heights = np.exp(np.minimum(self.heads * (tops - top), 700.0)) * len(w)
+        rules = [(nodes, weights * height) for (nodes, weights), height in zip(rules, heights, strict=True)]
+        return joined(rules, self.scale / self.heads), tilt, self.heads * top
 
     def _cf(self, t: Array) -> Estimate:
         # ψ(σ² t²/2H)^H

@@ -107,7 +107,7 @@ def log_density(root: Array, z: Array) -> Array:
 def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array, Array | None]:
     """The root R of C C^T + τ²I, R^(−1) (y − m), and None; with few columns, the root R of B, β and y' − C' β."""
     # In units of the noise, y' = (y − m)/τ and C' = C/τ. With B = I + C'^T C' = R R^T and β = B^(−1) C'^T y', the
-    # quadratic form of the density is |y' − C' β|² + |β|², no difference of large numbers, and |C C^T + τ²I| = |B| Π τ².
+    # quadratic form of the density is |y' − C' β|² + |β|², not a difference of large numbers; |C C^T + τ²I| = |B| Π τ².
     entries, values, tau = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()

@@ -28,12 +28,18 @@ def cell_width(span: float, cell: float = CELL) -> float:
     return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
 
 
-def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> GaussianMixture1D:
+def compress(
+    var: Array, weight: Array | None = None, blocks: Blocks | None = None, cell: float = CELL
+) -> GaussianMixture1D:
     """Few Gaussians N(0, v) in place of many; with blocks, the weights are (nodes, blocks)."""
     # Each cell of width h in log v gets a rule of two nodes inside it that is exact for cubics in v. The relative error
     # of the density is about (h/2)⁴/4!, 3e-11 with h = 0.01.
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
-    index, unit = cells(var, np.array([len(var)]), CELL)
+    x = np.log(var)
+    h = cell_width(float(np.ptp(x)), cell)
+    place = np.floor(x / h).astype(np.intp)  # every sample has the same cells, so samples differ by noise alone
+    first, last = int(place.min()), int(place.max())
+    index, unit = place - first, np.exp(h * (np.arange(first, last + 1) + 0.5))
     mass, high, low, share, reach, centred = two_points(var, w, index, unit)
     keep, upper = mass > 0, mass * share
     if blocks is not None:
@@ -42,20 +48,6 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
         upper = mass * share[:, None] + off / np.where(reach > 0, 2 * reach, np.inf)[:, None]
     nodes = np.concatenate([high[keep], low[keep]])
     return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
-
-
-def cells(var: Array, sizes: Indices, cell: float) -> tuple[Indices, Array]:
-    """The cell of each variance and the middle of each cell; sets of these sizes have their own cells."""
-    x = np.log(var)
-    starts = np.cumsum(sizes) - sizes
-    lowest, highest = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
-    h = np.array([cell_width(span, cell) for span in highest - lowest])
-    x /= h[0] if np.ptp(h) == 0 else np.repeat(h, sizes)
-    place = np.floor(x, out=x).astype(np.intp)  # every sample has the same cells, so samples differ by noise alone
-    first, last = (np.floor(end / h).astype(np.intp) for end in (lowest, highest))
-    most = int((last - first).max()) + 1
-    place += np.repeat(most * np.arange(len(sizes)) - first, sizes)
-    return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
 
 
 def two_points(var: Array, w: Array, index: Indices, unit: Array) -> tuple[Array, ...]:
