@@ -32,15 +32,24 @@ def compress(
     var: Array, weight: Array | None = None, blocks: Blocks | None = None, cell: float = CELL
 ) -> GaussianMixture1D:
     """Few Gaussians N(0, v) in place of many; with blocks, the weights are (nodes, blocks)."""
-    # Each cell of width h in log v gets a rule of two nodes inside it that is exact for cubics in v. The relative error
-    # of the density is about (h/2)⁴/4!, 3e-11 with h = 0.01.
+    # Each cell of width h in log v gets a rule of two nodes inside it, with its mass, mean, variance and third moment:
+    # the rule is exact for cubics in v. The relative error of the density is about (h/2)⁴/4!, 3e-11 with h = 0.01.
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
     x = np.log(var)
     h = cell_width(float(np.ptp(x)), cell)
     place = np.floor(x / h).astype(np.intp)  # every sample has the same cells, so samples differ by noise alone
     first, last = int(place.min()), int(place.max())
-    index, unit = place - first, np.exp(h * (np.arange(first, last + 1) + 0.5))
-    mass, high, low, share, reach, centred = two_points(var, w, index, unit)
+    index, unit = place - first, np.exp(h * (np.arange(first, last + 1) + 0.5))  # a cell's unit is its middle
+    v, mass = var / unit[index] - 1, summed(index, w, len(unit))
+    safe = np.where(mass > 0, mass, 1.0)
+    mean = summed(index, w * v, len(unit)) / safe
+    centred = v - mean[index]
+    moment = w * centred * centred
+    second, third = (summed(index, each, len(unit)) / safe for each in (moment, moment * centred))
+    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
+    reach = np.sqrt(second + lean**2)  # half the distance of the nodes
+    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)  # of the higher node
+    high, low = (unit * (1 + mean + lean + side) for side in (reach, -reach))
     keep, upper = mass > 0, mass * share
     if blocks is not None:
         # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
@@ -48,25 +57,6 @@ def compress(
         upper = mass * share[:, None] + off / np.where(reach > 0, 2 * reach, np.inf)[:, None]
     nodes = np.concatenate([high[keep], low[keep]])
     return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
-
-
-def two_points(var: Array, w: Array, index: Indices, unit: Array) -> tuple[Array, ...]:
-    """The rule of two nodes for each cell that has its mass, mean, variance and third moment."""
-    # Returns, for each cell, the mass, the higher and the lower node, the share of the mass at the higher one, and half
-    # their distance over the middle of the cell; then each variance less the mean of its cell, over the same middle.
-    v = var / unit[index] - 1
-    mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
-    safe = np.where(mass > 0, mass, 1.0)
-    mean = np.bincount(index, w * v, len(unit)) / safe
-    centred = v - mean[index]
-    moment = w * centred * centred
-    second = np.bincount(index, moment, len(unit)) / safe
-    third = np.bincount(index, moment * centred, len(unit)) / safe
-    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
-    reach = np.sqrt(second + lean**2)
-    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-    middle = 1 + mean + lean
-    return mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred
 
 
 class Blocks(NamedTuple):
@@ -80,7 +70,7 @@ class Blocks(NamedTuple):
         return Blocks(self.labels[which], self.number)
 
 
-def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None) -> Array:
+def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None = None) -> Array:
     """Weights added up by index, (size,), or (size, blocks)."""
     if blocks is None:
         return np.bincount(index, weight, size).astype(np.float64)
