@@ -31,18 +31,14 @@ class Head:
         most = max(len(nodes) for nodes, _ in rules)  # a shorter rule repeats its last node, without weight
         self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
         self.weights = np.stack([np.pad(weights, (0, most - len(weights))) for _, weights in rules])
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            self.plain = self.nodes, np.log(self.weights)
         self.moments, self._tail = moments, tail
 
     @cached_property
     def tail(self) -> Rule:
         """w and log weights (sets, points), accurate for rare large values."""
         return self.plain if self._tail is None else self._tail()
-
-    @property
-    def plain(self) -> Rule:
-        """The rules in the same form."""
-        with np.errstate(divide="ignore"):
-            return self.nodes, np.log(self.weights)
 
     def arrays(self) -> dict[str, Array | None]:
         """Its arrays, for a file."""

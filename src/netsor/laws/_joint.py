@@ -30,7 +30,9 @@ class Joint(LawBase):
 
     The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
     one entry, `law.combination(w)` the law of Σ_i w_i Y_i, and `law.condition({i: y})` the law given data. `with_error`
-    has mean, var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+    has mean, var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries, `replicas` the number of
+    replicas (1 if nothing random is left), and `effective` the effective sample size of their weights, 1/Σ w².
+    `Program.law` makes it.
 
     Parameters
     ----------
@@ -85,22 +87,9 @@ class Joint(LawBase):
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
+        self.replicas, self.dim = self.component_mean.shape
         self._replicas = Replicas(self.replicas, self.weight)
-
-    @property
-    def dim(self) -> int:
-        """The number of entries."""
-        return int(self.component_mean.shape[1])
-
-    @property
-    def replicas(self) -> int:
-        """The number of components; 1 if nothing random is left to condition on."""
-        return int(self.component_mean.shape[0])
-
-    @property
-    def effective(self) -> float:
-        """The effective sample size of the weights, 1/Σ w²."""
-        return float(self._replicas.count)
+        self.effective = float(self._replicas.count)
 
     def __len__(self) -> int:
         return self.dim

@@ -27,7 +27,8 @@ from ._numerics import kernel_bias
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 
-    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian.
+    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian. `replicas` is the
+    number of replicas (1 if nothing random is left), and `effective` the effective sample size of the weights, 1/Σ w².
 
     Parameters
     ----------
@@ -304,12 +305,7 @@ class Empirical(Mixture):
             h = real(bandwidth, "bandwidth", "Empirical", above=0.0, most=MAX_MAGNITUDE)
         origin = Provenance("estimated", f"Gaussian kernel estimate from {given.size} draws")
         super().__init__(given, h**2, origin)
-        self.bandwidth, self._kernels = h, np.arange(given.size)
-
-    @cached_property
-    def draws(self) -> Array:
-        """The sample, sorted."""
-        return np.sort(self.component_mean)
+        self.draws, self.bandwidth, self._kernels = np.sort(given), h, np.arange(given.size)
 
     @cached_property
     def _sample(self) -> Mixture:

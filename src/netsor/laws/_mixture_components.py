@@ -151,24 +151,11 @@ class Components:
         self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
         self.count = None if count is None else numbers(count, "Mixture", "count")
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
+        self.replicas = len(self.component_var) if self.count is None else round(float(self.count.sum()))
         self._replicas = Replicas(len(self.component_var), self.weight, None if count is None else self.replicas)
-        self.component_weight = self._replicas.weights  # of sum 1
+        self.component_weight, self.effective = self._replicas.weights, float(self._replicas.count)
+        self.centred = not self.component_mean.any()
         self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
-
-    @property
-    def replicas(self) -> int:
-        """The number of replicas; 1 if nothing random is left to condition on."""
-        return len(self.component_var) if self.count is None else round(float(self.count.sum()))
-
-    @property
-    def effective(self) -> float:
-        """The effective sample size of the weights, 1/Σ w²."""
-        return float(self._replicas.count)
-
-    @property
-    def centred(self) -> bool:
-        """Whether every component has mean 0."""
-        return not self.component_mean.any()
 
     # The parts: Gaussians, atoms, draws
 
