@@ -20,6 +20,7 @@ from ._gaussian_mixture import GaussianVectors, rectangles
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
+from ._plot import card, plot_joint
 
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
@@ -106,7 +107,7 @@ class Joint(LawBase):
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
 
-    _repr_html_ = Mixture._repr_html_
+    _repr_html_ = card
 
     @property
     def _words(self) -> list[str]:
@@ -288,8 +289,6 @@ class Joint(LawBase):
         entries : tuple of int
             The two entries.
         """
-        from ._plot import plot_joint  # slow to import, and rarely needed
-
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:

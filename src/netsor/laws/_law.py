@@ -17,6 +17,7 @@ from . import _law_base as base
 from ._estimate import Array, Estimate, Replicated, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import entropy, expectation, pointwise, quantiles, values
+from ._plot import card, plot_law
 
 
 @single_threaded
@@ -248,14 +249,9 @@ class Law(LawBase):
         log : bool
             A logarithmic scale for the density, and more of the tails, where a law differs most from a Gaussian.
         """
-        from ._plot import plot_law  # slow to import, and rarely needed
-
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
-    def _repr_html_(self) -> str:
-        from ._plot import card  # only notebooks need it
-
-        return card(self)
+    _repr_html_ = card
 
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
