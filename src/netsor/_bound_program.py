@@ -22,7 +22,8 @@ from .engine.backends import Backend, Numpy
 from .language._array import Value
 from .language._vector import Vector
 from .language._width import inf
-from .laws import HeadSum, Joint, Mixture, Provenance, head_sum
+from .laws import HeadSum, Joint, Mixture, Provenance
+from .laws._attention_head import lazy_head
 
 Coordinates = int | list[int] | None
 NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
@@ -83,7 +84,8 @@ class AtWidths:
         if layer is None:
             return self._sampled(places, how)
         origin = Provenance(self.status, "convolution over heads at infinite width")
-        law = head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how))
+        head = lazy_head(layer.scores, layer.values)
+        law = HeadSum(head, layer.heads, layer.scale, origin, lambda: self._sampled(places, how))
         law._correction = layer.correction
         return law
 

@@ -8,7 +8,8 @@ import netsor as ns
 from netsor.engine._match_attention import recognise
 from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
-from netsor.laws import Mixture, Provenance, head_sum
+from netsor.laws import HeadSum, Mixture, Provenance
+from netsor.laws._attention_head import lazy_head
 
 from ..keep import keep
 from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
@@ -92,9 +93,8 @@ def test_a_layer_that_is_not_recognised_is_the_same(heads):
     assert recognise(net.outputs, widths, without=("recognise",)) is None
     plain = conditional(net.outputs, widths, 40_000, without=("recognise",), progress=False)
     mixture = Mixture(plain.mean[:, 0], plain.cov[:, 0, 0], Provenance("exact", "test"))
-    formula = head_sum(
-        layer.scores, layer.values, layer.heads, layer.scale, Provenance("exact", "test"), lambda: mixture
-    )
+    head = lazy_head(layer.scores, layer.values)
+    formula = HeadSum(head, layer.heads, layer.scale, Provenance("exact", "test"), lambda: mixture)
     y = np.linspace(-2.0, 2.0, 9)
     value, error = mixture.with_error.cdf(y)
     assert (np.abs(value - formula.cdf(y)) < 5 * error + 1e-9).all()  # nine at five standard errors: 5e-6

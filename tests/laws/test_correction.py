@@ -127,7 +127,7 @@ def test_where_it_is_not_known():
         ns.Attention(np.eye(4)).law(heads=2),
     ]
     for law in unknown:
-        with pytest.raises(ns.LawError, match=r"correction: is known if .* ns\.width_needed"):
+        with pytest.raises(ns.LawError, match=r"correction: needs a law that .* ns\.width_needed"):
             law.correction()
 
 

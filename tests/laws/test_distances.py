@@ -7,7 +7,7 @@ from scipy import stats
 import netsor as ns
 from netsor.laws import Provenance, _mixture_components, distances
 from netsor.laws._compare import as_law
-from netsor.laws._replicas import Replicated, jackknife
+from netsor.laws._estimate import Replicated, jackknife
 
 from ..keep import keep
 

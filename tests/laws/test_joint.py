@@ -9,7 +9,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._replicas import Replicas
+from netsor.laws._estimate import Replicas
 
 ORIGIN = Provenance("exact", "made for a test")
 

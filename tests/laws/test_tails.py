@@ -65,7 +65,7 @@ def test_moments_of_a_sum_over_heads():
     assert three.moment(4) == pytest.approx(3 * second, rel=1e-9)
     assert three.moment(6) == pytest.approx(15 * third, rel=1e-9)
     assert np.isfinite(law.moment(300))
-    with pytest.raises(ValueError, match="order=100000 must be an integer from 0 to 300: above"):
+    with pytest.raises(ValueError, match="order=100000 must be an integer from 0 to 300: beyond it"):
         law.moment(10**5)
     with pytest.raises(OverflowError, match=r"above the largest double"):
         ns.Attention(1e8 * np.eye(3)).law(2).moment(200)

@@ -21,8 +21,8 @@ from netsor.engine._rng_keys import generator
 from netsor.engine.backends import Backend, Numpy
 from netsor.laws import Empirical, Estimate, HeadSum, Law, Mixture
 from netsor.laws._distance_estimator import kl_terms
+from netsor.laws._estimate import Replicated, jackknife
 from netsor.laws._mixture_components import Blocks, compress
-from netsor.laws._replicas import Replicated, jackknife
 from netsor.studies import Arrays, Store, cache_key, derive_seed
 
 from ._experiments import Case, Figure, limit_law

@@ -1,6 +1,6 @@
-"""Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
+"""Laws: distributions with the methods of scipy.stats, standard errors, and a status such as proved or estimated."""
 
-from ._attention_limit import HeadSum, head_sum
+from ._attention_limit import HeadSum
 from ._compare import distances, kl, kolmogorov, plot, sliced_wasserstein, total_variation, wasserstein1
 from ._distance_estimator import paper_kl
 from ._estimate import Estimate

@@ -1,10 +1,10 @@
-"""The law of w, what one head adds to the variance of an output, and of sums of w: small rules, one for each sample."""
+"""The law of w, the variance that one head adds to an output, and of sums of w: small rules, one for each sample."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,45 +14,41 @@ from .._sobol import MAX_DIMENSION, Sobol
 from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
-from ._mixture_components import CELL, Blocks, cells, compress, two_points
+from ._mixture_components import CELL, Blocks, compress
 
-Rules = tuple[Array, Array]  # nodes, and weights of sum 1: of one rule, or of several sets (sets, nodes)
+Rule = tuple[Array, Array]  # nodes and weights of sum 1
 
 
 class Head:
     """The law of w: a rule (nodes and weights) for each of several independent samples, for the error."""
 
-    # `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
-    # (sets, points) of w and of log weights; without it the rules themselves serve.
+    # `moments` are E[w], E[w²], … if formulas give them. `tail` makes a sample that has rare large values of w: w and
+    # log weights, both (sets, points). Without it we use the rules themselves.
 
     def __init__(
-        self, rules: Sequence[Rules], moments: Array | None = None, tail: Callable[[], Rules] | None = None
+        self, rules: Sequence[Rule], moments: Array | None = None, tail: Callable[[], Rule] | None = None
     ) -> None:
-        most = max(len(nodes) for nodes, _ in rules)  # a shorter rule has its last node again, without weight
+        most = max(len(nodes) for nodes, _ in rules)  # a shorter rule repeats its last node, without weight
         self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
         self.weights = np.stack([np.pad(weights, (0, most - len(weights))) for _, weights in rules])
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            self.plain = self.nodes, np.log(self.weights)
         self.moments, self._tail = moments, tail
 
     @cached_property
-    def tail(self) -> Rules:
-        """w and log weights (sets, points), good for rare large values."""
+    def tail(self) -> Rule:
+        """w and log weights (sets, points), accurate for rare large values."""
         return self.plain if self._tail is None else self._tail()
 
-    @property
-    def plain(self) -> Rules:
-        """The rules in the same form."""
-        with np.errstate(divide="ignore"):
-            return self.nodes, np.log(self.weights)
-
     def arrays(self) -> dict[str, Array | None]:
-        """What it is made of, for a file."""
+        """Its arrays, for a file."""
         some = self.weights > 0
         return {"head_nodes": self.nodes[some], "head_weights": self.weights[some], "head_sizes": some.sum(axis=1),
                 "head_moments": self.moments, "head_tail": self.tail[0], "head_tail_weights": self.tail[1]}  # fmt: skip
 
     @staticmethod
     def from_arrays(arrays: dict[str, Any]) -> Head:
-        """From what `arrays` gave."""
+        """The inverse of `arrays`."""
         names = ("nodes", "weights", "sizes", "tail", "tail_weights")
         nodes, weights, sizes, w, log_weight = (arrays[f"head_{name}"] for name in names)
         moments = arrays.get("head_moments")
@@ -69,7 +65,7 @@ class Head:
 
 
 def power_moments(head: Head, count: int, order: int) -> Array:
-    """E[(Σ_a w_a / H)^order] for H = count, by sets: from a power of the generating function of w/H."""
+    """E[(Σ_a w_a / H)^order] for H = count, by sets, from a power of the generating function of w/H."""
     top, orders = head.nodes.max(), np.arange(order + 1)[:, None]
     raw = np.stack([np.sum(head.weights * (head.nodes / top) ** k, axis=1) for k in range(order + 1)])
     raw[0] = 1.0
@@ -81,8 +77,8 @@ def power_moments(head: Head, count: int, order: int) -> Array:
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
-    """The moments of a sum of `count` independent variables from those of one, orders 0, 1, … along the first axis."""
-    # moments over factorials are the coefficients of a power series, and the series of the sum is a power of it
+    """The moments of a sum of `count` i.i.d. variables, from those of one: orders 0, 1, … along the first axis."""
+    # moments over factorials are the coefficients of a power series; the series of the sum is a power of it
     factorial = np.array([math.factorial(k) for k in range(len(moments))], dtype=np.float64)
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
@@ -98,11 +94,11 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     return result * factorial
 
 
-def head_rule(sample: Array, moments: Array | None = None) -> Rules:
-    """A rule of few nodes for a sample of w; if moments of w are known, it has those: a control variate for each."""
+def head_rule(sample: Array, moments: Array | None = None) -> Rule:
+    """A rule of few nodes for a sample of w; it has the moments of w that are known, by a control variate for each."""
     # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
-    # sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
-    # the sample, and correcting them would move mass to and from the smallest nodes.
+    # sample) p_k(nodes)). We do not take the means of the rule instead: wide cells change its high moments, which is no
+    # error of the sample, and correcting it would move mass to and from the smallest nodes.
     _, nodes, weights = compress(sample)
     var = 0.0 if moments is None else moments[1] - moments[0] ** 2
     if moments is None or var <= 1e-12 * moments[0] ** 2:
@@ -116,7 +112,7 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rules:
         lack[k] = central - power.mean()
     root = np.sqrt(weights)
     q, r = np.linalg.qr(root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count))
-    for some in range(count, 2, -1):  # as many moments as leave all weights positive
+    for some in range(count, 2, -1):  # as many moments as possible with positive weights
         changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
         if (changed > 0).all():
             return nodes, changed / changed.sum()
@@ -124,72 +120,59 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rules:
 
 
 WIDEST = 0.1  # widest cell in log w
-NOTHING = 1e-26  # share of the largest weight: smaller ones change no digit of any result
+NOTHING = 1e-26  # share of the largest weight below which a weight changes no digit of any result
 
 
-def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rules:
-    """The law of a sum of `count` independent variables, by repeated squaring; every sum gets fewer nodes."""
+def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
+    """The law of a sum of `count` i.i.d. variables by repeated squaring; every sum is compressed."""
 
-    def width(part: int) -> float:
-        # a part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider by √(count/m):
-        # the errors of all parts (a fourth power each) still fall with m
-        return min(max(WIDEST, cell), cell * math.sqrt(count / part))
+    def compressed(nodes: Array, weights: Array, part: int) -> Rule:
+        # m variables are a share m/count of the sum, so their cells may be wider by √(count/m): the errors of all parts
+        # (a fourth power each) still fall with m
+        width = min(max(WIDEST, cell), cell * math.sqrt(count / part))
+        keep = weights > NOTHING * weights.max()
+        _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
+        return nodes, weights
 
-    rules = _compress_rules(nodes, weights, width(1))  # of sums of 1, 2, 4, … variables
-    done, result = count & 1, rules
+    def added(a: Rule, b: Rule, part: int) -> Rule:
+        if a is b:  # a pair and its mirror image are one node
+            i, j = np.triu_indices(len(a[0]))
+            times = np.where(i == j, 1.0, 2.0)
+        else:
+            i, j = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
+            times = np.ones(len(i))
+        nodes, weights = compressed(a[0][i] + b[0][j], times * a[1][i] * b[1][j], part)
+        return nodes, weights / weights.sum()  # else rounding errors would grow with every squaring
+
+    power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
+    done, result = count & 1, power
     for bit in range(1, count.bit_length()):
-        rules = _sum(rules, rules, width(1 << bit))
+        power = added(power, power, 1 << bit)
         if count >> bit & 1:
-            result = _sum(result, rules, width(done + (1 << bit))) if done else rules
+            result = added(result, power, done + (1 << bit)) if done else power
             done += 1 << bit
     return result
 
 
-def _sum(a: Rules, b: Rules, cell: float) -> Rules:
-    """The sum of independent variables; if both have one law, a pair and its mirror image are one node."""
-    if a is b:
-        i, j = np.triu_indices(a[0].shape[1])
-        times = np.where(i == j, 1.0, 2.0)
-    else:
-        i, j = np.indices((a[0].shape[1], b[0].shape[1])).reshape(2, -1)
-        times = np.ones(len(i))
-    nodes, weights = _compress_rules(a[0][:, i] + b[0][:, j], times * a[1][:, i] * b[1][:, j], cell)
-    return nodes, weights / weights.sum(axis=1, keepdims=True)  # else rounding errors would grow with every squaring
+def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
+    """The rules of all sets as one rule with weights (nodes, sets) of total sum 1."""
+    nodes, weights = (np.concatenate(parts) for parts in zip(*rules, strict=True))
+    labels = np.repeat(np.arange(len(rules)), [len(nodes) for nodes, _ in rules])
+    return compress(scale * nodes, weights / len(rules), Blocks(labels, len(rules)))
 
 
-def _compress_rules(nodes: Array, weights: Array, cell: float) -> Rules:
-    """Two nodes a cell instead of many (see `compress`)."""
-    count = len(nodes)
-    keep = weights > NOTHING * weights.max(axis=1, keepdims=True)
-    var = nodes[keep]
-    index, unit = cells(var, keep.sum(axis=1), cell)
-    rule = two_points(var, weights[keep], index, unit)
-    mass, high, low, share = (a.reshape(count, -1) for a in rule[:4])
-    some = mass.any(axis=0)  # where any set has a node
-    upper = mass * share
-    nodes = np.concatenate([high[:, some], low[:, some]], axis=1)
-    return nodes, np.concatenate([upper[:, some], (mass - upper)[:, some]], axis=1)
-
-
-def joined(nodes: Array, weights: Array, scale: float) -> GaussianMixture1D:
-    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
-    some = weights > 0
-    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    return compress(scale * nodes[some], weights[some] / len(nodes), Blocks(labels, len(nodes)))
-
-
-MOMENTS = 8  # how many moments of w are computed
+MOMENTS = 8  # the number of moments of w that have a formula
 
 
 def alike(k: Array) -> bool:
-    """Whether all diagonal entries are the same, and all others too."""
+    """Whether all diagonal entries are equal, and all others are equal."""
     first = np.where(np.eye(len(k), dtype=bool), k[0, 0], k[0, -1])
     return bool(np.abs(k - first).max() <= 1e-12 * k[0, 0])
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; otherwise None."""
-    # Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
+    # Then the scores are τ z_j plus a common part, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
     # q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has
     # the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     s = len(values)
@@ -197,7 +180,7 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
         return None
     a, c = (values[0, 0], values[0, 1]) if s > 1 else (values[0, 0], 0.0)
     tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0))) if s > 1 else 0.0
-    if tau > 2:  # the integrands below are too steep for their rules
+    if tau > 2:  # the integrands are too steep for the rules below
         return None
     z, dz = np.linspace(-14, 14, 1401, retstep=True)
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
@@ -210,13 +193,22 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
-SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a rare event, in standard deviations
+SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # shifts of points towards a rare event, in standard deviations
 RARE = 2**13  # points in each set for rare events
+
+
+def lazy_head(
+    scores: Array, values: Array, function: Callable[[Array], Array] = row_softmax, points: int | None = None
+) -> Callable[[], Head]:
+    """A function that makes the law of one head, from the covariance of its scores and the kernel of the values."""
+    exact = function is row_softmax and alike(scores) and alike(values)  # exact moments: fewer points give all digits
+    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
+    return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
 
 @lru_cache(maxsize=8)
 def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], points: int) -> Head:
-    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; a few are kept."""
+    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; cached."""
     s = math.isqrt(len(values) // 8)
     covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
     head = _HeadSampler(covariance, gram, function)
@@ -232,11 +224,11 @@ class _HeadSampler:
         s = len(values)
         self.scores, self.values, self.function, self.soft = scores, values, function, function is row_softmax
         self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
-        if self.iid:  # what all have in common cancels in a softmax, and no matrix is left
+        if self.iid:  # the common part of the scores cancels in a softmax, and no matrix is left
             self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))
             self.dimension = s
             return
-        # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
+        # the common part of the scores cancels in a softmax: one dimension less, the rest by falling variance
         centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
         eigenvalues, vectors = np.linalg.eigh(centre @ self.scores @ centre)
         keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
@@ -254,10 +246,10 @@ class _HeadSampler:
         return np.asarray(np.maximum(w, 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
-        """w and log weights (sets, points), from normals moved towards where w is large."""
-        # One part of the points is as it is, the others moved towards each token's own score (for another function than
-        # softmax, along the main axes), by several distances; the weights are those of the mixture of all. One more
-        # dimension of the normals says which part a point belongs to.
+        """w and log weights (sets, points), from normals that are shifted to where w is large."""
+        # Some points stay where they are. We shift the others towards each token's own score (for other functions than
+        # softmax, along the main axes) by several distances. The weights are those of this mixture. One more dimension
+        # of the normals chooses the shift of each point.
         d = self.dimension
         if self.iid or not self.soft:
             directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
@@ -281,7 +273,7 @@ class _HeadSampler:
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
-    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random beyond those."""
+    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random if none exists."""
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
     sobol = Sobol(max(dimension, 1), rng) if dimension <= MAX_DIMENSION else None

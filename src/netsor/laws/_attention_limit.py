@@ -1,37 +1,36 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores an output is N(0, v) with v = (σ²/H) Σ_a w_a, w_a i.i.d. over heads: equation (9) of docs/theory.md.
-A sample of w becomes a rule of some hundred nodes, and the law of the sum is a power of it, by repeated squaring.
+Given its scores, an output is N(0, v), v = (σ²/H) Σ_a w_a with w_a i.i.d. over heads: equation (9) of docs/theory.md.
+A sample of w becomes a rule of a few hundred nodes, and repeated squaring gives the law of the sum.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy
 
 from .._array_api import single_threaded
-from ..activations import row_softmax
-from ._attention_head import Head, alike, head_law, joined, power_moments, power_rules
+from ._attention_head import Head, joined, power_moments, power_rule
 from ._correction import MAX_TOKENS, Correction
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicas, Replicated, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
 from ._law_base import LawError, Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
-from ._replicas import Replicas, Replicated
 
-CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
-MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
-END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
-SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
-RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
+CENTRAL = 6.0  # standard deviations of Y within which we use the plain sample of w
+MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which we use the plain sample in the tails too
+END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), counts as 0
+SOFT = 100.0  # ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
+REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the replicas' provenance that a file keeps
+RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
 
 
 @single_threaded
@@ -50,9 +49,9 @@ class HeadSum(Law):
     scale : float
         σ_O²σ_V².
     origin : Provenance
-        How the law was obtained and what is known of it.
+        How the law was computed, and its standing.
     mixture : Mixture or callable, optional
-        The same law over replicas of the engine, to couple it with other widths, or a function that makes it.
+        The same law over replicas of the engine, which couples it with other widths; or a function that makes it.
 
     Examples
     --------
@@ -61,7 +60,7 @@ class HeadSum(Law):
     0.646080 0.121659
     """
 
-    _correction: Callable[[], Correction | None] | None = None  # set where a program made the law
+    _correction: Callable[[], Correction | None] | None = None  # set if a program made the law
 
     def __init__(
         self,
@@ -69,11 +68,11 @@ class HeadSum(Law):
         heads: int,
         scale: float,
         origin: Provenance,
-        mixture: Mixture | Callable[[], Mixture] | None = None,
+        mixture: Mixture | Callable[[], Any] | None = None,
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
-        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # what `_tilted` gave, by rungs
+        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # results of `_tilted` by rung
 
     @cached_property
     def head(self) -> Head:
@@ -82,7 +81,7 @@ class HeadSum(Law):
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The same law as a mixture over replicas, or None where no program made the law."""
+        """The same law as a mixture over replicas, or None if no program made the law."""
         return self._mixture() if callable(self._mixture) else self._mixture
 
     def with_heads(self, heads: int) -> HeadSum:
@@ -90,7 +89,7 @@ class HeadSum(Law):
         return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
 
     def infinite_heads(self) -> Mixture:
-        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
+        """The Gaussian law of the same layer with infinitely many heads; all numbers of heads have its variance."""
         value, error = self.with_error.var()
         origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
         return Mixture(0.0, value, origin)
@@ -99,12 +98,9 @@ class HeadSum(Law):
         """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
         terms = self._correction() if self._correction else None
         if terms is None:
-            raise LawError(
-                "correction",
-                "is known if a program of one width made the law (not a file or a copy), with up to "
-                f"{MAX_TOKENS} Gaussian tokens that are both keys and values, each matrix used once; "
-                "ns.width_needed compares any law with its limit",
-            )
+            needs = "a law that a program of one width made (not a file or a copy), with each matrix used once"
+            tokens = f"up to {MAX_TOKENS} Gaussian tokens that are both keys and values"
+            raise LawError("correction", f"needs {needs} and {tokens}; ns.width_needed compares any law with its limit")
         return terms
 
     # Moments
@@ -135,7 +131,7 @@ class HeadSum(Law):
             each = (weights * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2).sum(axis=1)
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
-        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
+        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # if each v moves by ±ε of itself
         sampling = Replicas(len(each)).spread(each)
         error = combined(sampling, self.origin.quadrature_error * float(worst))
         return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)  # the law is symmetric
@@ -145,14 +141,15 @@ class HeadSum(Law):
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        return joined(*power_rules(self.head.nodes, self.head.weights, self.heads), self.scale / self.heads)
+        sets = zip(self.head.nodes, self.head.weights, strict=True)
+        return joined([power_rule(*rule, self.heads) for rule in sets], self.scale / self.heads)
 
     @property
     def _sets(self) -> Replicas:
         return Replicas(len(self.head.nodes))
 
     def _logs(self, y: Array, tail: int) -> Array:
-        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); far from the centre, from tilted rules."""
+        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); tilted rules give the tails."""
         size, logs = np.abs(y), np.empty((len(y), len(self.head.nodes)))
         near = size <= CENTRAL * self._std
         each = (self._rule.sf if tail else self._rule.pdf)(size[near]) * logs.shape[1]
@@ -174,14 +171,14 @@ class HeadSum(Law):
 
     @cached_property
     def _coarse(self) -> float:
-        """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
+        """The largest relative error of the density from wide cells: (h/2)⁴/3! for each squaring; 0 for fine cells."""
         width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
         lowest = self.head.nodes.min(axis=1)
-        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, where samples do not know it
+        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, and samples do not show it
             error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
         return Estimate(value, error)
 
@@ -201,7 +198,7 @@ class HeadSum(Law):
         return log_mean(self._logs(y, 1))
 
     def _log_error(self, y: Array) -> Array:
-        logs = self._logs(y, 0)  # far out the density may be no double, but what its sets are of each other is
+        logs = self._logs(y, 0)  # in the tails the density may underflow, but not the ratios of its sets
         part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
         mean, spread = part.mean(axis=0), self._sets.spread(part)
         share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
@@ -219,9 +216,9 @@ class HeadSum(Law):
 
     # The tails
     #
-    # There f(y) = E[N(y; v)] comes from large v, which a plain sample does not have. With v tilted by e^(θv) it is
-    # E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and v* is chosen to be
-    # the mean of v under the tilt (the saddle point). Heads are independent, so each is tilted by itself: E[e^(θv)] is
+    # In the tails, f(y) = E[N(y; v)] comes from large v, which are missing in a plain sample. With v tilted by e^(θv),
+    # f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and we choose v*
+    # as the mean of v under the tilt (the saddle point). Heads are independent, so we tilt each by itself: E[e^(θv)] is
     # a power of that of one head. One θ serves all points near a rung of a ladder.
 
     def _tail_logs(self, y: Array, tail: int) -> Array:
@@ -247,48 +244,50 @@ class HeadSum(Law):
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
         w, log_weight = self.head.plain
         if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
-            w, log_weight = self.head.tail  # the tilt asks for what is rare
+            w, log_weight = self.head.tail  # the tilt needs rare values
         low, high = 0.0, self.scale * float(w.max())
-        for _ in range(30):  # v* by bisection in one set, to 9 digits: every tilt gives the right law
+        for _ in range(30):  # v* by bisection in one set, to 9 digits; any tilt gives the right law
             v = (low + high) / 2
             exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
             tilted = np.exp(exponent - exponent.max())
-            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # this mean falls as v grows
+            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # the mean falls as v grows
             low, high = (v, high) if below else (low, v)
         tilt = y**2 / (2 * v**2)
         steep = tilt * self.scale / self.heads
         exponent = log_weight + steep * w
-        if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
+        if steep * float(w.max()) < 1:  # log ψ to all digits, because we multiply it by the number of heads
             tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
         else:
             tops = scipy.special.logsumexp(exponent, axis=1)
         top = float(tops.mean())
         near = exponent > exponent.max(axis=1, keepdims=True) - 42
         weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
-        nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
-        weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
-        return joined(nodes, weights, self.scale / self.heads), tilt, self.heads * top
+        cell = min(0.01, 0.1 * math.sqrt(v) / y)
+        rules = [power_rule(*rule, self.heads, cell) for rule in zip(w, weights, strict=True)]
+        heights = np.exp(np.minimum(self.heads * (tops - top), 700.0)) * len(w)
+        rules = [(nodes, weights * height) for (nodes, weights), height in zip(rules, heights, strict=True)]
+        return joined(rules, self.scale / self.heads), tilt, self.heads * top
 
     def _cf(self, t: Array) -> Estimate:
         # ψ(σ² t²/2H)^H
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         rules = zip(self.head.nodes, self.head.weights, strict=True)
-        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # less 1
-        with np.errstate(divide="ignore"):  # where it is 0
+        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # ψ − 1
+        with np.errstate(divide="ignore"):  # ψ may be 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
         return Estimate(value.astype(np.complex128), combined(self._sets.spread(each), self._coarse * value))
 
     def latex(self) -> str:
-        """The formula of the law: that of the program that has it; else by the variance that each head adds."""
+        """The formula of the program that made the law; without a program, by the variance of each head."""
         if self._formula is not None:
             return super().latex()
         var = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
         return rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        # a variance of the rule, and a normal
+        # a variance of the rule times a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
@@ -296,39 +295,19 @@ class HeadSum(Law):
     def _arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
         if self.mixture is not None:
-            arrays |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
-            made = self.mixture.origin
-            arrays |= {
-                f"mixture_{name}": getattr(made, name) for name in ("seed", "random_numbers", "quadrature_error")
-            }
+            made = {name: getattr(self.mixture.origin, name) for name in REPLICAS}
+            arrays |= {f"mixture_{name}": value for name, value in (self.mixture._arrays() | made).items()}
         return arrays
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
-        seed, mixture = own.pop("seed", None), None
-        numbers, error = int(own.pop("random_numbers", 0)), float(own.pop("quadrature_error", 0.0))
+        mixture = None
         if own:
-            about = f"replicas of: {origin.method}"
-            known = None if seed is None else int(seed)
-            mixture = Mixture(origin=Provenance(origin.status, about, numbers, known, error), **own)
+            seed, numbers, error = (own.pop(name, None) for name in REPLICAS)
+            about, known = f"replicas of: {origin.method}", None if seed is None else int(seed)
+            made = Provenance(origin.status, about, int(numbers or 0), known, float(error or 0.0))
+            mixture = Mixture(origin=made, **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
-
-
-def head_sum(
-    scores: Array,
-    values: Array,
-    heads: int,
-    factor: float,
-    origin: Provenance,
-    mixture: Any = None,
-    function: Callable[[Array], Array] = row_softmax,
-    points: int | None = None,
-) -> HeadSum:
-    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    exact = function is row_softmax and alike(scores) and alike(values)  # its moments are: fewer points give all digits
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
-    head = partial(head_law, scores.tobytes(), values.tobytes(), function, points)
-    return HeadSum(head, heads, factor, origin, mixture)

@@ -11,15 +11,14 @@ import numpy as np
 from .._array_api import one_blas_thread
 from .._validate import Rng, shown
 from ._distance_estimator import DistanceEstimator
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicas, combined
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_generator, numbers, whole
 from ._mixture import Mixture
 from ._plot import plot_laws
-from ._replicas import Replicas
 
-DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
+DRAWS = 4000  # draws for the Monte Carlo estimate of a joint KL
 
 
 def as_law(other: Any) -> Law:
@@ -68,7 +67,7 @@ class ScipyLaw(Law):
     def _pdf(self, y: Array) -> Estimate:
         try:
             value = np.asarray(self.distribution.pdf(y), dtype=np.float64)
-        except OverflowError:  # some say so, and some return infinity
+        except OverflowError:  # some distributions raise it, others return infinity
             value = np.full(len(y), np.inf)
         if not np.isfinite(value).all():
             raise LawError("density", f"{self.method} has an infinite density somewhere: take an array of draws")
@@ -78,7 +77,7 @@ class ScipyLaw(Law):
         return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
 
     def _moment(self, order: int) -> Estimate:
-        assert order == 1, "distances and plots ask for the mean alone"
+        assert order == 1, "distances and plots need only the mean"
         return Estimate(float(self.distribution.mean()), 0.0)
 
     def _var(self) -> Estimate:
@@ -91,11 +90,11 @@ class ScipyLaw(Law):
 
 @one_blas_thread()
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
-    """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
+    """D(p ‖ q), less the bias from the noise of both densities, which also counts as an error."""
     parts = ((law.component_mean, law.component_cov, law._replicas.weights) for law in (p, q))
-    if p is q or all(map(np.array_equal, *parts)):  # one law: the divergence is 0, and the noise of both cancels
+    if p is q or all(map(np.array_equal, *parts)):  # the same law: the divergence is 0, and the noise cancels
         return Estimate(0.0, 0.0, p.sources | q.sources)
-    if p.singular.value > 0:  # p has mass on a set to which q gives none, as an atom in one dimension
+    if p.singular.value > 0:  # p has mass where q has none, like an atom in one dimension
         return Estimate(math.inf, 0.0, p.sources | q.sources)
     y = p.rvs(DRAWS, seed)
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
@@ -104,25 +103,25 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
         density, spread = law._pdf_with_error(y, unseen=False)
         shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
     bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
-    # the noise of q's density is the same at neighbouring points: it does not average out over draws
+    # neighbouring points share the noise of q's density, so it does not average out over draws
     common = float(np.mean(np.minimum(shares[1], 1.0)))
     return Estimate(value - bias, combined(error, bias, common), p.sources | q.sources)
 
 
 RANGES = {"kl": (-math.inf, math.inf), "total_variation": (0.0, 1.0), "wasserstein1": (0.0, math.inf),
-          "kolmogorov": (0.0, 1.0)}  # fmt: skip  # of KL the estimate may be below 0
+          "kolmogorov": (0.0, 1.0)}  # fmt: skip  # an estimate of KL may be negative
 Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
 def kl(p: Other, q: Other) -> Estimate:
     """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q), in nats.
 
-    The error is small if both laws have one seed, which couples them.
+    If both laws have the same seed, they are coupled and the error is small.
 
     Parameters
     ----------
-    p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample. `kl` takes a Joint too.
 
     Examples
     --------
@@ -137,12 +136,7 @@ def kl(p: Other, q: Other) -> Estimate:
 
 
 def total_variation(p: Other, q: Other) -> Estimate:
-    """½ ∫ |p − q|, the largest difference in the probability of an event.
-
-    Parameters
-    ----------
-    p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample.
+    """½ ∫ |p − q|, the largest difference in the probability of an event. The parameters are those of `kl`.
 
     Examples
     --------
@@ -156,7 +150,7 @@ def total_variation(p: Other, q: Other) -> Estimate:
 def wasserstein1(p: Other, q: Other) -> Estimate:
     """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
 
-    The parameters are those of `total_variation`.
+    The parameters are those of `kl`.
 
     Examples
     --------
@@ -168,9 +162,7 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 
 
 def kolmogorov(p: Other, q: Other) -> Estimate:
-    """The largest difference of two distribution functions, sup |P − Q|.
-
-    The parameters are those of `total_variation`.
+    """The largest difference of two distribution functions, sup |P − Q|. The parameters are those of `kl`.
 
     Examples
     --------
@@ -183,9 +175,7 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 
 @one_blas_thread()
 def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
-    """Several distances of two laws at once, in less time than one by one.
-
-    Other parameters are those of `total_variation`.
+    """Several distances of two laws at once, in less time than one by one. Other parameters are those of `kl`.
 
     Parameters
     ----------
@@ -206,23 +196,19 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     first, second = as_law(p), as_law(q)
     if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n in RANGES for n in names):
         raise LawError("distances", "names", names, f"a list of some of {', '.join(RANGES)}")
-    pair = DistanceEstimator(first, second)
-    results = {}
-    for name in names:
-        value, error = pair.distance(name)
-        low, high = RANGES[name]
-        results[name] = Estimate(min(max(value, low), high), error, first.sources | second.sources)
-    return results
+    pair, sources = DistanceEstimator(first, second), first.sources | second.sources
+    found = {name: (pair.distance(name), *RANGES[name]) for name in names}
+    return {name: Estimate(min(max(e.value, low), high), e.error, sources) for name, (e, low, high) in found.items()}
 
 
-MAX_DIRECTIONS = 10_000  # each is a distance
+MAX_DIRECTIONS = 10_000  # each takes a distance
 
 
 @one_blas_thread()
 def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
 
-    The error has a part of the laws and a part of the directions.
+    The error has a part from the laws and a part from the directions.
 
     Parameters
     ----------
@@ -230,10 +216,8 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
         The two laws; at least one must be a Joint. An array (draws, entries) is a sample.
     directions : int
         The number of directions.
-    seed : int, optional
-        The seed of the directions; 2025 without `seed` and `rng`.
-    rng : numpy.random.Generator or int, optional
-        A generator, instead of `seed`.
+    seed, rng : int, or numpy.random.Generator, optional
+        The seed of the directions, or a generator instead of it; seed 2025 if both are None.
 
     Examples
     --------
@@ -250,7 +234,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     each, errors = np.array([tuple(wasserstein1(p.combination(w), q.combination(w))) for w in u]).T
-    # directions share their draws, so their errors are one
+    # all directions share the draws, so their errors are correlated and do not average out
     error = combined(Replicas(count).spread(each), errors.mean())
     return Estimate(float(each.mean()), error, p.sources | q.sources)
 
@@ -280,7 +264,6 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
     laws = tuple(as_law(law) for law in laws)
     names = [law.method for law in laws] if labels is None else labels
-    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    if not listed or len(names) != len(laws):
+    if not isinstance(names, list | tuple) or len(names) != len(laws) or not all(isinstance(n, str) for n in names):
         raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
     return plot_laws(laws, names, ax)

@@ -16,26 +16,26 @@ from ..activations import row_softmax
 from ._estimate import Array, Estimate
 from ._law_base import LawError
 
-STEP = 0.04  # of the differences that are derivatives, of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
-HERMITE = 16, 20  # nodes for a variable of the two product rules, for scores of spread 1; their difference is the error
-MAX_POINTS = 2**19  # of a product rule, at most
-SOBOL_POINTS = 2**15  # of the two sets of quasi-random points where a product rule has too many
-MAX_SPREAD = 2.0  # of scores, for which these points are enough
+STEP = 0.04  # step of finite differences of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
+HERMITE = 16, 20  # nodes per variable of two product rules, for scores of spread 1; their difference is the error
+MAX_POINTS = 2**19  # most points of a product rule
+SOBOL_POINTS = 2**15  # points of each of two quasi-random sets, if a product rule would have too many
+MAX_SPREAD = 2.0  # largest spread of scores for which these points suffice
 MAX_TOKENS = 8
-CELLS = 8000  # of equal size, that values of w are gathered in, with two moments each
+CELLS = 8000  # number of cells of equal size for values of w, with two moments each
 REACH = 10.0  # standard deviations of an output to each side that integrals over the density cover
-NEGLIGIBLE = 1e-11  # density, relative to the largest, below which the ratio of densities is rounding error
-DECAYED = 1e-13  # of the characteristic function: where its inversion ends
+NEGLIGIBLE = 1e-11  # density relative to the largest, below which the ratio of densities is a rounding error
+DECAYED = 1e-13  # size of the characteristic function at which its inversion ends
 
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
-    """What the correction of a layer depends on."""
+    """Everything that the correction of a layer depends on."""
 
     gram: Array  # the limit K of the tokens' Gram matrix
     directions: Sequence[tuple[float, Array]]  # pairs (κ, V) of the generator
-    query: int  # the number of the token that asks
-    allowed: npt.NDArray[np.intp]  # those it may attend to
+    query: int  # the index of the query token
+    allowed: npt.NDArray[np.intp]  # the tokens it may attend to
     temperature: float  # scores have the covariance temperature · K_qq K
     heads: int
     scale: float
@@ -50,7 +50,7 @@ class Correction:
     Parameters
     ----------
     variance, kurtosis : Estimate
-        n times the differences of the variance and of the excess kurtosis to those of the limit.
+        n times the differences of variance and excess kurtosis from those of the limit.
     total_variation, kl : Estimate
         n times the total variation distance to the limit, ½ ∫ |g|; n² times KL from the limit, ½ ∫ g²/f.
     frequencies, transform : numpy.ndarray
@@ -73,7 +73,7 @@ class Correction:
     transform: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density to that of the limit."""
+        """g(y): n times the difference of the density from that of the limit."""
         return np.asarray(_inverse(np.asarray(y, dtype=float), self.frequencies, self.transform))
 
     @property
@@ -93,7 +93,7 @@ class Correction:
 
 
 def correction(layer: LayerFluctuations) -> Correction:
-    """The correction by two quadrature rules; the finer gives the values, their difference the errors."""
+    """The correction by two quadrature rules: the finer gives the values, and their difference the errors."""
     values, vectors = np.linalg.eigh(_centred(layer, layer.gram))
     basis = vectors[:, values > 1e-12 * max(values[-1], layer.gram.max())]
     spread = math.sqrt(layer.temperature * layer.gram[layer.query, layer.query] * max(values[-1], 0.0))
@@ -105,7 +105,7 @@ def correction(layer: LayerFluctuations) -> Correction:
 
 
 def _centred(layer: LayerFluctuations, gram: Array) -> Array:
-    """The Gram matrix of allowed tokens less their mean: a softmax depends on differences of scores alone."""
+    """The Gram matrix of allowed tokens less their mean: a softmax depends only on differences of scores."""
     some = gram[np.ix_(layer.allowed, layer.allowed)]
     less = some - some.mean(axis=0)
     return np.asarray(less - less.mean(axis=1, keepdims=True))
@@ -113,7 +113,7 @@ def _centred(layer: LayerFluctuations, gram: Array) -> Array:
 
 def _rules(variables: int, spread: float) -> Iterator[tuple[Array, Array]]:
     """Two rules for z ~ N(0, I): nodes (points, variables) and weights, for functions of a softmax of scores."""
-    # The softmax of scores σ z has its poles at a distance of π/σ from the real line, so nodes go like σ²
+    # The softmax of scores σ z has its poles at a distance of π/σ from the real line, so the nodes grow like σ²
     counts = [math.ceil(count * max(1.0, spread**2)) for count in HERMITE]
     product = variables < 64 and counts[-1] ** variables <= MAX_POINTS
     if not product and spread > MAX_SPREAD:
@@ -146,12 +146,12 @@ def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> t
         return np.asarray(np.einsum("ri,ij,rj->r", a, gram[np.ix_(layer.allowed, layer.allowed)], a))
 
     w = w_at_nodes(gram, 1.0)
-    most, std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output, in the limit
-    end = 8.0 / std  # where the characteristic function has decayed
+    most, std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output in the limit
+    end = 8.0 / std  # grows until the characteristic function has decayed
     while end * std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
         end *= 1.25
     frequencies = np.arange(0.0, end, math.pi / (1.5 * REACH * std))
-    c = frequencies**2 * scale / (2 * heads)  # which ψ is a function of
+    c = frequencies**2 * scale / (2 * heads)  # the argument of ψ
 
     def expected(gram: Array, tau: float = 1.0) -> Array:
         """E[w], E[w²], and ψ = E[exp(−c w)] at every frequency."""
@@ -167,7 +167,7 @@ def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> t
     limit = expected(gram)
 
     def derivatives(direction: Array | None) -> tuple[Array, Array]:
-        """First and second derivatives along a direction of K, or by τ, of fourth order."""
+        """First and second derivatives along a direction of K, or by τ, with errors of fourth order."""
         one, less, two, least = (
             expected(gram, 1 + step) if direction is None else expected(gram + step * direction)
             for step in (STEP, -STEP, 2 * STEP, -2 * STEP)

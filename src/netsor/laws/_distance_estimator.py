@@ -1,4 +1,4 @@
-"""Distances of two laws, each with its errors: of sampling, of kernels instead of draws, of quadrature."""
+"""Distances of two laws, with their errors: of sampling, of kernels around draws, of quadrature."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._attention_limit import HeadSum
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
 from ._law import Law
 from ._law_base import LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
-from ._replicas import Replicated, bootstrap, jackknife
 
-LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
+LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 
 
 def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
-    """Both laws as mixtures over the same random numbers, if they are."""
+    """Both laws as mixtures over the same random numbers; None if they are not."""
     other = q.mixture if isinstance(q, HeadSum) and isinstance(p, Mixture) else q
     if not isinstance(p, Mixture) or not isinstance(other, Mixture) or p.origin.seed is None or p.replicas < 2:
         return None
@@ -34,7 +33,7 @@ def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
 
 
 def consistent_with(law: Law, replicas: Mixture) -> bool:
-    """Whether a law is that of these replicas: a test by the largest deviation of probabilities and of two moments."""
+    """Whether these replicas may have this law: a test by the largest deviation of probabilities and two moments."""
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
     (value, error), (other, other_error) = (
         np.hstack([np.reshape(tuple(part), (2, -1)) for part in (found.cdf(y), found.moment(2), found.moment(4))])
@@ -46,7 +45,7 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
-    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d is D after each node, D before each node, and slopes."""
+    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d has D after each node, D before each node, and slopes."""
     after, before, slope = d.reshape(3, -1)
     a, b, rise, fall = after[:-1], before[1:], slope[:-1] * width, slope[1:] * width
     cubic = np.stack([a, rise, 3 * (b - a) - 2 * rise - fall, rise + fall - 2 * (b - a)])  # Hermite's, in t on [0, 1]
@@ -65,7 +64,7 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
 
 
 def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) -> Array:
-    """Roots in [0, 1] of some polynomials near t, by Newton's method; of the others t itself."""
+    """Roots in [0, 1] of some polynomials near t, by Newton's method; t itself for the others."""
     slopes = polyder(polynomials)
     for _ in range(3):
         value, slope = (polyval(t, c, tensor=False) for c in (polynomials, slopes))
@@ -75,11 +74,11 @@ def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) 
 
 
 class DistanceEstimator:
-    """Two laws, and what of their replicas is common."""
+    """Distances of two laws, coupled if they have the same replicas."""
 
     def __init__(self, p: Law, q: Law, couple: bool = True, grid: DistanceEstimator | None = None) -> None:
         self.p, self.q = p, q
-        self._grid = grid  # of nearly the same laws, whose nodes and quadrature serve here too
+        self._grid = grid  # an estimator for nearly the same laws, whose nodes and quadrature we use too
         self.coupled = coupled(p, q) if couple else None
         self._uncoupled = cache(lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False))
         self._with_kernels, self._distance = cache(self._smoothed), cache(self._computed)
@@ -89,14 +88,15 @@ class DistanceEstimator:
         if name == "wasserstein1":
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
-                    raise LawError("wasserstein1", f"{law.method} has no mean, and so is at no finite distance")
-        steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
+                    raise LawError("wasserstein1", f"{law.method} has no mean, so no finite distance")
+        steps = name in ("wasserstein1", "kolmogorov")  # they use distribution functions, which need no kernels
         value, error = (self if steps else self._with_kernels())._distance(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
-            # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
+            # twice the variance of the kernels at most doubles their bias: we subtract the change, and the whole bias
+            # counts as an error; without noise, because narrow kernels have more of it
 
-            def without_noise(factor: float) -> float:  # which narrow kernels have more of
+            def without_noise(factor: float) -> float:
                 return float(self._with_kernels(factor, couple=False)._distance(name).value)
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
@@ -111,7 +111,7 @@ class DistanceEstimator:
         return Estimate(value, combined(error, *doubts))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
-        """The same for laws with kernels of `factor` bandwidths instead of draws; itself if there are no draws."""
+        """The same for laws with kernels of `factor` bandwidths around draws; itself if there are no draws."""
         p, q = self.p._dense(factor), self.q._dense(factor)
         if p is self.p and q is self.q and (couple or self.coupled is None):
             return self
@@ -126,17 +126,15 @@ class DistanceEstimator:
         return resolved(*smooth) if smooth else np.zeros(0)
 
     def _computed(self, name: str, errors: bool = True) -> Estimate:
-        """The distance of laws that have their kernels, less what noise adds; without errors, with what it adds."""
+        """The distance of laws that have their kernels, less the bias from noise; without `errors` as it is."""
         if name == "kl":
             return self._kl(errors)
         width, groups = self._groups
         return bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
 
-    # Distances of D = P − Q
-
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
-        """The widths of the cells of a grid, and D after and before each node and its slope, by groups of blocks."""
+        """The widths of the cells of a grid, and D = P − Q after and before each node and its slope, by blocks."""
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         laws = []
         for law in self.coupled or (self.p, self.q):
@@ -148,8 +146,6 @@ class DistanceEstimator:
         if self.coupled is not None:
             return np.diff(y), [Replicated(a.rows - b.rows, a.weight)]
         return np.diff(y), [a, Replicated(-b.rows, b.weight)]
-
-    # KL
 
     @cached_property
     def _kl_rule(self) -> tuple[Array, Array]:
@@ -174,19 +170,19 @@ class DistanceEstimator:
             value += mass.value * math.log(ratio) - mass.value
             atom_errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
         if len(p._scales()[0]) and not len(q._scales()[0]):
-            return Estimate(math.inf, 0.0)  # a density, where q has points
+            return Estimate(math.inf, 0.0)  # p has a density, and q only points
         nodes = self._nodes
         if not len(nodes):
             return Estimate(value, combined(*atom_errors))
         middle = (nodes[:-1] + nodes[1:]) / 2
         if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
-            return Estimate(math.inf, 0.0)  # q gives no weight where p does
+            return Estimate(math.inf, 0.0)  # q has no density where p has one
         y, weights = self._kl_rule
         log_q = q._logpdf(y)
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
-            # the limit is better known than by its replicas: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
+            # the limit is known better than from its replicas: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
             if len(parts) == 2 and self.coupled is not None:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
@@ -203,7 +199,7 @@ class DistanceEstimator:
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
-    """f log(f/g) − f + g: for laws of mass 1 the last two cancel, and with them errors of quadrature."""
+    """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of quadrature cancel with them."""
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         log_g = np.where(g > 1e-290, np.log(np.where(g > 0, g, 1.0)), log_g)
@@ -221,15 +217,15 @@ def paper_kl(
 ) -> float:
     """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
 
-    Both estimates have 1e-12 added and are normalised by the trapezoidal rule. It cannot see below about 5e-4: `ns.kl`
-    can, and docs/reproduce.md shows it.
+    It adds 1e-12 to both estimates and normalises them by the trapezoidal rule. Its noise hides divergences below about
+    5e-4, which `ns.kl` resolves: see docs/reproduce.md.
 
     Parameters
     ----------
     finite, limit : array_like or Empirical
         Draws at finite width, and of the limit.
     grid : array_like, optional
-        The points, which span both samples unless given (the paper's span the draws of all trials).
+        The points; they span both samples if None (in the paper, the draws of all trials).
 
     Examples
     --------

@@ -1,10 +1,11 @@
-"""Numbers with a standard error, which do arithmetic and remember where their errors come from: `e − e` is 0 ± 0."""
+"""Numbers with standard errors: their arithmetic, and how they follow from replicas."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +15,16 @@ from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-_Part = tuple[object, Sources]  # an error of unit size, which no other one equals, and the draws that it comes from
+_Part = tuple[object, Sources]  # an error of unit size, equal only to itself, and the draws that it comes from
 SHOWN = 12  # entries of an array that a notebook shows
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     """A value and its standard error: `value, error = estimate`, `estimate.value`, `float(estimate)`.
 
-    The error is 0 where the value is exact but for rounding, and infinite where nothing can be said of it. Numbers,
-    arrays of them and other estimates can be added, subtracted, multiplied, divided and compared with it; `log`,
-    `exp` and `sqrt` of it are methods and numpy functions too.
+    The error is 0 where the value is exact up to rounding, and infinite where nothing is known about it. You can add,
+    subtract, multiply, divide and compare estimates, numbers and arrays; `log`, `exp` and `sqrt` are methods, and work
+    as numpy's functions too. Errors remember their sources: `e − e` is 0 ± 0.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     error : float or numpy.ndarray
         Its standard error, in the same shape.
     sources : frozenset
-        What the error comes from: errors with a common source add linearly, others in squares.
+        The sources of the error: errors with a common source add linearly, others in squares.
 
     Examples
     --------
@@ -60,8 +61,6 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __getitem__(self, index: int) -> Any:
         return (self.value, self.error)[index]
 
-    # What it looks like
-
     def __repr__(self) -> str:
         return f"Estimate(value={self.value!r}, error={self.error!r})"
 
@@ -79,7 +78,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
 
     def brief(self) -> str:
-        """The number as it is read in a table: with its error where there is one."""
+        """The number for a table, with its error if there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
@@ -95,10 +94,10 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return float(self.value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Its value alone: otherwise numpy would convert (value, error) to an array of two numbers."""
+        """The value alone; otherwise numpy would make an array of the two numbers (value, error)."""
         return np.array(self.value, dtype=dtype)
 
-    # Compared with numbers it is its value; two estimates are equal if their errors are too
+    # A number is compared with the value; two estimates are equal if their errors are equal too
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, Estimate):
@@ -114,12 +113,12 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    # Arithmetic: the operators of the mixin call numpy's functions, and those come here
+    # Arithmetic: the operators of the mixin call numpy's functions, which call this method
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
         if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
-            return NotImplemented  # numpy then says which function has no rule
+            return NotImplemented  # numpy's error names the function
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
         if ufunc is np.power and isinstance(inputs[1], Estimate):
@@ -172,7 +171,7 @@ _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, the worst case; the others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, which is the worst case; others in squares."""
     groups: list[tuple[Sources, Any]] = []
     for (_, sources), size in parts.items():
         total = np.abs(size)
@@ -183,11 +182,11 @@ def _size(parts: dict[_Part, Any]) -> Any:
     return combined(*(total for _, total in groups))
 
 
-MANY = 10**4  # values from which Student's quantile is a series in 1/count to all digits: scipy.special loads slowly
+MANY = 10**4  # from here on a series in 1/count gives all digits of Student's quantile, and scipy.special loads slowly
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """How much wider a standard error from `count` values must be to cover like a normal law's: one error in 68 %."""
+    """The factor that makes a standard error from `count` values cover like a normal law's: one error in 68 %."""
     if count < 2:
         return math.inf
     if count > MANY:
@@ -198,7 +197,200 @@ def student(count: int, errors: float = 1.0) -> float:
 
 
 def combined(*errors: Any) -> Any:
-    """Errors of different origin, together: the root of the sum of their squares."""
+    """The total of independent errors: the root of the sum of their squares."""
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
         total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
     return float(total) if np.ndim(total) == 0 else total
+
+
+STEEPER = 1.0  # standard errors by which we assume a tail to be heavier than it looks
+TAIL = 20  # largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
+FEWEST = 5  # least number of these deviations, however few the draws
+SAME = 1e-12  # share of the largest deviation below which a deviation is rounding, for example in draws from an atom
+LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
+
+
+def tail_error(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:
+    """How much of the mean of each column may lie beyond its draws, which are worth `count` draws of equal weight."""
+    # We assume that deviations from the median are lognormal beyond x_p, which a share p of them exceeds:
+    # log x = log x_p + σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p.
+    # We raise it by `steeper` of its standard errors, 1/√(number beyond x_p). The part of the mean beyond the last of n
+    # draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
+    if count < 2 * FEWEST:  # too few to show a tail
+        return np.zeros(samples.shape[1:])
+    flat, parts = samples.reshape(len(samples), -1), []
+    for columns in batches(flat.T, len(flat), 2**22):
+        size, each, differ = _largest(columns.T, share)
+        # at most half of the draws that differ are the tail; the other half shows where it begins
+        some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
+        mass, column = np.cumsum(each, axis=0), np.arange(size.shape[1])
+        last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
+        p, start = mass[last, column], size[last + 1, column]
+        # two values alone have no tail
+        start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
+        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
+        z = -_quantile(np.clip(p, 1e-300, 0.5))
+        slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
+        slope = slope * (1 + steeper / np.sqrt(p * count))
+        exponent = np.log(start) + slope**2 / 2 - slope * z + np.log(_cdf(slope + _quantile(1 / count)))
+        exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
+        parts.append(np.where(size[0] > 0, np.exp(exponent), 0.0))
+    return np.concatenate(parts).reshape(samples.shape[1:])
+
+
+# Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a second to load
+_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
+_cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
+
+
+def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
+    """The largest deviations from the median of each column, falling; their weights; the weight of all that differ."""
+    if share is None:
+        size = np.abs(samples - np.median(samples, axis=0))
+        differ = np.mean(size > SAME * size.max(axis=0), axis=0)
+        first = max(len(size) - TAIL - 2, 0)
+        size = np.sort(np.partition(size, first, axis=0)[first:], axis=0)[::-1]
+        return size, np.full(size.shape, 1 / len(samples)), differ
+    order = np.argsort(samples, axis=0)
+    middle = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
+    column = np.arange(samples.shape[1])
+    size = np.abs(samples - samples[order[np.minimum(middle, len(order) - 1), column], column])
+    differ = share @ (size > SAME * size.max(axis=0))
+    order = np.argsort(-size, axis=0)
+    return np.take_along_axis(size, order, axis=0), share[order], differ
+
+
+BLOCKS = 40  # blocks of replicas that give the errors of quantities other than averages
+
+
+def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
+    """Parts of an array, at least one, whose tables (part, width) have about `entries` entries, to bound memory."""
+    step = max(1, entries // max(width, 1))
+    return (y[k : k + step] for k in range(0, max(len(y), 1), step))
+
+
+class Replicated(NamedTuple):
+    """A quantity at points, for each independent block of a law's replicas: rows (blocks, points), and weights."""
+
+    rows: Array
+    weight: Array
+
+    @property
+    def mean(self) -> Array:
+        """The law's own value; exact if there is one row."""
+        return np.asarray(self.weight @ self.rows)
+
+
+class Replicas:
+    """Averages over replicas (the first axis), with weights of sum 1 or equal ones; `count` is their number."""
+
+    def __init__(self, number: int, weight: Array | None = None, count: float | None = None) -> None:
+        self.weight, self.weights = weight, np.full(number, 1 / number) if weight is None else weight
+        self.count = count or (number if weight is None else float(1 / np.sum(weight**2)))  # the effective number
+        self._square = self.weights / count if count else self.weights**2  # Σ w² over the replicas of each component
+
+    def choose(self, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+        """Components drawn by weight."""
+        if self.weight is None:
+            return rng.integers(len(self.weights), size=size)
+        return rng.choice(len(self.weight), size=size, p=self.weight)
+
+    def mean(self, samples: Array) -> Array:
+        return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
+
+    def spread(self, samples: Array) -> Array:
+        """The standard error of the mean, from the spread of the replicas; 0 for one replica, which is exact."""
+        if self.count == 1:
+            return np.zeros(samples.shape[1:])
+        off = samples - self.mean(samples)
+        scale = np.abs(off).max(axis=0)
+        unit = off / np.where(scale > 0, scale, 1.0)
+        factor = student(max(2, math.floor(self.count))) * math.sqrt(self.count / max(self.count - 1, 0.5))
+        return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
+
+    def unseen(self, samples: Array, decisive: bool = False) -> Array:
+        """What a tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks."""
+        # With a hundred replicas, a fifth of them shows the tail. There most laws look heavier than further out, so we
+        # take the tail as it looks. A decisive tail, such as that of a fourth moment, always counts as heavier.
+        if not decisive:
+            return tail_error(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
+        if 1 < self.count < 2 * FEWEST:
+            return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)
+        return tail_error(samples, self.weight, self.count, STEEPER)
+
+    def average(self, samples: Array, decisive: bool = False) -> Estimate:
+        value, error = self.mean(samples), combined(self.spread(samples), self.unseen(samples, decisive))
+        return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
+
+
+def proportion_error(share: Any, count: float) -> Any:
+    """The error of a share of `count` draws; it is positive even if the share is 0."""
+    if count == 1:
+        return np.zeros_like(share)
+    # Wilson's interval is (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n). We combine the offset of its middle with
+    # half its width, for z = 1, or take half of the same for z = 2 if that is more.
+    errors = []
+    for z in (1.0, 2.0):
+        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+        off = z**2 / count * (0.5 - share)
+        errors.append(combined(off, half) / (1 + z**2 / count) / z)
+    return student(max(2, int(count))) * np.maximum(*errors)
+
+
+AGAIN = 100  # bootstrap repetitions
+MIN_BLOCKS_FOR_BIAS = 10  # with fewer blocks a bias is too uncertain to be subtracted
+
+
+class Jackknife(NamedTuple):
+    """A value, its bias from noise, and its standard error."""
+
+    value: float
+    bias: float
+    error: float
+    blocks: int  # the least number of blocks in a group; 0 if all are exact
+
+    def corrected(self) -> Estimate:
+        """The value less its bias, which counts as an error; with too few blocks to know the bias, the value itself."""
+        # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it the error: the bias is left
+        off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
+        return Estimate(self.value - off, combined(self.error, self.bias))
+
+
+def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) -> Jackknife:
+    """A smooth function of the means of the groups, (…, points) each."""
+    means = [group.mean for group in groups]
+    value = float(functional(*means))
+    bias, errors = 0.0, []
+    for k, group in enumerate(groups):
+        count = len(group.rows)
+        if count < 2 or not np.isfinite(value):
+            continue
+        rest = (means[k] - group.weight[:, None] * group.rows) / (1 - group.weight[:, None])
+        without = np.asarray(functional(*(rest if i == k else mean for i, mean in enumerate(means))))
+        bias += float(np.sum((1 - group.weight) * (without - value)))
+        errors.append(student(count) * float(np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))))
+    counts = [len(group.rows) for group in groups if len(group.rows) > 1]
+    return Jackknife(value, bias, combined(*errors), min(counts, default=0))
+
+
+def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
+    """A function with kinks of the means of the groups, less its bias from noise, with its error; or just its value."""
+    # More noise of the same size shows the bias. Where the truth is 0, it shows the smaller half of it, so we count one
+    # and a half times what we find as an error.
+    value = functional(*(group.mean for group in groups))
+    if not errors or all(len(group.rows) < 2 for group in groups):
+        return Estimate(value, 0.0)
+    rng = np.random.default_rng(2025)
+    weights, least = [], min(len(group.rows) for group in groups if len(group.rows) > 1)
+    for group in groups:
+        count = len(group.rows)
+        drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
+        drawn = drawn / drawn.sum(axis=1, keepdims=True)
+        if count > 1:  # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
+            drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
+        weights.append(drawn)
+    redrawn = ([w @ group.rows for w, group in zip(each, groups, strict=True)] for each in zip(*weights, strict=True))
+    again = np.array([functional(*means) for means in redrawn])
+    bias = float(again.mean()) - value
+    off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
+    return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))

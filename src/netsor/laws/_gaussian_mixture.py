@@ -1,4 +1,4 @@
-"""Weighted sums of Gaussians Σ_i w_i N(m_i, v_i): densities and probabilities; probabilities of rectangles."""
+"""Weighted sums of Gaussians, of numbers and of vectors: densities, probabilities, probabilities of rectangles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from ._estimate import Array
-from ._replicas import batches, tail_error
+from ._estimate import Array, batches, tail_error
+from ._law_base import MAX_MAGNITUDE, LawError
 
-TABLE_ENTRIES_PER_BATCH = 2**20  # entries of a table (points × components) computed at a time: 8 MiB, about a cache
+VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
+FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
+SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 ROOT = float(np.sqrt(2 * np.pi))
 
 
@@ -22,13 +24,13 @@ def normal_moment(k: int) -> float:
 
 
 def weighted(table: Array, weight: Array) -> Array:
-    """Σ_i table[p, i] weight[i] for each point p, whose last digits do not depend on the other points."""
-    # a product of the whole table would: BLAS adds in another order for one row than for many
+    """Σ_i table[p, i] weight[i] for each point p; its last digits do not depend on the other points."""
+    # in a product of the whole table they would: BLAS adds in another order for one row than for many
     return np.asarray((table[:, None, :] @ np.asfortranarray(weight))[:, 0])
 
 
 class GaussianMixture1D(NamedTuple):
-    """Components (n,) with weights (n,), or (n, sums) for several sums over the same components; every v > 0."""
+    """Σ_i w_i N(m_i, v_i) with v > 0; weights are (n,), or (n, sums) for several sums over the same components."""
 
     mean: Array
     var: Array
@@ -37,7 +39,7 @@ class GaussianMixture1D(NamedTuple):
     def _tables(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Iterator[Array]:
         """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time."""
         std = np.sqrt(self.var)
-        for part in batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH):
+        for part in batches(y[:, None], len(std)):
             yield kernel((part - self.mean) / std, std)
 
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
@@ -45,10 +47,10 @@ class GaussianMixture1D(NamedTuple):
         return np.concatenate([weighted(table, self.weight) for table in self._tables(y, kernel)])
 
     def pdf(self, y: Array) -> Array:
-        return self._sum(y, _density)
+        return self._sum(y, _KERNELS["pdf"])
 
     def cdf(self, y: Array) -> Array:
-        return self._sum(y, _distribution)
+        return self._sum(y, _KERNELS["cdf"])
 
     def sf(self, y: Array) -> Array:
         """1 minus the distribution function, accurate where it is small."""
@@ -60,7 +62,7 @@ class GaussianMixture1D(NamedTuple):
         return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """What components beyond these `count` draws may add to the sum; see `tail_error`."""
+        """What components that were not among `count` draws may add to the sum; see `tail_error`."""
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
         errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]
@@ -70,11 +72,11 @@ class GaussianMixture1D(NamedTuple):
         return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
 
     def logpdf(self, y: Array) -> Array:
-        """The logarithm of the density, accurate however far out."""
+        """The logarithm of the density, accurate at any distance."""
         return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
 
     def logsf(self, y: Array) -> Array:
-        """The logarithm of `sf`, accurate however far out."""
+        """The logarithm of `sf`, accurate at any distance."""
         return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
@@ -95,16 +97,47 @@ def _density(z: Array, std: Array) -> Array:
     return table
 
 
-def _distribution(z: Array, std: Array) -> Array:
-    return np.asarray(scipy.special.ndtr(z))
+_KERNELS: dict[str, Callable[[Array, Array], Array]] = {"pdf": _density, "cdf": lambda z, _: scipy.special.ndtr(z)}
 
 
-_KERNELS = {"pdf": _density, "cdf": _distribution}
+class GaussianVectors:
+    """Σ_r w_r N(m_r, C_r) of vectors with k entries; a component whose C_r is singular has no density."""
+
+    def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
+        self.mean = mean
+        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2), 0.0))
+        unit = np.where(std > 0, std, 1.0)
+        values, vectors = np.linalg.eigh(cov / (unit[:, :, None] * unit[:, None, :]))  # of the correlations
+        self.singular = np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+        std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
+        whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
+        self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            log_weight = np.log(np.where(self.singular, 0.0, weight))
+        self.height = log_weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
+
+    def log_terms(self, y: Array) -> Iterator[Array]:
+        """The logarithm of w_r times the density of component r, (points, components), some points (·, k) at a time."""
+        if self.singular.all():
+            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
+        centre = self.mean.mean(axis=0)
+        shift = np.einsum("ri,ijr->jr", self.mean - centre, self.whiten)
+        near = np.abs(shift).max() < FAR
+        for part in batches(y, shift.size, VECTOR_ENTRIES_PER_BATCH):
+            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, and NaN
+                if near:  # one matrix product for all points and components
+                    z = ((part - centre) @ self.whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
+                    z -= shift
+                else:
+                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.mean, self.whiten)
+                terms = self.height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
+            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
+            yield terms
 
 
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     """Unbiased values of P(lower < N(0, cov) ≤ upper), one for each of the uniforms (many, components, k − 1)."""
-    # by Genz's sequential conditioning; in the Cholesky factor, a direction without variance has a column of zeros
+    # Genz's sequential conditioning. In the Cholesky factor, a direction without variance has a column of zeros.
     z = np.zeros((*u.shape[:2], cov.shape[1]))
     probability, rest, root = np.ones(u.shape[:2]), cov.copy(), np.zeros_like(cov)
     for j in range(cov.shape[1]):

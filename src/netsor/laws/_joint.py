@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +15,13 @@ from .._array_api import single_threaded
 from .._sobol import Sobol
 from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
-from ._estimate import Array, Estimate, combined
-from ._gaussian_mixture import rectangles
+from ._estimate import Array, Estimate, Replicas, combined, proportion_error, tail_error
+from ._gaussian_mixture import GaussianVectors, rectangles
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
-from ._replicas import Replicas, batches, proportion_error, tail_error
+from ._plot import card, plot_joint
 
-TABLE_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × replicas × k) computed at a time: 1 MiB, in cache
-FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
-SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
@@ -33,8 +30,10 @@ class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
     The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
-    one entry, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error` has mean,
-    var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+    one entry, `law.combination(w)` the law of Σ_i w_i Y_i, and `law.condition({i: y})` the law given data. `with_error`
+    has mean, var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries, `replicas` the number of
+    replicas (1 if nothing random is left), and `effective` the effective sample size of their weights, 1/Σ w².
+    `Program.law` makes it.
 
     Parameters
     ----------
@@ -84,30 +83,14 @@ class Joint(LawBase):
         if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
             raise LawError("Joint", f"mean must be below {MAX_MAGNITUDE:g} in size, cov below {MAX_MAGNITUDE**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
-        if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
+        if smallest < -1e-9 * largest_cov:  # conditioning may leave a 0 with a rounding error
             raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
-
-    @property
-    def dim(self) -> int:
-        """The number of entries."""
-        return int(self.component_mean.shape[1])
-
-    @property
-    def replicas(self) -> int:
-        """The number of components; 1 if nothing random is left to condition on."""
-        return int(self.component_mean.shape[0])
-
-    @property
-    def effective(self) -> float:
-        """The effective sample size of the weights, 1/Σ w²."""
-        return float(self._replicas.count)
-
-    @property
-    def _replicas(self) -> Replicas:
-        return Replicas(self.replicas, self.weight)
+        self.replicas, self.dim = self.component_mean.shape
+        self._replicas = Replicas(self.replicas, self.weight)
+        self.effective = float(self._replicas.count)
 
     def __len__(self) -> int:
         return self.dim
@@ -124,7 +107,7 @@ class Joint(LawBase):
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
 
-    _repr_html_ = Mixture._repr_html_
+    _repr_html_ = card
 
     @property
     def _words(self) -> list[str]:
@@ -159,8 +142,8 @@ class Joint(LawBase):
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density that it gives to the data. You get a warning if only
-        few replicas have weight; use `Program.posterior` then.
+        Each replica is conditioned, and weighted by the density of the data under it. If only few replicas have
+        weight, you get a warning; use `Program.posterior` then.
 
         Parameters
         ----------
@@ -169,8 +152,7 @@ class Joint(LawBase):
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
         """
-        weight = self._replicas.weights
-        return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
+        return Joint(*conditioned(self, observed, noise))
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
@@ -197,7 +179,7 @@ class Joint(LawBase):
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
-        """What each replica adds to the covariance."""
+        """The contribution of each replica to the covariance."""
         off = self.component_mean - self.mean()
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
@@ -216,28 +198,19 @@ class Joint(LawBase):
     # Densities and probabilities
 
     @cached_property
-    def _roots(self) -> tuple[Array, Array, Array]:
-        """Standard deviations, and the eigenvalues and vectors of the correlations, of each component."""
-        std = np.sqrt(np.maximum(np.diagonal(self.component_cov, axis1=1, axis2=2), 0.0))
-        unit = np.where(std > 0, std, 1.0)
-        values, vectors = np.linalg.eigh(self.component_cov / (unit[:, :, None] * unit[:, None, :]))
-        return std, values, vectors
-
-    @cached_property
-    def _singular(self) -> npt.NDArray[np.bool_]:
-        """Which components have a singular covariance, and so no density."""
-        std, values, _ = self._roots
-        return np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+    def _gaussians(self) -> GaussianVectors:
+        return GaussianVectors(self.component_mean, self.component_cov, self._replicas.weights)
 
     @property
     def singular(self) -> Estimate:
-        """The probability that the covariance is singular, so that there is no joint density.
+        """The probability that the covariance is singular: then there is no joint density.
 
-        Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
+        Rounding causes it: one token can take a whole attention row, and the weights of the others underflow.
         """
-        if self._singular.all() or not self._singular.any():
-            return Estimate(float(self._singular.all()), 0.0, self.sources)
-        share = float(self._singular @ self._replicas.weights)
+        singular = self._gaussians.singular
+        if singular.all() or not singular.any():
+            return Estimate(float(singular.all()), 0.0, self.sources)
+        share = float(singular @ self._replicas.weights)
         return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
@@ -247,36 +220,6 @@ class Joint(LawBase):
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
         return (*super().notes, without)
-
-    @cached_property
-    def _whitened(self) -> tuple[Array, Array]:
-        """Matrices (k, k, replicas) that whiten components, and log (weight · height); 0 and −∞ of singular ones."""
-        singular, (std, values, vectors) = self._singular, self._roots
-        if singular.all():
-            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
-        std, values = (np.where(singular[:, None], 1.0, a) for a in (std, values))
-        whiten = np.where(singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
-        with np.errstate(divide="ignore"):
-            weight = np.log(np.where(singular, 0.0, self._replicas.weights))
-        height = weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
-        return np.ascontiguousarray(whiten.transpose(1, 2, 0)), height
-
-    def _log_terms(self, y: Array) -> Iterator[Array]:
-        """log (w_r k_r) with k_r the density of component r, (points, replicas), some points (·, k) at a time."""
-        whiten, height = self._whitened
-        centre = self.component_mean.mean(axis=0)
-        shift = np.einsum("ri,ijr->jr", self.component_mean - centre, whiten)
-        near = np.abs(shift).max() < FAR
-        for part in batches(y, shift.size, TABLE_ENTRIES_PER_BATCH):
-            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
-                if near:  # one matrix product for all points and replicas
-                    z = ((part - centre) @ whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
-                    z -= shift
-                else:
-                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.component_mean, whiten)
-                terms = height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
-            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
-            yield terms
 
     def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:
         """Points (·, entries), and the shape that the user gave them."""
@@ -288,18 +231,19 @@ class Joint(LawBase):
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density."""
         at, shape = self._at("logpdf", y)
-        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._log_terms(at)]
+        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._gaussians.log_terms(at)]
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; that of the remaining part where some replicas are `singular`."""
+        """The joint density; if some replicas are `singular`, that of the rest."""
         at, shape = self._at("pdf", y)
-        return np.concatenate([np.exp(terms).sum(axis=1) for terms in self._log_terms(at)]).reshape(shape)[()]
+        parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
+        return np.concatenate(parts).reshape(shape)[()]
 
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
-        """The density at points (·, k) with its standard error, and with what `unseen` replicas may add to it."""
+        """The density at points (·, k) with its standard error; with `unseen`, also what other replicas may add."""
         replicas, values, errors = self._replicas, [], []
-        for terms in self._log_terms(y):
+        for terms in self._gaussians.log_terms(y):
             each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
             tail = tail_error(each, self.weight, replicas.count) if unseen else 0.0
             values.append(replicas.mean(each))
@@ -319,13 +263,13 @@ class Joint(LawBase):
         return float(self.with_error.cdf(y, lower).value)
 
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
-        """P(lower < Y ≤ upper): for each replica the mean over a few quasi-random points."""
+        """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random points."""
         count, k = self.component_mean.shape
         many = max(1, RECTANGLE // count) if k > 1 else 1
         u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
         values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
         value, error = self._replicas.average(values.mean(axis=0))
-        if many > 1:  # what the points leave, by how they differ
+        if many > 1:  # the error of the points, by their spread
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)
 
@@ -345,8 +289,6 @@ class Joint(LawBase):
         entries : tuple of int
             The two entries.
         """
-        from ._plot import plot_joint  # slow to import, and seldom needed
-
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:
@@ -363,7 +305,7 @@ class Joint(LawBase):
 
 @single_threaded
 class JointWithError:
-    """Methods of a joint law; each returns an Estimate, the value and its standard error."""
+    """Methods of a joint law; each returns an Estimate, a value with its standard error."""
 
     def __init__(self, law: Joint) -> None:
         self._law = law
@@ -415,7 +357,7 @@ class JointWithError:
         return Estimate(value, combined(error, max(changes, default=0.0)), self._law.sources)
 
     def _off(self) -> list[Joint]:
-        """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
+        """The law with covariances moved up and down by the error of Gaussian expectations; none if exact."""
         law, error = self._law, self._law.origin.quadrature_error
         covs = [law.component_cov * (1 + e) for e in (error, -error) if error > 1e-14]
         return [Joint(law.component_mean, cov, law.origin, law.weight) for cov in covs]

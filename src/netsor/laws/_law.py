@@ -14,10 +14,10 @@ import scipy
 from .._array_api import one_blas_thread, single_threaded
 from .._validate import as_number, flag
 from . import _law_base as base
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Replicated, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
-from ._numerics import entropy, expectation, log_share, pointwise, quantiles, values
-from ._replicas import Replicated
+from ._numerics import entropy, expectation, pointwise, quantiles, values
+from ._plot import card, plot_law
 
 
 @single_threaded
@@ -44,21 +44,21 @@ class Law(LawBase):
     0.40 ± 0.01
     """
 
-    # A subclass defines these; y and t are points (k,), and an Estimate has the errors of sampling
+    # A subclass defines these. y and t are points (k,), and an Estimate has the errors of sampling.
 
     _pdf: Callable[[Array], Estimate]  # the density
     _cdf: Callable[[Array], Estimate]  # the distribution function
-    _sf: Callable[[Array], Array]  # P(Y > y), right where it is small
+    _sf: Callable[[Array], Array]  # P(Y > y), accurate where it is small
     _logpdf: Callable[[Array], Array]
     _cf: Callable[[Array], Estimate]  # the characteristic function
     _moment: Callable[[int], Estimate]  # E[Y^order]
     _var: Callable[[], Estimate]
     _shape: Callable[[], tuple[Estimate, Estimate]]  # skewness and excess kurtosis, with all their errors
-    _log_tail: Callable[[Array, int], Array]  # log P(Y > y) where it is no double; of −Y and −y, if the sign is −1
-    _scales: Callable[[], tuple[Array, Array]]  # locations and scales where the law may have something to resolve
-    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]  # what `_perturbed` has, for an error
+    _log_tail: Callable[[Array, int], Array]  # log P(Y > y) where P underflows; for −Y and −y if the sign is −1
+    _scales: Callable[[], tuple[Array, Array]]  # locations and scales of the features of the density
+    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]  # `_perturbed` for this error
 
-    # These follow; a subclass may have a better way
+    # Defaults; a subclass may have a better way
 
     @property
     def _has_density(self) -> bool:
@@ -70,11 +70,14 @@ class Law(LawBase):
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._cdf(y).value)
 
-    def _logcdf(self, y: Array) -> Array:
-        return log_share(self._distribution(y), self._sf(y), lambda tiny: self._log_tail(y[tiny], -1))
-
-    def _logsf(self, y: Array) -> Array:
-        return log_share(self._sf(y), self._distribution(y), lambda tiny: self._log_tail(y[tiny], 1))
+    def _log_side(self, y: Array, sign: int) -> Array:
+        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate where it is near 0 or 1."""
+        share, rest = (self._sf(y), self._distribution(y))[::sign]
+        with np.errstate(divide="ignore"):
+            logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+        if (tiny := np.isneginf(logs)).any():
+            logs[tiny] = self._log_tail(y[tiny], sign)
+        return logs
 
     def _log_error(self, y: Array) -> Array:
         """The error of the logarithm of the density: the relative error of the density."""
@@ -82,15 +85,15 @@ class Law(LawBase):
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
     def _ppf(self, q: Array, upper: bool) -> Array:
-        """Quantiles; of P(Y > y), if `upper`."""
+        """Quantiles, or with `upper` the inverse of P(Y > y)."""
         return quantiles(self, q, upper)
 
-    # For distances: these defaults are for a law that is exact and has a smooth density
+    # For distances; these defaults suit an exact law with a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels of `factor` bandwidths instead of draws; the law itself if it has no draws."""
+        """This law with kernels of `factor` bandwidths around its draws; the law itself if it has no draws."""
         return self
 
     def _densities(self, y: Array) -> Replicated:
@@ -98,7 +101,7 @@ class Law(LawBase):
         return Replicated(self._density(y)[None], np.ones(1))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        """The distribution function by blocks, of what is below y or (side right) at most y."""
+        """The distribution function by blocks: P(Y < y), or with side right P(Y ≤ y)."""
         return Replicated(self._distribution(y)[None], np.ones(1))
 
     def _jumps(self) -> Array:
@@ -106,12 +109,12 @@ class Law(LawBase):
         return np.zeros(0)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        """The distribution function, the rest, and the slope, of the part without jumps."""
+        """The distribution function, 1 minus it, and its slope, of the part without jumps."""
         return self._distribution(y), self._sf(y), self._density(y)
 
     @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        """Pairs of laws that are off from this one by ±ε, one for each quantity with an error ε."""
+        """Pairs of laws that differ from this one by ±ε, one pair for each quantity with an error ε."""
         error = self.origin.quadrature_error
         exact = Provenance(self.status, self.method, seed=self.origin.seed)
         return () if error < 1e-14 else self._moved(error, exact)
@@ -135,7 +138,7 @@ class Law(LawBase):
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The density; if the law has atoms, that of the remaining part."""
+        """The density; if the law has atoms, that of the rest."""
         return values("pdf", self._density, y)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
@@ -152,11 +155,11 @@ class Law(LawBase):
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
         """log P(Y ≤ y), accurate in both tails."""
-        return values("logcdf", self._logcdf, y)
+        return values("logcdf", lambda p: self._log_side(p, -1), y)
 
     def logsf(self, y: npt.ArrayLike) -> Any:
         """log P(Y > y), accurate in both tails."""
-        return values("logsf", self._logsf, y)
+        return values("logsf", lambda p: self._log_side(p, 1), y)
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
@@ -171,7 +174,7 @@ class Law(LawBase):
         return float(self.ppf(0.5))
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """The central interval that has this probability."""
+        """The central interval with this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
             raise LawError("interval", "confidence", confidence, "between 0 and 1")
@@ -244,16 +247,11 @@ class Law(LawBase):
         gaussian : bool
             Whether to show the Gaussian.
         log : bool
-            A logarithmic density scale, and more of the tails: there you see what is not Gaussian.
+            A logarithmic scale for the density, and more of the tails, where a law differs most from a Gaussian.
         """
-        from ._plot import plot_law  # slow to import, and seldom needed
-
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
-    def _repr_html_(self) -> str:
-        from ._plot import card  # notebooks alone need it
-
-        return card(self)
+    _repr_html_ = card
 
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
@@ -261,8 +259,8 @@ class Law(LawBase):
         return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._words)}>"
 
 
-ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
-WIDE = 1.96  # standard errors on either side of 95 %
+ROOT_ATOL = 1e-14  # error of a numerical root, in standard deviations
+WIDE = 1.96  # standard errors to each side that hold 95 %
 
 
 @single_threaded
@@ -274,7 +272,7 @@ class WithError:
 
     @one_blas_thread()
     def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
-        """A number or numbers of the law, with the errors of sampling and of quadrature."""
+        """Numbers of the law, with the errors of sampling and of quadrature."""
         value, error = f(self._law)
         return Estimate(value, combined(error, self._law.doubt(lambda law: f(law).value)), self._law.sources)
 
@@ -289,14 +287,14 @@ class WithError:
         level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
         error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
-        if atoms:  # which the level may leave on either side
+        if atoms:  # a level may miss an atom on either side
             error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
         step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
-        for wide in (-WIDE, -1.0, 1.0, WIDE):  # a jump of the quantile beyond one error is still within reach of two
+        for wide in (-WIDE, -1.0, 1.0, WIDE):  # a jump of the quantile may lie between one error and two
             moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
-        # and at least what the slope says, which draws hide between them; an atom has none
+        # at least the error over the density, which steps of draws would hide; an atom has no density
         slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
@@ -304,7 +302,7 @@ class WithError:
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
-        """The characteristic function, within a circle of this error in the plane."""
+        """The characteristic function; its error is the radius of a circle in the plane."""
         at = base.points(t, "t", "cf")
         if (np.abs(at) > base.MAX_MAGNITUDE).any():
             raise LawError("cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size")
@@ -335,5 +333,5 @@ class WithError:
     pdf = partialmethod(_at, "pdf", lambda law, y: law._pdf(y))
     cdf = partialmethod(_at, "cdf", lambda law, y: law._cdf(y))
     sf = partialmethod(_at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error))
-    # where the density is no double, the error of its logarithm is infinite if only draws are known
+    # where the density underflows, the error of its logarithm is infinite if the law is known by draws alone
     logpdf = partialmethod(_at, "logpdf", lambda law, y: Estimate(law._logpdf(y), law._log_error(y)))

@@ -1,4 +1,4 @@
-"""The base class of all laws: provenance, notes, saving and loading; and the validation of what laws are given."""
+"""The base class of all laws: provenance, notes, saving and loading; and the validation of arguments."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ class LawError(PlacedError):
     """
 
 
-Size = int | tuple[int, ...] | None
 FORMAT = 1
-REASON = 200  # characters of an error's own text in a message: some repeat the whole file
+REASON = 200  # most characters of an error's text in a message: some errors repeat the whole file
 KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
 
 
@@ -94,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             if (kind := str(about["kind"])) not in KINDS:
                 raise ValueError(f"its kind is {shown(kind)}")
             return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
-        except Exception as error:  # what a damaged archive may raise is not documented
+        except Exception as error:  # nobody documents what a damaged archive can raise
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
@@ -102,7 +101,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any) -> Provenance:
-    """The provenance that a file describes: each field must be there, and no other."""
+    """The provenance that a file describes; every field must be there, and no other field."""
     texts = [*words.values(), *(notes if isinstance(notes, list) else [None])]
     wholes = [random_numbers, 0 if seed is None else seed]
     error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
@@ -116,7 +115,7 @@ class LawBase:
 
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
-    _arrays: Callable[[], dict[str, Any]]  # what `save` writes, and `_from_arrays` takes
+    _arrays: Callable[[], dict[str, Any]]  # what `save` writes and `_from_arrays` takes
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
@@ -143,7 +142,7 @@ class LawBase:
 
     @property
     def _words(self) -> list[str]:
-        """What its representations say of it."""
+        """What its representations say about it."""
         numbers = [f"{self.random_numbers:,} random numbers a replica"] if self.random_numbers else []
         return [self.method, self.status, *numbers]
 
@@ -161,13 +160,13 @@ class LawBase:
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
 
     def latex(self) -> str:
-        """The formula of the law and of what it depends on, for LaTeX's math mode; laws at infinite width have one."""
+        """The formula of the law and of everything it depends on, for LaTeX's math mode, if the width is infinite."""
         if self._formula is None:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
 
     @one_blas_thread()
-    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
+    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None, rng: Rng = None) -> Any:
         """Independent draws of the law; of a joint law, all entries along a last axis.
 
         A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
@@ -177,10 +176,8 @@ class LawBase:
         ----------
         size : int or tuple of int, optional
             The shape of the result; a single draw if None.
-        seed : int, optional
-            The seed; without `seed` and `rng` the draws differ each time.
-        rng : numpy.random.Generator or int, optional
-            A generator, as in scipy, instead of `seed`.
+        seed, rng : int, or numpy.random.Generator, optional
+            The seed, or as in scipy a generator; the draws differ each time if both are None.
         """
         sizes = () if size is None else size if isinstance(size, tuple | list) else (size,)
         shape = tuple(length for length in map(as_whole, sizes) if length is not None and 0 <= length <= NUMBERS)
@@ -190,7 +187,7 @@ class LawBase:
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has the data of a file, and none of the functions that made the law."""
+        """A copy in another process has the same data as a file, without the functions that made the law."""
         return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
 
     def save(self, path: str | Path) -> None:
@@ -208,13 +205,13 @@ numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
-MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a double
-HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
-HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
+MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a finite double
+HIGHEST = 300  # highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
+HEADS = 2**63  # a number of heads must be below it; with more, the law is that of infinitely many
 
 
 def points(argument: Any, name: str, operation: str) -> Array:
-    """Real numbers of any shape, infinite ones and NaN too."""
+    """Real numbers of any shape, including infinities and NaN."""
     numbers = as_floats(argument)
     if numbers is None:
         raise LawError(operation, name, argument, "a real number or an array of them")
@@ -222,21 +219,19 @@ def points(argument: Any, name: str, operation: str) -> Array:
 
 
 def checked_draws(argument: Any) -> Array:
-    """Draws, two or more and not all alike."""
-    if np.ma.is_masked(argument):
-        raise LawError("draws", "must not be masked: take draws.compressed()")
+    """At least two draws that are not all equal."""
     draws = as_floats(argument)
     if draws is None:
-        raise LawError("draws", f"{shown(argument)} must be real numbers")
-    draws = draws.ravel()
-    if draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
-        raise LawError("draws", f"{shown(argument)} must be {allowed}")
-    return draws
+        allowed = "not be masked: take draws.compressed()" if np.ma.is_masked(argument) else "be real numbers"
+    elif draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
+        allowed = f"be at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
+    else:
+        return draws.ravel()
+    raise LawError("draws", f"{shown(argument)} must {allowed}")
 
 
 def checked_weights(argument: Any, count: int, operation: str, name: str = "weight") -> Array | None:
-    """Weights of sum 1, or None for equal ones."""
+    """Weights of sum 1, or None for equal weights."""
     if argument is None:
         return None
     w = numbers(argument, operation, name)
@@ -248,19 +243,19 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
 
 
 def checked_origin(argument: Any, operation: str) -> Provenance:
-    """How a law was obtained."""
+    """The provenance of a law."""
     if not isinstance(argument, Provenance):
         raise LawError(operation, "origin", argument, "a Provenance(status, method)")
     return argument
 
 
 def checked_heads(argument: Any, operation: str) -> int:
-    """A number of heads, however large."""
+    """A number of heads below 2^63."""
     return whole(argument, "heads", operation, most=HEADS - 1, why="; for more than 2^63, infinite_heads()")
 
 
 def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.Generator:
-    """The random numbers of a seed or of a generator; others each time if both are None."""
+    """A generator with this seed, or the given one; one with a fresh seed if both are None."""
     if seed is None and (rng is None or isinstance(rng, np.random.Generator)):
         return rng or np.random.default_rng()
     try:
@@ -271,7 +266,7 @@ def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.G
 
 def checked_order(argument: Any) -> int:
     """The order of a moment."""
-    return whole(argument, "order", "moment", 0, most=HIGHEST, why=": above, a normal's own moment is no double")
+    return whole(argument, "order", "moment", 0, most=HIGHEST, why=": beyond it even a normal's moment overflows")
 
 
 def levels(argument: Any, operation: str) -> Array:

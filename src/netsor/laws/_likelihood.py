@@ -1,4 +1,4 @@
-"""Gaussian process regression: given a replica outputs are N(m, V), V = C C^T, and data y are N(m, V + τ²I)."""
+"""Gaussian process regression: given a replica, outputs are N(m, V) with V = C C^T, and data y are N(m, V + τ²I)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import numpy.typing as npt
 import scipy
 
 from .._validate import as_number, as_whole, shown
-from ._estimate import Array, Estimate, combined
-from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
-from ._replicas import Replicas
+from ._estimate import Array, Estimate, Replicas, combined
+from ._law_base import MAX_MAGNITUDE, LawError, numbers
 
-SUBSTITUTED = 32  # rows of a triangular matrix beyond which substitution, one by one, is faster than numpy's solve
-MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
-MIN_PIVOT_RATIO = 1e-7  # a pivot over the standard deviation: below, what was observed is determined by the rest
+SUBSTITUTED = 32  # rows of a triangular matrix from which substitution, one by one, is faster than numpy's solve
+MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below it we factor V + τ²I itself, never by its columns
+MIN_PIVOT_RATIO = 1e-7  # a pivot over the standard deviation: below it, other observations determine this one
 
 
 class Observations(NamedTuple):
-    """What was observed: which entries, their values, and the standard deviation of the noise of each."""
+    """Observed entries, their values, and the standard deviation of the noise of each."""
 
     entries: npt.NDArray[np.intp]
     values: Array
@@ -31,7 +30,7 @@ class Observations(NamedTuple):
 
 
 def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Observations:
-    """Data as the user gave them, {entry: value}, with noise: a standard deviation, or one for each value."""
+    """The user's data {entry: value}, with noise: a standard deviation, or one for each value."""
     if not isinstance(observed, Mapping) or not observed:
         raise LawError("condition", "observed", observed, "a mapping {entry: value}, not empty")
     values, places = [], []
@@ -59,7 +58,7 @@ def updated(mean: Array, cov: Array, data: Observations) -> tuple[Array, Array, 
     half = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
-    exact = entries[tau == 0]  # observed without noise: known exactly, where the formula leaves rounding errors
+    exact = entries[tau == 0]  # without noise they are known exactly, but the formula leaves rounding errors
     new_mean[:, exact] = values[tau == 0]
     new_cov[:, exact, :] = 0.0
     new_cov[:, :, exact] = 0.0
@@ -76,7 +75,7 @@ def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
 
 
 def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array]:
-    """Each replica's mean and variance of all entries given data: the diagonal of what `updated_by_columns` finds."""
+    """Each replica's mean and variance of all entries given data, as in `updated_by_columns`."""
     root, z, rest = _solution(mean, columns, data)
     across = np.swapaxes(columns, 1, 2)
     half = _solved(root, across if rest is not None else columns[:, data.entries] @ across)
@@ -89,7 +88,7 @@ def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Arra
 def updated_by_columns(
     mean: Array, columns: Array, data: Observations, rows: slice | npt.NDArray[np.intp] = slice(None)
 ) -> tuple[Array, Array]:
-    """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`."""
+    """Each replica's mean and covariance of some entries given data, from m and C."""
     root, beta, rest = _solution(mean, columns, data)
     if rest is None:
         new_mean, new_cov = updated(mean, columns @ np.swapaxes(columns, 1, 2), data)[:2]
@@ -106,9 +105,9 @@ def log_density(root: Array, z: Array) -> Array:
 
 
 def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array, Array | None]:
-    """R of C C^T + τ²I and R^(−1) (y − m); with fewer columns than data R of C^T C, β and the rest of the data."""
-    # In units of the noise, y' = (y − m)/τ, C' = C/τ: with B = I + C'^T C' = R R^T and β = B^(−1) C'^T y' the quadratic
-    # form of the density is |y' − C' β|² + |β|², without a difference of large numbers; and |C C^T + τ²I| = |B| Π τ².
+    """The root R of C C^T + τ²I, R^(−1) (y − m), and None; with few columns, the root R of B, β and y' − C' β."""
+    # In units of the noise, y' = (y − m)/τ and C' = C/τ. With B = I + C'^T C' = R R^T and β = B^(−1) C'^T y', the
+    # quadratic form of the density is |y' − C' β|² + |β|², not a difference of large numbers; |C C^T + τ²I| = |B| Π τ².
     entries, values, tau = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()
@@ -124,15 +123,15 @@ def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, A
 
 
 def _solved(root: Array, b: Array) -> Array:
-    """R^(−1) b for triangular R: of large matrices one by one, by substitution; of many small ones all at once."""
+    """R^(−1) b for triangular R: large matrices one by one, by substitution; many small ones at once."""
     if root.shape[-1] < SUBSTITUTED:
         return np.asarray(np.linalg.solve(root, b), dtype=np.float64)
-    # by LAPACK itself, as R^T of a matrix in Fortran's order: scipy's own function takes longer to check than to solve
+    # R^T of a matrix in Fortran's order, by LAPACK itself: scipy's function takes longer to check than to solve
     return np.stack([scipy.linalg.lapack.dtrtrs(r.T, x, lower=0, trans=1)[0] for r, x in zip(root, b, strict=True)])
 
 
 def _root(cov: Array, tau: Array) -> Array:
-    """The triangular roots of the covariances of what was observed."""
+    """The triangular roots of the covariances of the observations."""
     inner = cov.copy()
     inner[:, np.arange(len(tau)), np.arange(len(tau))] += tau**2
     try:
@@ -147,7 +146,7 @@ def _root(cov: Array, tau: Array) -> Array:
 
 
 def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observations) -> Any:
-    """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or there is no such density."""
+    """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or where there is no density."""
     xp = library.xp  # it also has `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b
     entries, values, tau = (xp.asarray(np.array(part)) for part in data)
     off, own = values - xp.take(mean, entries, axis=1), xp.take(columns, entries, axis=1)
@@ -172,17 +171,15 @@ def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observ
     return xp.where(sure, height, xp.asarray(math.nan, dtype=own.dtype))
 
 
-MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which a warning is given
-Conditioned = tuple[Array, Array, Provenance, Array, Estimate]
+MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which you get a warning
 
 
-def conditioned(
-    mean: Array, cov: Array, weight: Array, observed: Mapping[int, float], noise: npt.ArrayLike, origin: Provenance
-) -> Conditioned:
-    """Means, covariances, origin, weights and log evidence of the law given data."""
-    data = checked_data(mean.shape[1], observed, noise)
+def conditioned(law: Any, observed: Mapping[int, float], noise: npt.ArrayLike) -> tuple[Any, ...]:
+    """The arguments of the `Joint` given data: means, covariances, origin, weights and log evidence."""
+    cov, weight, origin = law.component_cov, law._replicas.weights, law.origin
+    data = checked_data(law.dim, observed, noise)
     entries = data.entries
-    new_mean, new_cov, root, z = updated(mean, cov, data)
+    new_mean, new_cov, root, z = updated(law.component_mean, cov, data)
     with np.errstate(divide="ignore"):  # of replicas without weight
         joint = np.log(weight) + log_density(root, z)
     posterior, evidence = scipy.special.softmax(joint), float(scipy.special.logsumexp(joint))
@@ -190,13 +187,13 @@ def conditioned(
     error = 0.0
     if len(weight) > 1:
         relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
-        error = float(Replicas(len(weight), weight).average(relative).error)  # which is that of the logarithm
+        error = float(Replicas(len(weight), weight).average(relative).error)  # also that of the logarithm
         if effective < MIN_EFFECTIVE_SAMPLES:
             left = f"the data leave an effective sample of {effective:.0f} of {len(weight)} replicas"
             warnings.warn(f"condition: {left}; take more draws, or more noise", stacklevel=4)
     doubt = 0.0
     if origin.quadrature_error > 1e-14:
-        # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way
+        # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), where each entry of C may be off by ±ε √(C_ii C_jj)
         inverse = np.linalg.solve(root, np.broadcast_to(np.eye(len(entries)), root.shape))
         alpha = np.einsum("rij,ri->rj", inverse, z)
         slope = alpha[:, :, None] * alpha[:, None, :] - np.swapaxes(inverse, 1, 2) @ inverse

@@ -1,9 +1,9 @@
 """Elliptical slice sampling: moves of standard normals z that leave N(z; 0, I) L(z) invariant.
 
-From z a second point ν ~ N(0, I) makes an ellipse z cos θ + ν sin θ, on which the prior is constant. A height below
-L(z) is drawn, and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
-Informative data make brackets small, so the ellipses are drawn around a Student t that is nearer to the posterior
-(Nishihara, Murray, Adams 2014); a Gaussian there would keep chains out of a tail that is heavier than its own.
+A second point ν ~ N(0, I) defines an ellipse z cos θ + ν sin θ, on which the prior is constant. We draw a height below
+L(z), and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
+Informative data make brackets small, so we draw ellipses around a Student t that is nearer to the posterior (Nishihara,
+Murray, Adams 2014); around a Gaussian, chains would not reach a tail that is heavier than its own.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Generator = np.random.Generator
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
 Report = Callable[..., None]  # called after every step
 
-SHRINKS = 200  # of one bracket, at most: each takes about a half of it, and doubles have 53 bits
-SEEN = 4.0  # standard errors by which a mean, a variance or a correlation of particles differs from the prior's
-EACH = 4  # particles for each coordinate whose covariances are estimated, at least
-ROUNDED = 1e-10  # of variances, added: coordinates may be nearly functions of each other
+SHRINKS = 200  # most times that a bracket shrinks: each time by about a half, and doubles have 53 bits
+SEEN = 4.0  # standard errors from which a mean, a variance or a correlation of particles differs from the prior's
+EACH = 4  # least number of particles for each coordinate whose covariances we estimate
+ROUNDED = 1e-10  # share of variances that we add: coordinates may be nearly functions of each other
 COVARIANCE_INFLATION = 1.2  # Σ over the covariance of the particles
 FREEDOM = 8.0  # ν
 
@@ -41,7 +41,7 @@ class Reference(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """Where chains are, (chains, size); their log likelihood there; how often it was asked for so far, in all."""
+    """The points of chains, (chains, size); their log likelihoods; and the number of all evaluations so far."""
 
     z: Array
     height: Array
@@ -52,14 +52,14 @@ PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 
 
 def reference(z: Array) -> Reference:
-    """Student's t for the coordinates of particles (k, size) on which the data have said something."""
-    # Covariances of many coordinates from few particles are noise, so only the clearest are taken, without shrinkage:
-    # it would widen the directions that data make narrow, and hold chains back.
-    count = len(np.unique(z[:, 0]))  # particles that were drawn several times say no more
+    """Student's t for the coordinates of particles (k, size) that the data inform."""
+    # Covariances of many coordinates from few particles are noise, so we take only the clearest. We do not shrink them:
+    # that would widen the directions that data make narrow, and slow chains down.
+    count = len(np.unique(z[:, 0]))  # repeated particles add no information
     mean, std = z.mean(axis=0), z.std(axis=0)
     ready = (z - mean) / np.where(std > 0, std, 1.0)
     together = ready.T @ ready
-    np.abs(together, out=together)  # in place: it may be the largest array of all
+    np.abs(together, out=together)  # in place: it may be the largest array
     together /= len(z)
     np.fill_diagonal(together, 0.0)
     off = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
@@ -72,7 +72,7 @@ def reference(z: Array) -> Reference:
     cov[np.diag_indices(len(places))] *= 1 + ROUNDED
     try:
         lower = np.linalg.cholesky(COVARIANCE_INFLATION * cov)
-    except np.linalg.LinAlgError:  # all are nearly copies of one
+    except np.linalg.LinAlgError:  # all particles are nearly the same
         return PRIOR
     return Reference(places, mean[places], np.asarray(lower, dtype=np.float64))
 
@@ -85,7 +85,7 @@ def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
 def advance_chains(
     log_likelihood: LogLikelihood, chains: Chains, rng: Generator, power: float = 1.0, around: Reference = PRIOR
 ) -> Chains:
-    """One move of every chain, on ellipses around a reference; the likelihood counts with a power, for tempering."""
+    """One move of every chain on ellipses around a reference, with a power of the likelihood for tempering."""
     places, mean, lower = around
     degrees = FREEDOM + len(places)
 
@@ -93,7 +93,7 @@ def advance_chains(
         return np.asarray(np.sum(w[:, places] ** 2, axis=1))
 
     def level_of(z: Array, w: Array, height: Array) -> Array:
-        """log R, up to a constant; w are coordinates with location 0 and scale I."""
+        """The log ratio of target and reference up to a constant; w are coordinates with location 0 and scale I."""
         return np.asarray(power * height + 0.5 * degrees * np.log1p(square(w) / FREEDOM) - 0.5 * square(z))
 
     count = len(chains.z)
@@ -126,13 +126,13 @@ def advance_chains(
     raise LawError("posterior", "the likelihood has a jump, or is so steep that rounding hides it; give more noise")
 
 
-TARGET_ESS_FRACTION = 0.6  # effective share of the particles that the weights of one step leave
-STEPS = 2.2  # of the power, for each factor e by which it grows: measured, right within a factor of 2
-LEAST, SLOWEST = 1e-30, 1e-6  # step of the power, at least, and at least of the power itself: it always grows
+TARGET_ESS_FRACTION = 0.6  # effective sample size after the weights of one step, over the number of particles
+STEPS = 2.2  # steps of the power for each factor e of growth: measured, right within a factor of 2
+LEAST, SLOWEST = 1e-30, 1e-6  # least step of the power, and least step over the power: it always grows
 
 
 class Path(NamedTuple):
-    """Powers 0 = β_0 < … < 1, the reference for the moves at each but the first, and the particles at the end."""
+    """Powers 0 = β_0 < … < 1, the reference for the moves at each power but the first, and the last particles."""
 
     powers: Array
     around: list[Reference]
@@ -142,7 +142,7 @@ class Path(NamedTuple):
 def adapt_schedule(
     ask: LogLikelihood, particles: int, size: int, moves: int, rng: Generator, report: Report = lambda power: None
 ) -> Path:
-    """A first run, which finds powers such that the weights of each step leave TARGET_ESS_FRACTION of the particles."""
+    """A first run, which finds powers whose steps keep an effective share TARGET_ESS_FRACTION of the particles."""
     chains = init_chains(ask, rng.standard_normal((particles, size)))
     powers, around = [0.0], []
     while powers[-1] < 1.0:
@@ -172,7 +172,7 @@ def evidences(
 
 
 def step_from(power: float, height: Array) -> float:
-    """How far the power may grow, to 1 at most, for particles with these log likelihoods."""
+    """The next step of the power, up to 1, for particles with these log likelihoods."""
 
     def enough(step: float) -> bool:
         w = np.exp(step * height - (step * height).max())
@@ -188,12 +188,12 @@ def step_from(power: float, height: Array) -> float:
 
 
 def steps_after(first: float) -> int:
-    """About how many steps of the power follow the first one: as measured, in proportion to its logarithm."""
+    """The approximate number of steps after a first one: measured, proportional to its logarithm."""
     return math.ceil(-STEPS * math.log(first))
 
 
 def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
-    """Particles drawn by weight within each run, at equal distances along the weights."""
+    """Particles drawn by weight within each run, by systematic resampling."""
     count = len(chains.z) // runs
     weight = step * chains.height.reshape(runs, count)
     ends = np.cumsum(scipy.special.softmax(weight, axis=1), axis=1)
@@ -207,7 +207,7 @@ def mean_of_logs(logs: Array) -> tuple[float, float, float]:
     top = float(logs.max())
     each = np.exp(logs - top)
     spread = float(each.std(ddof=1) / each.mean())
-    # two errors cover in 95 % of all cases, so that one covers in more than 68 %: in 74 % for eight runs
+    # two errors cover the truth in 95 % of all cases, so one covers it in more than 68 %: in 74 % for eight runs
     return top + math.log(each.mean()), student(len(logs), 2.0) * spread / math.sqrt(len(logs)), spread
 
 
@@ -223,7 +223,7 @@ def r_hat(draws: Array) -> Array:
 
 
 def effective(draws: Array) -> Array:
-    """How many independent draws would say as much of the mean of each quantity's ranks, after Geyer (1992)."""
+    """The effective sample size for the mean of each quantity's ranks, after Geyer (1992)."""
     x, within, between = _ranked(draws)
     chains, length, _ = x.shape
     total = chains * length
@@ -234,7 +234,7 @@ def effective(draws: Array) -> Array:
         rho = np.where(whole > 0, 1 - (within - auto * length / (length - 1)) / whole, 0.0)
     rho[0] = 1.0
     pairs = rho[: length - length % 2].reshape(length // 2, 2, -1).sum(axis=1)
-    # sums of neighbours are positive and fall: from the first that is not, noise alone is left
+    # sums of neighbours are positive and fall; from the first that does not, only noise is left
     pairs = np.minimum.accumulate(np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0), axis=0)
     time = np.maximum(-1 + 2 * pairs.sum(axis=0), 1 / np.log10(max(total, 10)))
     return np.asarray(np.minimum(total / time, total * np.log10(max(total, 10))))
@@ -242,7 +242,7 @@ def effective(draws: Array) -> Array:
 
 def _ranked(draws: Array) -> tuple[Array, Array, Array]:
     """Normal scores of the ranks over all chains, and their variances within chains and of the means of chains."""
-    # of scores a mean and a variance exist; in two halves, a chain that drifts disagrees with itself
+    # scores always have a mean and a variance; split in two halves, a chain that drifts disagrees with itself
     half = draws.shape[1] // 2
     x = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)

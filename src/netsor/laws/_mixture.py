@@ -1,7 +1,7 @@
-"""Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell), equation (4) of docs/theory.md.
+"""Mixtures of Gaussians: laws that are Gaussian given the replica (Rao–Blackwell), equation (4) of docs/theory.md.
 
-A replica without variance is a point. Points that repeat are atoms, which have a probability; the density is that of
-the rest. Others are draws of a quantity that is known by draws alone, such as a norm: its density is a kernel estimate.
+A replica without variance is a point. Points that repeat are atoms: they have a probability, and the density is that of
+the rest. The others are draws of a quantity that is known by draws alone, such as a norm, with a kernel estimate.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from ._estimate import Array, Estimate, combined, student
+from ._estimate import Array, Estimate, Replicated, batches, combined, proportion_error, student
 from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
 from ._numerics import kernel_bias
-from ._replicas import Replicated, batches, proportion_error
-
-CF_ENTRIES_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
 
 @single_threaded
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 
-    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian.
+    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian. `replicas` is the
+    number of replicas (1 if nothing random is left), and `effective` the effective sample size of the weights, 1/Σ w².
 
     Parameters
     ----------
@@ -92,19 +90,21 @@ class Mixture(Components, Law):
     def _has_density(self) -> bool:
         return bool(len(self._smooth) or len(self._points.draws))
 
-    def _needs_density(self, name: str) -> None:
+    def _with_density(self, name: str) -> Mixture:
+        """The law with kernels around draws; an error if it has no density all the same."""
         if not self._has_density:
             at = [f"{at:g}" for at in self._points.atoms]
             points = ", ".join(at[:3] + ["…"] * (len(at) > 3))
             many = "made of point masses at" if len(at) > 1 else "the point mass at"
             raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
+        return self.smoothed()
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
-        """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
+        """The standard error of Σ_r w_r k_r, where k is 1 for a share `points` of them; for −Y if the sign is −1."""
         if self.replicas == 1:
             return np.zeros_like(value)
         few, n = self._compressed, self.effective
-        # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
+        # w_i² of each replica is w_i/N if all weights are equal, also where one component stands for several replicas
         alike = self.weight is None or self.count is not None
         weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
         square, cross = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
@@ -122,19 +122,16 @@ class Mixture(Components, Law):
         return Estimate(value, combined(self._error(value, y, "pdf"), binned))
 
     def _density(self, y: Array) -> Array:
-        self._needs_density("pdf")
-        return self.smoothed()._compressed.pdf(y)
+        return self._with_density("pdf")._compressed.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
-        self._needs_density("logpdf")
-        if len(self._points.draws):
-            return self.smoothed()._logpdf(y)
-        if len(self._compressed.var) == len(self._smooth):
-            return self._gaussians.logpdf(y)
-        value = self._compressed.pdf(y)
-        near = value > 1e-6 / self.std()  # where fewer components suffice
+        law = self._with_density("logpdf")
+        if len(law._compressed.var) == len(law._smooth):
+            return law._gaussians.logpdf(y)
+        value = law._compressed.pdf(y)
+        near = value > 1e-6 / law.std()  # where fewer components suffice
         result = np.log(np.where(near, value, 1.0))
-        result[~near] = self._gaussians.logpdf(y[~near])
+        result[~near] = law._gaussians.logpdf(y[~near])
         return result
 
     def _log_tail(self, y: Array, sign: int) -> Array:
@@ -149,7 +146,7 @@ class Mixture(Components, Law):
             return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
-        # from the smaller tail: the squares of the other are near 1, and their differences are rounding
+        # from the smaller tail: in the other the squares are near 1, and their differences are rounding errors
         sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
         for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
@@ -194,7 +191,7 @@ class Mixture(Components, Law):
         weight = None if self.count is not None else self.weight
 
         def moved(by: Array | float, share: float) -> Mixture:
-            """The law with means moved and variances off by a share of themselves."""
+            """The law with moved means, and with variances changed by a share of themselves."""
             var = self.component_var * max(1 + share, 0.0)
             return Mixture(self.component_mean + by, var, origin, weight, count=self.count)
 
@@ -233,10 +230,10 @@ class Mixture(Components, Law):
         second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
         m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
         tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
-        # by the delta method, for mean and variance are estimated too; then by each variance
+        # by the delta method, since mean and variance are estimated too; then the changes with each variance
         influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
         changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
-        beyond = (  # the replicas; the second moment grows with the tail too
+        beyond = (  # what a tail beyond the replicas adds; the second moment grows with it too
             (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
             (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
         )
@@ -252,15 +249,15 @@ class Mixture(Components, Law):
         return super().support() if smooth else (float(self.component_mean.min()), float(self.component_mean.max()))
 
     def latex(self) -> str:
-        """The formula of the law: that of the program at infinite width; of a single component, N(m, v)."""
+        """The formula of the program at infinite width, or N(m, v) for a single component."""
         if self._formula is None and len(self.component_var) == 1:
             return rf"Y \sim \mathcal{{N}}({self.component_mean[0]:.6g}, {self.component_var[0]:.6g})"
         return super().latex()
 
     def _cf(self, t: Array) -> Estimate:
-        # Σ_r w_r e^(itm_r − t²v_r/2), with its error as the radius of a circle
+        # Σ_r w_r e^(itm_r − t²v_r/2); its error is the radius of a circle
         values, errors = [], []
-        for p in batches(t, len(self.component_var), CF_ENTRIES_PER_BATCH):
+        for p in batches(t, len(self.component_var)):
             with np.errstate(over="ignore"):  # e^(−∞) is 0
                 terms = np.exp(1j * np.outer(self.component_mean, p) - np.outer(self.component_var, p**2) / 2)
             values.append(self._replicas.mean(terms))
@@ -298,7 +295,7 @@ class Empirical(Mixture):
     """
 
     kernel = True
-    lattice = 32  # the paper takes logarithms of densities, which need more digits than distances do
+    lattice = 32  # the paper takes logarithms of densities, which need more digits than distances
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
         given = checked_draws(draws)
@@ -308,18 +305,13 @@ class Empirical(Mixture):
             h = real(bandwidth, "bandwidth", "Empirical", above=0.0, most=MAX_MAGNITUDE)
         origin = Provenance("estimated", f"Gaussian kernel estimate from {given.size} draws")
         super().__init__(given, h**2, origin)
-        self.bandwidth, self._kernels = h, np.arange(given.size)
-
-    @cached_property
-    def draws(self) -> Array:
-        """The sample, sorted."""
-        return np.sort(self.component_mean)
+        self.draws, self.bandwidth, self._kernels = np.sort(given), h, np.arange(given.size)
 
     @cached_property
     def _sample(self) -> Mixture:
-        """The draws without kernels; their density has kernels of the same bandwidth."""
+        """The draws without kernels; their density is the same kernel estimate."""
         sample = Mixture(self.component_mean, 0.0, self.origin)
-        sample._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws, also where they repeat or are few
+        sample._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws even if they repeat or are few
         sample.bandwidth = self.bandwidth
         return sample
 
@@ -334,7 +326,7 @@ class Empirical(Mixture):
         bias = np.abs(self._dense(math.sqrt(2))._distribution(y) - value)
         return Estimate(value, combined(proportion_error(value, self.replicas), bias))
 
-    # Numbers of the kernel estimate: what the kernels change is not part of the sample, and counts as an error
+    # Numbers of the kernel estimate; the change that the kernels make counts as an error
 
     def _moment(self, order: int) -> Estimate:
         return _biased(super()._moment(order), self._sample._moment(order))

@@ -1,4 +1,4 @@
-"""The components of a mixture: its Gaussians, atoms and draws (see `_mixture`), and fewer components for many."""
+"""The components of a mixture: Gaussians, atoms and draws (see `_mixture`), and fewer components in place of many."""
 
 from __future__ import annotations
 
@@ -9,33 +9,47 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._estimate import Array
+from ._estimate import BLOCKS, Array, Replicas, Replicated
 from ._gaussian_mixture import GaussianMixture1D
 from ._law_base import MAX_MAGNITUDE, LawError, Provenance, checked_origin, checked_weights, numbers
-from ._replicas import BLOCKS, Replicas, Replicated
 
 Indices = npt.NDArray[np.intp]
-JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by this many quantiles
+JUMPS = 2**14  # most jumps of a distribution function; if there are more draws, quantiles replace them
 ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
 CELLS = 400  # most cells in `compress`
-MAX_COMPONENTS = 1000  # components above which they are replaced by fewer
+MAX_COMPONENTS = 1000  # above this number, fewer components replace them
 LATTICE = 16  # lattice steps in one standard deviation, in `binned`
 SINGLES = 10  # least number of points that occur once to count as draws; fewer count as atoms
 
 
 def cell_width(span: float, cell: float = CELL) -> float:
-    """The width of cells for variances of this span in log v: `cell`, doubled until CELLS of them suffice."""
+    """The width of cells for variances of this span in log v: `cell`, doubled until CELLS cells suffice."""
     return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
 
 
-def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = None) -> GaussianMixture1D:
-    """Few Gaussians N(0, v) instead of many; with blocks, their weights are (nodes, blocks) and add up to the whole."""
-    # Cells of width h in log v, and in each the two-point rule of the cell, which is exact for cubics in v and has its
-    # nodes in the cell. The density at y errs by about (h/2)⁴/4! of 1/√v: 3e-11 with h = 0.01.
+def compress(
+    var: Array, weight: Array | None = None, blocks: Blocks | None = None, cell: float = CELL
+) -> GaussianMixture1D:
+    """Few Gaussians N(0, v) in place of many; with blocks, the weights are (nodes, blocks)."""
+    # Each cell of width h in log v gets a rule of two nodes inside it, with its mass, mean, variance and third moment:
+    # the rule is exact for cubics in v. The relative error of the density is about (h/2)⁴/4!, 3e-11 with h = 0.01.
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
-    index, unit = cells(var, np.array([len(var)]), CELL)
-    mass, high, low, share, reach, centred = two_points(var, w, index, unit)
+    x = np.log(var)
+    h = cell_width(float(np.ptp(x)), cell)
+    place = np.floor(x / h).astype(np.intp)  # every sample has the same cells, so samples differ by noise alone
+    first, last = int(place.min()), int(place.max())
+    index, unit = place - first, np.exp(h * (np.arange(first, last + 1) + 0.5))  # a cell's unit is its middle
+    v, mass = var / unit[index] - 1, summed(index, w, len(unit))
+    safe = np.where(mass > 0, mass, 1.0)
+    mean = summed(index, w * v, len(unit)) / safe
+    centred = v - mean[index]
+    moment = w * centred * centred
+    second, third = (summed(index, each, len(unit)) / safe for each in (moment, moment * centred))
+    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
+    reach = np.sqrt(second + lean**2)  # half the distance of the nodes
+    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)  # of the higher node
+    high, low = (unit * (1 + mean + lean + side) for side in (reach, -reach))
     keep, upper = mass > 0, mass * share
     if blocks is not None:
         # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
@@ -45,51 +59,18 @@ def compress(var: Array, weight: Array | None = None, blocks: Blocks | None = No
     return GaussianMixture1D(np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]]))
 
 
-def cells(var: Array, sizes: Indices, cell: float) -> tuple[Indices, Array]:
-    """The cell of each variance and the middle of each cell, for sets of these sizes, each with its own cells."""
-    x = np.log(var)
-    starts = np.cumsum(sizes) - sizes
-    lowest, highest = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
-    h = np.array([cell_width(span, cell) for span in highest - lowest])
-    x /= h[0] if np.ptp(h) == 0 else np.repeat(h, sizes)
-    place = np.floor(x, out=x).astype(np.intp)  # the same cells for every sample: what differs between them is noise
-    first, last = (np.floor(end / h).astype(np.intp) for end in (lowest, highest))
-    most = int((last - first).max()) + 1
-    place += np.repeat(most * np.arange(len(sizes)) - first, sizes)
-    return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
-
-
-def two_points(var: Array, w: Array, index: Indices, unit: Array) -> tuple[Array, ...]:
-    """Of each cell the rule of two nodes with its mass, mean, variance and third moment."""
-    # The mass, the higher and the lower node, the share of the mass that the higher one has, and half their distance
-    # over the middle of the cell; then, for each variance, its difference from the mean of its cell over that.
-    v = var / unit[index] - 1
-    mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
-    safe = np.where(mass > 0, mass, 1.0)
-    mean = np.bincount(index, w * v, len(unit)) / safe
-    centred = v - mean[index]
-    moment = w * centred * centred
-    second = np.bincount(index, moment, len(unit)) / safe
-    third = np.bincount(index, moment * centred, len(unit)) / safe
-    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
-    reach = np.sqrt(second + lean**2)
-    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-    middle = 1 + mean + lean
-    return mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred
-
-
 class Blocks(NamedTuple):
-    """Which block each of some components belongs to, and how many blocks there are."""
+    """The block of each component, and the number of blocks."""
 
     labels: Indices
     number: int
 
     def of(self, which: Indices) -> Blocks:
-        """The same for some of the components."""
+        """The blocks of some components."""
         return Blocks(self.labels[which], self.number)
 
 
-def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None) -> Array:
+def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None = None) -> Array:
     """Weights added up by index, (size,), or (size, blocks)."""
     if blocks is None:
         return np.bincount(index, weight, size).astype(np.float64)
@@ -98,9 +79,9 @@ def summed(index: Indices, weight: Array, size: int, blocks: Blocks | None) -> A
 
 
 def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None, lattice: int) -> GaussianMixture1D:
-    """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points."""
-    # A mean at a share t of a step is widened by t (1 − t) steps squared, and the average of that is taken off. With 16
-    # steps to a standard deviation what is left is below 1e-5 of the density.
+    """Few Gaussians in place of many of one variance: each mean is shared between the two nearest lattice points."""
+    # A mean between two points, at a share t of a step, gains a variance of t (1 − t) steps². We subtract the average
+    # gain from the variance. With 16 steps to a standard deviation, an error below 1e-5 of the density remains.
     step = float(np.sqrt(var)) / lattice
     place = (mean - mean.min()) / step
     left = np.floor(place).astype(np.intp)
@@ -113,9 +94,9 @@ def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None, lattic
 
 
 def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
-    """Few of many Gaussians, with weights (nodes, blocks): cells of log v, each of one variance, on a lattice."""
-    # Within a cell of width 0.02 variances differ from their mean by 1% at most, which over many components is second
-    # order in the density: it errs by about 1e-5 of its largest value (7e-5 for 3,000 components).
+    """Few Gaussians in place of many, with weights (nodes, blocks): one variance and one lattice for each cell."""
+    # In a cell of width 0.02, variances differ from their mean by at most 1 %. Over many components the effect on the
+    # density is of second order, about 1e-5 of its largest value (7e-5 for 3,000 components).
     every = np.arange(len(given.mean))
     if len(every) > MAX_COMPONENTS:
         x = np.log(given.var)
@@ -127,7 +108,7 @@ def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
             var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
             parts.append(binned(given.mean[k], var, given.weight[k], blocks.of(k), LATTICE))
         fewer = GaussianMixture1D(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        if 2 * len(fewer.mean) < len(every):  # else they are not worth it
+        if 2 * len(fewer.mean) < len(every):  # otherwise not worth the error
             return fewer
     return given._replace(weight=summed(every, given.weight, len(every), blocks))
 
@@ -170,31 +151,11 @@ class Components:
         self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
         self.count = None if count is None else numbers(count, "Mixture", "count")
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
+        self.replicas = len(self.component_var) if self.count is None else round(float(self.count.sum()))
+        self._replicas = Replicas(len(self.component_var), self.weight, None if count is None else self.replicas)
+        self.component_weight, self.effective = self._replicas.weights, float(self._replicas.count)
+        self.centred = not self.component_mean.any()
         self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
-
-    @property
-    def replicas(self) -> int:
-        """The number of replicas; 1 if nothing random is left to condition on."""
-        return len(self.component_var) if self.count is None else round(float(self.count.sum()))
-
-    @property
-    def effective(self) -> float:
-        """The effective sample size of the weights, 1/Σ w²."""
-        return float(self._replicas.count)
-
-    @property
-    def _replicas(self) -> Replicas:
-        return Replicas(len(self.component_var), self.weight, None if self.count is None else self.replicas)
-
-    @property
-    def centred(self) -> bool:
-        """Whether every component has mean 0."""
-        return not self.component_mean.any()
-
-    @cached_property
-    def component_weight(self) -> Array:
-        """The weights of the components, of sum 1."""
-        return self._replicas.weights
 
     # The parts: Gaussians, atoms, draws
 
@@ -202,7 +163,7 @@ class Components:
     def _points(self) -> Points:
         point = np.flatnonzero(self.component_var == 0)
         at, inverse, count = np.unique(self.component_mean[point], return_inverse=True, return_counts=True)
-        # two draws of a continuous law never coincide: where pairs are not rarer than singles, all are atoms
+        # two draws of a continuous law never coincide: unless pairs are much rarer than singles, all points are atoms
         once, twice = np.sum(count == 1), np.sum(count == 2)
         drawn = self.count is None and once >= SINGLES and twice < once / 10
         single = (count == 1) if drawn else np.zeros(len(at), dtype=bool)
@@ -235,19 +196,17 @@ class Components:
     @cached_property
     def _compressed(self) -> GaussianMixture1D:
         """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
-        if self.centred and self.weight is None and len(self._smooth) > MAX_COMPONENTS:
-            return compress(self._gaussians.var, self._gaussians.weight)
         return self._weighted(self.component_weight)
 
     @cached_property
     def _blocks(self) -> tuple[Indices, Blocks, Array, Array]:
-        """Which component each share belongs to, its block and its weight there; and the weights of the blocks."""
+        """The component, the block and the weight in the block of each share; and the weights of the blocks."""
         if self.count is None:  # a replica is in one block
             which = np.arange(self.replicas)
             labels, share = which * min(BLOCKS, self.replicas) // self.replicas, self.component_weight
         else:  # counts are split at random
             rng = np.random.default_rng([self.replicas, len(self.count)])
-            whole = np.floor(self.count).astype(np.int64)  # two nodes share the count of a cell: there may be fractions
+            whole = np.floor(self.count).astype(np.int64)  # two nodes may share the count of a cell
             split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)) + (self.count - whole)[:, None] / BLOCKS
             which, labels = np.nonzero(split)
             share = split[which, labels] / self.count.sum()
@@ -257,16 +216,18 @@ class Components:
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k, (which, blocks, weight, mass) = self._smooth, self._blocks
-        if self.count is not None:
-            return self._gaussians._replace(weight=summed(which, weight, len(self.count), blocks)[k]), mass
-        if self.centred and len(k) > MAX_COMPONENTS:
-            return compress(self.component_var[k], weight[k], blocks.of(k)), mass
-        return self._weighted(weight, blocks), mass
+        which, blocks, weight, mass = self._blocks
+        if self.count is None:
+            return self._weighted(weight, blocks), mass
+        by_blocks = summed(which, weight, len(self.count), blocks)
+        return self._gaussians._replace(weight=by_blocks[self._smooth]), mass
 
     def _weighted(self, weight: Array, blocks: Blocks | None = None) -> GaussianMixture1D:
-        """The Gaussian components with these weights, kernels on a lattice; with blocks, (nodes, blocks) of them."""
-        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
+        """The Gaussian components with these weights, or fewer; with blocks, the weights are (nodes, blocks)."""
+        k, some = self._smooth, self._kernels
+        if self.centred and len(k) > MAX_COMPONENTS and (self.weight is None or blocks is not None):
+            return compress(self.component_var[k], weight[k], None if blocks is None else blocks.of(k))
+        k = np.setdiff1d(k, some, assume_unique=True)
         gaussians = GaussianMixture1D(self.component_mean[k], self.component_var[k], weight[k])
         if blocks is not None:
             gaussians = merged(gaussians, blocks.of(k))
@@ -281,7 +242,7 @@ class Components:
         """The distribution function of the points alone, by blocks."""
         which, blocks, weight, mass = self._blocks
         point, order = np.flatnonzero(self.component_var[which] == 0), np.argsort(y)
-        # what a point adds begins at the first y above it, or (side right) not below it
+        # a point counts from the first y above it, or with side right from the first y not below it
         at = self.component_mean[which[point]]
         first = np.searchsorted(y[order], at, side="left" if side == "right" else "right")
         steps = summed(first, weight[point], len(y) + 1, blocks.of(point))
@@ -292,7 +253,7 @@ class Components:
     def _jumps(self) -> Array:
         draws = self._points.draws
         draws = draws[np.argsort(self.component_mean[draws])]
-        if len(draws) > JUMPS:  # between two quantiles lies at most 1/JUMPS, far below the error
+        if len(draws) > JUMPS:  # between two quantiles lies a mass of at most 1/JUMPS, far below the error
             level = np.floor(np.cumsum(self.component_weight[draws]) * JUMPS)
             draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
         return np.union1d(self._points.atoms, self.component_mean[draws])
@@ -310,7 +271,7 @@ class Components:
 
 
 def _without_rounding(mean: Array, var: Array) -> Array:
-    """The means, where points that rounding parts from one that repeats have its value: that of most of them."""
+    """The means; points that differ by rounding alone get the most frequent of their values, if one repeats."""
     at, which, count = np.unique(mean[var == 0], return_inverse=True, return_counts=True)
     group = np.cumsum(np.diff(at, prepend=-np.inf) > ROUNDING * np.abs(at)) - 1
     order = np.lexsort((-count, group))  # the most frequent one first in each group

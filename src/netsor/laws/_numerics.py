@@ -1,4 +1,4 @@
-"""Numbers of a law by numerical methods: integrals, biases of kernels, quantiles, values at points of any shape."""
+"""Numerical methods for laws: grids, integrals, biases of kernels, quantiles, values at points of any shape."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate, Jackknife, combined, jackknife
 from ._law_base import MAX_MAGNITUDE, LawError, points
-from ._replicas import Jackknife, jackknife
 
-Function = Callable[[Any], Array]
-
-CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
+CDF_ATOL = 1e-9  # largest error of a cubic that replaces a distribution function
 GONE = 1e-18  # largest probability beyond the last node
 ROOT_TWO = math.sqrt(2)
-MIN_GROWTH = 1.2  # of the bias of kernels from a bandwidth to √2 times that: 5 times the change is the most that counts
+MIN_GROWTH = 1.2  # least growth of the bias of kernels from a bandwidth to √2 times it: bounds the bias by 5 changes
 MAX_NODES = 60_000  # most nodes of a grid
-NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases of kernels are found
-SIGNIFICANT = 2.0  # standard errors of a change that is no noise
-INTEGRAL_RTOL, INTEGRAL_ATOL = 1e-8, 1e-15  # errors of an integral over a law; the second is what rounding leaves
+NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth that show the bias of kernels
+SIGNIFICANT = 2.0  # standard errors from which a change is not noise
+INTEGRAL_RTOL, INTEGRAL_ATOL = 1e-8, 1e-15  # errors of an integral over a law; the second is rounding
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 def resolved(*laws: Any) -> Array:
-    """Nodes between which the distribution functions of laws, without their jumps, are cubics, nearly."""
+    """Nodes between which the distribution functions of laws, without their jumps, are cubics up to CDF_ATOL."""
     functions = [law._read for law in laws]
     places, scales = np.concatenate([law._scales() for law in laws], axis=1)
     y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
     step, more = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4, []
-    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # on both sides until nothing is left beyond
+    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # to both sides, until nothing is left
         at, far = float(end), step
         while np.isfinite(at) and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE:
             at, far = at + sign * far, 1.5 * far
@@ -42,14 +39,14 @@ def resolved(*laws: Any) -> Array:
     y = np.unique(np.concatenate([y, [at for at in more if np.isfinite(at)]]))
 
     def table(y: Array) -> Array:
-        """y, and a row each for the values of the functions and for their slopes."""
+        """y, then a row for the values of each function, then a row for the slopes of each."""
         read = [f(y) for f in functions]
         values = [np.where(low < 0.5, low, 1 - high) for low, high, _ in read]
         return np.stack([y, *values, *(slope for _, _, slope in read)])
 
     value, slope = slice(1, 1 + len(functions)), slice(1 + len(functions), None)
     nodes = [table(y)]
-    left, right = nodes[0][:, :-1], nodes[0][:, 1:]  # of cells still to be looked at
+    left, right = nodes[0][:, :-1], nodes[0][:, 1:]  # the ends of cells to check
     while left.shape[1] and sum(part.shape[1] for part in nodes) < MAX_NODES:
         a, b = left[0], right[0]
         middle = table(a + (b - a) / 2)
@@ -63,7 +60,7 @@ def resolved(*laws: Any) -> Array:
     return np.unique(np.concatenate([part[0] for part in nodes]))
 
 
-def integrated(integrand: Function, nodes: Array) -> tuple[Array, Array]:
+def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array, Array]:
     """Points and weights of a Gauss rule on cells between nodes, halved until the integral settles to INTEGRAL_RTOL."""
 
     def gauss(cells: Array) -> tuple[Array, Array]:
@@ -74,14 +71,14 @@ def integrated(integrand: Function, nodes: Array) -> tuple[Array, Array]:
         points, weights = gauss(cells)
         return np.asarray(np.sum(weights * integrand(points.ravel()).reshape(points.shape), axis=1))
 
-    nodes = np.append(nodes[:-1:3], nodes[-1])  # a Gauss rule does more in a cell than a cubic
+    nodes = np.append(nodes[:-1:3], nodes[-1])  # a Gauss rule integrates wider cells than a cubic
     cells, done, total = np.stack([nodes[:-1], nodes[1:]]), [], 0.0
     for _ in range(40):
         a, b = cells
         c = a + (b - a) / 2
         halves = np.concatenate([[a, c], [c, b]], axis=1)
         whole, parts = integrals(cells), integrals(halves).reshape(2, -1).sum(axis=0)
-        # each cell may be off by as much as all of them together divided by their root: errors have either sign
+        # errors have either sign, so each of N cells may be off by the error of the sum over √N
         close = np.maximum(INTEGRAL_RTOL * (total + np.abs(parts).sum()) / np.sqrt(len(a)), INTEGRAL_ATOL)
         settled = ~(np.abs(whole - parts) > close) | (c <= a) | (c >= b)
         total += float(np.abs(parts[settled]).sum())
@@ -95,19 +92,19 @@ def integrated(integrand: Function, nodes: Array) -> tuple[Array, Array]:
 
 
 def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[float, float]:
-    """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h."""
+    """The change of a number from kernels of bandwidth h, where it is `value`, to √2 h; and its bias at h."""
     # A bias proportional to h^p grows by ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a
-    # smooth density, 1 for one with an edge, and less where two edges meet; the changes from h/√2 to h and on to √2 h
-    # tell which. If their signs differ, both are noise.
+    # smooth density, 1 for one with an edge, and less where two edges meet. The changes from h/√2 to h and from h to
+    # √2 h show which. If their signs differ, both are noise.
     change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
     ratio = change / before if before else 2.0
     return change, change / (min(max(ratio, MIN_GROWTH), 2.0) - 1) if ratio > 0 else change
 
 
 def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: float, draws: float) -> Array:
-    """How far a kernel estimate of a density may be off by its bandwidth; `density` takes others, as factors."""
-    # Where the density is smooth the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
-    # steep rise it is not: there narrower kernels show it, and the largest change counts that is no noise of theirs.
+    """The bias that the bandwidth gives a kernel estimate; `density(factor)` is the estimate with another bandwidth."""
+    # Where the density is smooth, the bias is proportional to h², so it is the change from h² to 2h². Near an edge or a
+    # steep rise it is not. There narrower kernels show it: we take the largest change that exceeds their noise.
     bias = np.abs(density(math.sqrt(2)) - value)
     for factor in NARROWER:
         other = density(factor)
@@ -120,20 +117,21 @@ def kernel_bias(value: Array, density: Callable[[float], Array], bandwidth: floa
     return np.asarray(bias)
 
 
+def _integral(law: Any, term: Callable[[Array, Array], Array]) -> Callable[[Any], Jackknife]:
+    """∫ term(y, f(y)) dy with the density f of a law, by a quadrature that suits this law and others near it."""
+    y, weights = integrated(lambda y: term(y, law._density(y)), resolved(law))
+    return lambda law: jackknife(lambda density: np.sum(weights * term(y, density), axis=-1), [law._densities(y)])
+
+
 def entropy(law: Any) -> Estimate:
-    """−E[log f(Y)]; draws have kernels. −∞ for a law with atoms."""
+    """−E[log f(Y)], with kernels around draws; −∞ for a law with atoms."""
     if law.atoms:
         return Estimate(-math.inf, 0.0)
     dense, smoothing = law._dense(), 0.0
-    y, weights = integrated(lambda y: scipy.special.entr(np.maximum(dense._density(y), 0.0)), resolved(dense))
-
-    def of(law: Any) -> Jackknife:
-        densities = [law._densities(y)]
-        return jackknife(lambda f: np.sum(weights * scipy.special.entr(np.maximum(f, 0.0)), axis=-1), densities)
-
-    value, bias, error, _ = of(dense)
+    integral = _integral(dense, lambda y, density: scipy.special.entr(np.maximum(density, 0.0)))
+    value, bias, error, _ = integral(dense)
     if law._dense(ROOT_TWO) is not dense:
-        _, smoothing = kernel_bias_of(lambda factor: of(law._dense(factor)).value, value)
+        _, smoothing = kernel_bias_of(lambda factor: integral(law._dense(factor)).value, value)
     return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 
 
@@ -154,14 +152,9 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
 
     value, error, dense, wider = 0.0, 0.0, law._dense(), law._dense(ROOT_TWO)
     if len(dense._scales()[0]):
-        y, weights = integrated(lambda y: called(y) * dense._density(y), resolved(dense))
-        heights = weights * called(y)
-
-        def over(law: Any) -> Jackknife:
-            return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
-
-        value, _, error, _ = over(dense)
-        error = error if wider is dense else combined(error, over(wider).value - value)
+        integral = _integral(dense, lambda y, density: called(y) * density)
+        value, _, error, _ = integral(dense)
+        error = error if wider is dense else combined(error, integral(wider).value - value)
     for at, mass in law.atoms:
         height = float(called(np.array([at]))[0])
         value += height * mass.value
@@ -169,26 +162,17 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     return Estimate(value, error)
 
 
-def log_share(share: Array, rest: Array, where_tiny: Function) -> Array:
-    """The logarithm of a probability, from it and 1 minus it, right at both ends and where it is no double."""
-    with np.errstate(divide="ignore"):
-        logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
-    if (tiny := np.isneginf(logs)).any():
-        logs[tiny] = where_tiny(tiny)
-    return logs
-
-
 def log_mean(logs: Array) -> Array:
-    """The logarithm of the mean over the last axis of numbers that may be no doubles."""
+    """The logarithm of a mean over the last axis, from the logarithms of the terms, which may underflow."""
     return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
 LOG_ZERO = 1e4  # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
-LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
+LEVEL_RTOL = 1e-13  # relative error by which rounding may move P(Y ≤ y) at an atom from the level q
 
 
 def quantiles(law: Any, q: Array, upper: bool) -> Array:
-    """Where P(Y ≤ y) is q; or if `upper` where P(Y > y) is."""
+    """Points where P(Y ≤ y) is q, or with `upper` where P(Y > y) is q."""
     from scipy.optimize import elementwise  # slow to import
 
     result = np.where((q == 0) != upper, -np.inf, np.inf)
@@ -215,7 +199,7 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     ends = (np.full(len(inner), centre + sign * 8.0 * scale) for sign in (-1, 1))
     bracket = elementwise.bracket_root(excess, *ends, args=(level,), maxiter=1100).bracket
     root = elementwise.find_root(excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale})
-    # a root, or where there is none the upper end of the bracket, which has closed around a jump
+    # a root; or at a jump, where there is none, the upper end of the bracket around it
     low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
     for at, _ in law.atoms:
         near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))
@@ -243,5 +227,5 @@ def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike) 
 
 
 def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike) -> Any:
-    """The same for a function that gives no errors."""
+    """The same for a function without errors."""
     return pointwise(operation, lambda p: Estimate(f(p), 0.0), y).value

@@ -1,4 +1,4 @@
-"""Pictures of a law, in the reader's own style: its density with its error, contours of two entries."""
+"""Pictures of laws, in the user's matplotlib style: densities with their errors, contours of two entries."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .._validate import shown
 from ._law_base import LawError
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
-DENSITY_POINTS = 401  # of a density
-CONFIDENCE, LOG_CONFIDENCE = 0.9998, 1 - 1e-6  # probability of the interval that a plot shows; of one with a log scale
+DENSITY_POINTS = 401  # points of a density
+CONFIDENCE, LOG_CONFIDENCE = 0.9998, 1 - 1e-6  # probability of the interval that a plot shows, also on a log scale
 LOG_FLOOR = 1e-9  # lowest density on a log scale, relative to the largest
 GRID = 61  # points along each side of the grid of a joint density
 GRID_STDS = 3.5  # standard deviations that the grid extends to each side
-MIN_RIDGE_CELLS = 0.7  # of a cell: least standard deviation shown; narrower ridges would look like rows of dots
+MIN_RIDGE_CELLS = 0.7  # least standard deviation, in cells: narrower ridges would look like rows of dots
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
 def _axes(ax: Any, two: bool = False) -> list[Any]:
-    """The axes that are given, at most one or `two`; if None, pyplot's current ones, or two in a new figure."""
+    """The given axes, one or (with `two`) also two; if None, pyplot's current ones, or two in a new figure."""
     if ax is None:
         import matplotlib.pyplot as plt  # slow to import
 
@@ -39,7 +39,7 @@ def _axes(ax: Any, two: bool = False) -> list[Any]:
 
 
 def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) -> Any:
-    """The density of one law, its error, an arrow for each atom, and the Gaussian to compare with. Returns the axes."""
+    """The density of one law, its error, an arrow for each atom, and a Gaussian for comparison. Returns the axes."""
     (axes,), y = _axes(ax), np.linspace(*_range(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS)
     value, error = _curve(law, y)
     top = float(value.max()) or 1.0
@@ -90,7 +90,7 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
         raise LawError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
     sides = [np.linspace(c - GRID_STDS * s, c + GRID_STDS * s, GRID) for c, s in zip(centre, scale, strict=True)]
     cell = 2 * GRID_STDS * scale / (GRID - 1)
-    # by less than a cell, so that thin ridges (two tokens that attend to the same one) are seen as ridges
+    # wider by less than a cell, to show thin ridges (two tokens that attend to the same one) as ridges
     wider = two.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
     seen = type(law)(two.component_mean, wider, law.origin, law.weight)
     density = seen.pdf(np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1))
@@ -105,7 +105,7 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
 
 
 def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Where there is something to see."""
+    """The interval that a plot shows."""
     low, high = law.interval(confidence)
     if high > low:
         return low, high
@@ -114,31 +114,31 @@ def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
 
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
-    """The density and its error; 0 for a law that is made of atoms."""
+    """The density and its error; 0 for a law of atoms alone."""
     return tuple(law.with_error.pdf(y)) if law._has_density else (np.zeros_like(y), np.zeros_like(y))
 
 
 def _add_arrows(axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0) -> None:
-    """An arrow for each atom, as high as the highest density (or 1, if there is none) for a probability of 1."""
+    """An arrow for each atom; one with probability 1 is as high as the highest density, or 1 without a density."""
     for at, mass in law.atoms[:10]:
         height = (top or 1.0) * min(mass.value, 1.0)
         axes.annotate("", (at, height), (at, bottom), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.2})
-        axes.plot([at], [height], alpha=0.0)  # arrows alone do not move the limits of axes
+        axes.plot([at], [height], alpha=0.0)  # an arrow alone does not move the limits of the axes
 
 
 def _add_line(axes: Any, y: Any, value: Any, error: Any, colour: str, line: Any, label: str | None) -> None:
-    """A density, and its error as a band."""
+    """A density, with its error as a band."""
     axes.plot(y, value, linestyle=line, color=colour, lw=1.4, label=label, zorder=3)
     if np.any(error > 0):
         axes.fill_between(y, value - error, value + error, color=colour, alpha=0.2, lw=0, zorder=2)
 
 
-THUMBNAIL_POINTS = 121  # of the density: the picture takes a third of a second for 50,000 replicas
-SHOWN = 8  # entries of a joint law
+THUMBNAIL_POINTS = 121  # points of the density: the picture takes a third of a second for 50,000 replicas
+SHOWN = 8  # most entries of a joint law
 
 
 def card(law: Any) -> str:
-    """What a notebook shows of a law: its density and numbers, or a row for each entry with its correlations."""
+    """What a notebook shows for a law: its density and numbers, or a row for each entry with its correlations."""
     joint = hasattr(law, "dim")
     name = f"Joint law of {law.dim} entries" if joint else type(law).__name__
     return title(name, *law._words) + (_entries if joint else _picture)(law) + "".join(map(note, law.notes))
@@ -149,7 +149,7 @@ def _picture(law: Any) -> str:
     value, error = _curve(law, y)
     largest = max((mass.value for _, mass in law.atoms), default=1.0)
     atoms = [(at, min(mass.value, 1.0) / largest) for at, mass in law.atoms[:10] if y[0] <= at <= y[-1]]
-    finite = np.nan_to_num(error, nan=0.0, posinf=0.0)  # a band without end is not drawn
+    finite = np.nan_to_num(error, nan=0.0, posinf=0.0)  # an infinite band is not drawn
     number = law.with_error
     rows = [
         ["mean", number.mean().brief()],

@@ -15,10 +15,10 @@ from .._array_api import one_blas_thread
 from .._validate import TraceError, as_floats, as_whole, one_of, real, scale, scaled, shown, whole
 from ..activations import row_softmax
 from ..language._score import checked_mask
-from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
-from ..laws._attention_head import SETS, normals
+from ..laws import Estimate, HeadSum, Joint, Provenance
+from ..laws._attention_head import SETS, lazy_head, normals
+from ..laws._estimate import Replicas
 from ..laws._law_base import checked_heads
-from ..laws._replicas import Replicas
 
 Array = npt.NDArray[np.float64]
 MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work
@@ -114,7 +114,7 @@ class Attention:
         if size == 0 and even @ keys @ even <= 1e-14 * largest:
             raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
         origin = Provenance("proved", "convolution over heads at infinite width")
-        return head_sum(scores, keys, heads, factor, origin, function=self.function, points=points)
+        return HeadSum(lazy_head(scores, keys, self.function, points), heads, factor, origin)
 
     @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
