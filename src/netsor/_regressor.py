@@ -207,7 +207,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if "noise" in arguments:
             raise ArgumentError("arguments", self.arguments, "without 'noise', which is a parameter itself")
         for name, values in grid.items():
-            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            several = (isinstance(values, Sequence) and not isinstance(values, str)) or getattr(values, "ndim", 0)
+            if not several or not len(values):
                 raise ArgumentError(f"grid: {name}", values, "a sequence of one value or more")
         own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
         labels = {name: f"arguments: {name}" for name in arguments} | {name: f"grid: {name}" for name in grid}
@@ -224,12 +225,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             del used["heads"]  # the prior has one
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
             scale(used[name], labels[name])
-        signature = inspect.signature(self.prior or attention_prior)
+        signature: Any = "(…)"
         try:
+            signature = inspect.signature(self.prior or attention_prior)
             signature.bind(None, **used)
-        except TypeError as error:
-            known = ", ".join(signature.parameters)
-            raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
+        except (TypeError, ValueError) as error:  # ValueError: some classes of Python have no signature
+            raise ValueError(f"arguments and grid do not fit prior{signature}, got {shown(used)}: {error}") from None
         return noise, given
 
     def cost(self, X: Any, y: Any) -> _bayes.ChainCost:

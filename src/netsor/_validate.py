@@ -168,7 +168,7 @@ AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axe
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
-    """The real numbers that were written, infinite ones too; None if it is anything else."""
+    """Real numbers, also infinite ones; None for anything else, and for integers beyond the range of doubles."""
     import numpy as np
 
     if hasattr(argument, "mask") and np.ma.is_masked(argument):  # else numpy.ma need not be loaded
@@ -183,9 +183,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
             return None
         with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
             return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
-    except OverflowError:
-        return np.array(math.inf)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of torch that requires a gradient
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor that requires a gradient
         return None
 
 
