@@ -192,7 +192,7 @@ class Program:
         It raises the same NoLimitError or ExactError as `law`. Operations cost differently on a GPU, so the plan may
         differ; you need neither the GPU nor the library. The parameters are those of `law`.
         """
-        return self._at(widths).plan(self.name, coordinates, prices(backend, device))
+        return self._at(widths).titled_plan(self.name, coordinates, prices(backend, device))
 
     def law(
         self,
@@ -251,7 +251,7 @@ class Program:
         if not exact:
             return extrapolate(self.name, at, coordinates, how)  # type: ignore[return-value]
         law = at.law(coordinates, how)
-        if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
+        if at.widths and not isinstance(coordinates, list) and all(width == inf for _, width in at.widths):
             law._formula = functools.partial(formula, self.outputs, self.check())
         return law
 
@@ -396,4 +396,5 @@ class Program:
         if status == NO_LIMIT:
             reasons = "; ".join(self.check().reasons)
             raise NoLimitError(f"{self.name} has no limit: {reasons}; finite widths have a law")
-        return AtWidths(self.outputs, self._whole, bound, status, numbers)
+        known = tuple(numbers.items())
+        return AtWidths(self.outputs, tuple(bound.items()), whole=self._whole, numbers=known, status=status)

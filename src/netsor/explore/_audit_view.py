@@ -111,7 +111,7 @@ class AuditViewRequest:
             both = zip(labels, looks, (first.actual, first.limit), strict=True)
             sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
-        return View(panels, {}, self.code, (*self._notes(result),), columns=2, result=result)
+        return View(panels, {}, self.code, (*self._notes(result),), result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -169,8 +169,7 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
     every = np.concatenate([c.y for c in curves])
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
-    floor = None if log or every.min() < 0 else 0.0
-    return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
+    return Panel(quantity.title, "block", "", tuple(curves), legend=len(curves) > 1, log=bool(log))
 
 
 UNCHANGED = "unchanged"

@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
                 view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
-                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
+                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind))
             case _:
                 self.send_error(404)
 

@@ -118,9 +118,9 @@ def step(
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and what is a scalar of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
-        if own.matrices_only and not isinstance(of, Weight):
-            remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
-            raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
+        if isinstance(own, Muon) and not isinstance(of, Weight):
+            remedy = f"optimiser={{'{MATRICES}': ns.optim.Muon(…), None: ns.optim.AdamW(…)}}"
+            raise TraceError("step", f"weights={of!r} is no matrix, and Muon moves matrices alone: give {remedy}")
         rate, decay = own.lr, own.weight_decay
         lr = by if not isinstance(rate, Scalar) else rate if by is None else by * rate
         there = isinstance(lr, Scalar), isinstance(decay, Scalar)
