@@ -68,10 +68,6 @@ def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
     return y
 
 
-def _sign(x: Array) -> Array:
-    return array_namespace(x).sign(x)
-
-
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
     rises = zip(breaks, np.diff(values), strict=True)
     return values[0] + sum(rise * scipy.special.ndtr(_ratio(m - at, s)) for at, rise in rises)
@@ -188,7 +184,7 @@ _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
 STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
-SIGN = replace(_steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=_sign)
+SIGN = replace(_steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=lambda x: array_namespace(x).sign(x))
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family("erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
 GELU = _normal_family("gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0))
