@@ -45,7 +45,7 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
         if not all(low <= place < width for place in chosen):
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
-        if len({place if math.isinf(width) else place % int(width) for place in chosen}) < len(chosen):
+        if len({place % width for place in chosen}) < len(chosen):
             raise ArgumentError("coordinates", argument, "integers that name each coordinate once")
     return chosen
 
@@ -71,7 +71,7 @@ class AtWidths(PlanQuery):
         """By its formula, if there is one, and by the engine otherwise."""
         places = picked(coordinates, self.outputs, self.bound)
         sampled = replace(self, picked=places)._sampled
-        layer = recognise(self.outputs, self.bound) if places is None or len(places) == 1 else None
+        layer = recognise(self.outputs, dict(self.widths)) if places is None or len(places) == 1 else None
         if layer is None:
             return sampled(how)
         origin = Provenance(self.status, "convolution over heads at infinite width")

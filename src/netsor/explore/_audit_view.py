@@ -57,10 +57,9 @@ class AuditViewRequest:
         if self.tokens is not None or isinstance(self.models[0], ProgramModel):
             return self.tokens
         most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
-        for tokens in (LENGTHS[0], *FEWER):
-            if tokens <= most and _seconds(self._request(1, (tokens,), False)) <= QUICK:
-                return (tokens,)
-        return (min(FEWER),)
+        fitting = (tokens for tokens in (LENGTHS[0], *FEWER) if tokens <= most)
+        quick = (tokens for tokens in fitting if _seconds(self._request(1, (tokens,), False)) <= QUICK)
+        return (next(quick, min(FEWER)),)
 
     @property
     def code(self) -> str:
@@ -162,8 +161,6 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
         if quantity.name in measured:
             blocks, middle, low, high, _ = measured.band(quantity.name)
             assert blocks is not None
-            if not np.isfinite(middle).all():
-                raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")
             band = (low, high) if look in ("band", "second") else ()
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
     every = np.concatenate([c.y for c in curves])

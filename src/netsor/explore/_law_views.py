@@ -19,7 +19,7 @@ from ..engine._draw_cost import Draw
 from ..engine._memory import in_bytes, memory
 from ..engine._parallel import cores
 from ..language import inf
-from ..laws import Estimate, HeadSum, Law, kl
+from ..laws import HeadSum, Law, kl
 from ..models._metric_program import ProgramModel
 from ..paper import layer
 from ._audit_view import AuditViewRequest
@@ -113,10 +113,6 @@ def _rows(laws: list[Named]) -> Rows:
             rows.setdefault(f"P(y = {at:.4g})", {})[label] = mass
     if not any(rows["mean"].values()):
         del rows["mean"]
-    for quantity, row in rows.items():
-        for value in row.values():
-            if isinstance(value, Estimate) and not math.isfinite(value.value):
-                raise ValueError(f"the {quantity} is {value.value}: this law has none, or it leaves double precision")
     return rows | {"status": {label: law.status for _, label, law, _ in laws}}
 
 
@@ -150,8 +146,6 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     curves = []
     for name, label, law, _ in laws:
         value, error = (np.asarray(part, dtype=np.float64) for part in law.with_error.pdf(y))
-        if not np.isfinite(value).all():
-            raise ValueError("the density leaves double precision: less extreme values are needed")
         band = (value - error, value + error) if error.any() and np.isfinite(error).all() else ()
         curves.append(Curve(label, name, y, value, band))
     base = next((c for c in curves if c.look == "limit"), curves[-1])
@@ -230,10 +224,7 @@ class Target:
     @property
     def sliders(self) -> list[Slider]:
         """A slider for each numeric argument, around its value."""
-        try:
-            parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
-        except ValueError:  # some functions written in C have no signature
-            return []
+        parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
         numeric = []
         for name, parameter in parameters.items():
             value = self.arguments.get(name, parameter.default)
@@ -253,15 +244,12 @@ class Target:
         """The view of one output of the program, or of the part that FILE:PROGRAM[i] names."""
         net = self.build(arguments)
         part = net if self.part is None else net[self.part]
-        several = isinstance(part.output, tuple)
-        places: list[tuple[Any, ...]] = [
-            (*([i] if several else []), *([at] if at else []))
-            for i, value in enumerate(part.outputs)
-            for at in itertools.product(*map(range, value.shape))
-        ]
-        if not 0 <= output < len(places):
-            raise ValueError(f"output {output} is not there: the program has {len(places)}, from 0 on")
-        keys = [*([] if self.part is None else [self.part]), *places[output]]
+        entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
+        if not 0 <= output < len(entries):
+            raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
+        i, at = entries[output]
+        keys: list[Any] = [] if self.part is None else [self.part]
+        keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)
         lines = self._lines(arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys))
         return law_view(functools.reduce(Program.__getitem__, keys, net), widths, draws, lines)
 

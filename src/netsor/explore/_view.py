@@ -204,8 +204,6 @@ def _path(x: Floats, y: Floats) -> str:
 def error_text(error: BaseException) -> str:
     """What an error says, in one line, for the page."""
     text = " ".join(str(error).split())
-    if isinstance(error, SystemExit):
-        return f"the program ends the process (sys.exit({text}))"
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
