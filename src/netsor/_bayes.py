@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +43,7 @@ CALLS = 8  # calls of the likelihood, each for the chains that are not done, whi
 CALL_SECONDS = 3e-4  # overhead of such a call: measured, 2e-4 to 4e-4
 TEMPERING_STEPS = 32  # from the prior to the posterior, in estimates of memory
 MOST = 10**9  # draws, chains, particles, moves and runs: more would take years
+MIN_PARTICLES = 8  # of chains and of each run of the evidence: fewer say nothing about the next step
 FIRST = 2  # particles that find the path, over those of each run of the evidence
 MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
 QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
@@ -129,7 +130,8 @@ class Schedule(NamedTuple):
         """Check the numbers that a user gave."""
         least = {"chains": 2, "draws": 8, "thin": 1, "moves": 1}
         checked = {name: whole(getattr(self, name), name, least=low, most=MOST) for name, low in least.items()}
-        return Schedule(particles=whole(self.particles, "particles", least=checked["chains"], most=MOST), **checked)
+        least_particles = max(MIN_PARTICLES, checked["chains"])
+        return Schedule(particles=whole(self.particles, "particles", least=least_particles, most=MOST), **checked)
 
     @property
     def kept(self) -> int:
@@ -253,18 +255,10 @@ def posterior(
 
 
 def evidence(
-    latent: Latent,
-    data: Observations,
-    runs: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-    shifted: Sequence[Latent] = (),
+    latent: Latent, data: Observations, how: Schedule, runs: int, seed: int, progress: Progress, shifted: list[Latent]
 ) -> Estimate:
     """The log evidence by tempering; in the plans `shifted`, Gaussian expectations are moved by their errors."""
-    runs, particles = whole(runs, "runs", least=2, most=MOST), whole(particles, "particles", least=8, most=MOST)
-    moves = whole(moves, "moves", most=MOST)
+    runs, particles, moves = whole(runs, "runs", least=2, most=MOST), how.particles, how.moves
     size = 24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent)
     what = f"runs={runs} of particles={particles} with {latent.size:,} random numbers each"
     check_memory(size, what, "take fewer of either")
@@ -272,7 +266,7 @@ def evidence(
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
         return Estimate(float(ask(one)[0]), _moved_by(latent, shifted, data, one, ask))
-    _announce("evidence", progress, latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs)
+    _announce("evidence", progress, latent, data, how._replace(draws=0), FIRST + runs)
     first, rest = FIRST * particles * moves, runs * particles * moves
     with one_blas_thread(), closing(_Bar(progress, first, rest)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
@@ -286,9 +280,7 @@ def evidence(
     return Estimate(value, combined(error, _moved_by(latent, shifted, data, some, ask)), frozenset([seed]))
 
 
-def _moved_by(
-    latent: Latent, shifted: Sequence[Latent], data: Observations, z: Array, ask: mcmc.LogLikelihood
-) -> float:
+def _moved_by(latent: Latent, shifted: list[Latent], data: Observations, z: Array, ask: mcmc.LogLikelihood) -> float:
     """The largest mean change of the log likelihood between a plan and others, with the same normals."""
     moves = [0.0]
     for other in shifted:

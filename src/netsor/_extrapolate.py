@@ -272,7 +272,7 @@ class ExtrapolatedLaw:
 
     def var(self) -> Estimate:
         """The limit of the variance; of several entries, of each."""
-        return self.limit(lambda law: np.diagonal(law.cov()) if isinstance(law, Joint) else law.var())
+        return self.limit(lambda law: law.var())
 
     def kurtosis(self) -> Estimate:
         """The limit of the excess kurtosis."""

@@ -380,10 +380,11 @@ class Program:
             The number of particles in each run; a first run with twice as many chooses the steps.
         """
         at, seed = self._at(widths), chosen_seed(seed, rng)
+        how = Schedule(chains=2, particles=particles, moves=moves).checked()  # there are no chains
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
         shifted = at.shifted(workers) if origin.quadrature_error else []
-        return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
+        return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
         """The program at these widths, with the status of its law there; an error if it needs a limit and has none."""

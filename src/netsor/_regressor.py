@@ -171,8 +171,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
-        particles = whole(self.particles, "particles", least=8, most=_bayes.MOST)
-        return _bayes.Schedule(self.draws, self.chains, self.thin, particles, self.moves).checked()
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves).checked()
 
     def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
         """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""
@@ -350,8 +349,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return self._infinite(self.X_, arguments)[0].evidence(self._data(noise))
         latent, origin = self._latent(self.X_, arguments)
         shifted = self._at(self.X_, arguments).shifted(self.workers) if origin.quadrature_error > ROUNDED else []
-        how = self.runs, max(8, self.particles // 2), self.moves, self.seed_, self.progress
-        return _bayes.evidence(latent, self._data(noise), *how, shifted)
+        how = self._schedule()._replace(particles=max(_bayes.MIN_PARTICLES, self.particles // 2))
+        return _bayes.evidence(latent, self._data(noise), how, self.runs, self.seed_, self.progress, shifted)
 
     def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
         """The bytes that a plan for so many examples needs; an error if they are not there."""

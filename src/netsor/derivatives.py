@@ -1,7 +1,7 @@
-"""Derivatives of the named functions: named functions themselves, with what is known of them.
+"""Derivatives of the named functions, which are named functions themselves.
 
 Each activation belongs to a family that contains its derivatives of all orders. A function with kinks has a derivative
-that is constant between them, whose own derivative is 0, since a Gaussian coordinate meets no kink.
+that is constant between them, and its derivative is 0, since a Gaussian coordinate meets no kink.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments, a constant number, None if not known."""
+    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments or a constant; None if it is not known."""
     declared = f.derivative
     if declared is not None:
         several = isinstance(declared, tuple)
@@ -44,7 +44,7 @@ def derivative(f: Function, k: int = 0) -> Function | float | None:
 
 
 def base(f: Function) -> Any:
-    """The function behind a Function, without its parameters: what it is recognised by, never its name."""
+    """The function behind a Function, without its parameters: functions are recognised by it, never by name."""
     return f.f.func if isinstance(f.f, partial) else f.f
 
 
@@ -52,7 +52,7 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
     """The entry of a function in a table."""
     try:
         return table.get(base(f))
-    except TypeError:  # an object without a hash is none of ours
+    except TypeError:  # an object without a hash is not ours
         return None
 
 
@@ -60,7 +60,7 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
-    """A break has the smaller value of its two sides, as the derivatives of PyTorch's ReLU and hardtanh have."""
+    """At a break, the smaller value of its two sides, as in the derivatives of PyTorch's ReLU and hardtanh."""
     xp = array_namespace(x)
     y = xp.asarray(values[0], dtype=x.dtype)
     for at, before, value in zip(breaks, values, values[1:], strict=False):
