@@ -191,22 +191,19 @@ class Variant:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """The arguments of `Transformer.replace`; the name says what was chosen."""
-        model, fields = self._base, [text.strip() for text in self.fields.split(",") if text.strip()]
-        changes: dict[str, Any] = {} if self.std is None else {"std": self.std}
-        blocks = model.layers + model.decoder_layers
+        model, blocks = self._base, self._base.layers + self._base.decoder_layers
+        words = [] if self.std is None else [f"std={self.std:g}"]
+        words += [] if self.qk_norm == UNCHANGED else [f"qk_norm={str(self.qk_norm == 'on').lower()}"]
+        words += [text.strip() for text in self.fields.split(",") if text.strip()]
+        changes = settings(words)
         for last, first in (("o", "v"), ("out", "in")):  # another std keeps the ratio of the last matrices
             base, own = getattr(model, f"std_{first}"), getattr(model, f"std_{last}")
             ratio = {"on": 1 / math.sqrt(2 * blocks), "off": 1.0}.get(self.depth, own / base if base else 1.0)
             wanted = (base if self.std is None else self.std) * ratio
             if wanted != (own if self.std is None else self.std):
-                changes[f"std_{last}"] = wanted
-        if self.qk_norm != UNCHANGED:
-            changes["qk_norm"] = self.qk_norm == "on"
-        changes |= settings(fields)
-        words = [] if self.std is None else [f"std={self.std:g}"]
+                changes.setdefault(f"std_{last}", wanted)
         words += [] if self.depth == UNCHANGED else [f"depth scaling {self.depth}"]
-        words += [] if self.qk_norm == UNCHANGED else [f"QK-norm {self.qk_norm}"]
-        return {**changes, "name": ", ".join([model.name, *words, *fields])} if words or fields else changes
+        return {**changes, "name": ", ".join([model.name, *words])} if words else changes
 
     @property
     def model(self) -> Transformer:
