@@ -25,7 +25,6 @@ Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
 Table = tuple[Row, ...]  # [i][j] of x^i t^j
 
 SQRT_TWO_PI = float(np.sqrt(2.0 * np.pi))
-CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
@@ -179,7 +178,7 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     return total
 
 
-_BEND = ROOT * CUBIC
+_BEND = ROOT * 0.044715  # of x³ in gelu_tanh
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 

@@ -79,8 +79,7 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
         changes = ("recipe", "std", "depth", "qk_norm", "fields")
         return Variant(source, **{name: values[before + name] for name in changes if before + name in values})
 
-    path = values.get("path", "").strip()
-    first = variant("", path or (str(PASTED) if pasted else values["name"]))
+    first = variant("", values.get("path", "").strip() or (str(PASTED) if pasted else values["name"]))
     other = values.get(f"{SECOND}path", "").strip() or values.get(f"{SECOND}name")
     second = variant(SECOND, first.source if other == SAME else other) if other else None
     switches = {name: values.get(name, False) for name in ("limit", "gradients", "sharp")}
