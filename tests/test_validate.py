@@ -92,7 +92,10 @@ def test_nothing_is_cast_to_an_array():
 
 def test_large_integers_are_numbers_and_no_counts():
     assert as_floats([10**30, 1]).tolist() == [1e30, 1.0]
-    assert as_number(10**400) == np.inf
+    for beyond in (10**400, -(10**400)):  # neither is a double, nor infinite
+        assert as_number(beyond) is None
+        with pytest.raises(ArgumentError, match="width n=an integer of 1329 bits must be a positive integer"):
+            ns.Program(ns.gaussian(n)).law(n=beyond)
     for count in (LARGEST, 10**400):
         with pytest.raises(ns.TraceError, match="below 2\\^53"):
             ns.gaussian(count)

@@ -26,10 +26,8 @@ MIN_THREADED_ROWS = 256  # rows of a matrix from which threads pay
 
 
 def array_namespace(*arrays: Array) -> Any:
-    """The array library of arrays, with the functions of the array API; numpy has them itself.
-
-    The first time that it is asked, `array_api_compat` loads numpy's tests and its compiler of Fortran.
-    """
+    """The array library of these arrays, with the functions of the array API."""
+    # numpy has them itself, and `array_api_compat` would load numpy's tests and its Fortran compiler
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
     from array_api_compat import array_namespace
@@ -38,7 +36,7 @@ def array_namespace(*arrays: Array) -> Any:
 
 
 def eigenvalues(a: Array) -> Array:
-    """Those of symmetric matrices (…, s, s)."""
+    """The eigenvalues of symmetric matrices (…, s, s)."""
     xp = array_namespace(a)
     return xp.astype(_of_many(a, xp.linalg.eigvalsh), a.dtype, copy=False)
 
@@ -51,10 +49,10 @@ def eigenvectors(a: Array) -> tuple[Array, Array]:
 
 
 def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
-    """f of matrices, on a GPU in double precision and several at a time.
+    """f of matrices; on a GPU in double precision, and several at a time in streams because one does not fill a GPU.
 
-    One matrix does not fill a GPU: each has a stream of its own. PyTorch finds eigenvalues of up to 512 rows by a
-    Jacobi iteration that stops early in single precision: variances were 6e-5 too large, and it took twice the time.
+    PyTorch finds eigenvalues of up to 512 rows by a Jacobi iteration that stops early in single precision: variances
+    were 6e-5 too large, and it took twice the time.
     """
     if isinstance(a, np.ndarray) or getattr(a, "is_cuda", None) is not True:
         return f(a)
@@ -63,7 +61,7 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
         return f(a)
     import torch
 
-    f(torch.ones((1, 1), device=a.device))  # PyTorch loads its solver, which one thread alone can do
+    f(torch.ones((1, 1), device=a.device))  # PyTorch loads its solver, which only one thread can do
 
     def on_stream(some: Array, stream: Any) -> Any:
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -88,7 +86,7 @@ class _Limits:
 
 
 class _LimitsOfThread(_Limits, threading.local):
-    """Those of the current thread: an OpenBLAS that is built with OpenMP has a number of threads for each caller."""
+    """The limits of the current thread: an OpenBLAS with OpenMP has a number of threads for each caller."""
 
 
 _lock = threading.Lock()
@@ -97,7 +95,7 @@ _process, _own = _Limits(), _LimitsOfThread()
 
 @lru_cache(maxsize=1)
 def _blas_libraries(modules: int) -> list[Any]:
-    """The libraries in memory, looked up again (1 to 3 ms) after Python has loaded other modules: SciPy has its own."""
+    """The libraries in memory, searched again (1 to 3 ms) after Python has loaded more modules: SciPy has its own."""
     return [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
 
 
@@ -105,9 +103,9 @@ def _blas_libraries(modules: int) -> list[Any]:
 def one_blas_thread() -> Iterator[None]:
     """Limit every BLAS library to one thread while any block of code, in any thread of the process, needs it.
 
-    The workers are the parallelism: with threads of its own in each of them, BLAS would compete for the cores. And the
-    last digits of a matrix product depend on the number of threads. Blocks are counted, since the limit is the
-    process's: the last block that ends restores what the first one found.
+    Workers run in parallel already, and threads of BLAS would compete with them for the cores. And the last digits of a
+    matrix product depend on the number of threads. Blocks are counted because the limit holds for the whole process:
+    the last block that ends restores the numbers of threads that the first one found.
     """
     both = _process, _own
     with _lock:
@@ -130,7 +128,7 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _set_threads(library: Any, threads: int) -> None:
-    """Set them from any thread: threadpoolctl 3.8 ignores all but the first that does, until it is cleared."""
+    """Set the number from any thread: until it is cleared, threadpoolctl 3.8 obeys only the first thread."""
     clear = getattr(library, "clear_controlling_thread", lambda force: None)
     clear(force=True)
     library.set_num_threads(threads)

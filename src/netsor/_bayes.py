@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,18 +32,19 @@ from .laws import _mcmc as mcmc
 from .laws._estimate import Array, combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
-MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
-LONGEST = 16  # times that chains are said to be too short, at most
-SPREAD = 0.7  # of the evidence, between runs and relative to it, above which their mean is not to be trusted
+MAX_RHAT = 1.05  # a larger R-hat gives a warning
+LONGEST = 16  # the largest factor by which a warning asks for longer chains
+SPREAD = 0.7  # standard deviation of the evidence between runs, over its mean: above, the error is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
-ANNOUNCE_SECONDS = 10.0  # seconds beyond which a cost is printed before the start, on a terminal
+ANNOUNCE_SECONDS = 10.0  # a longer computation prints its cost before it starts, on a terminal
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 CALLS = 8  # calls of the likelihood, each for the chains that are not done, while all chains move: measured, 3 to 9
-CALL_SECONDS = 3e-4  # what such a call costs in addition to the likelihood: measured, 2e-4 to 4e-4
-TEMPERING_STEPS = 32  # of the power, from the prior to the posterior: for memory
-MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
-FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
+CALL_SECONDS = 3e-4  # overhead of such a call: measured, 2e-4 to 4e-4
+TEMPERING_STEPS = 32  # from the prior to the posterior, in estimates of memory
+MOST = 10**9  # draws, chains, particles, moves and runs: more would take years
+MIN_PARTICLES = 8  # of chains and of each run of the evidence: fewer say nothing about the next step
+FIRST = 2  # particles that find the path, over those of each run of the evidence
 MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
 QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
 
@@ -129,7 +130,8 @@ class Schedule(NamedTuple):
         """Check the numbers that a user gave."""
         least = {"chains": 2, "draws": 8, "thin": 1, "moves": 1}
         checked = {name: whole(getattr(self, name), name, least=low, most=MOST) for name, low in least.items()}
-        return Schedule(particles=whole(self.particles, "particles", least=checked["chains"], most=MOST), **checked)
+        least_particles = max(MIN_PARTICLES, checked["chains"])
+        return Schedule(particles=whole(self.particles, "particles", least=least_particles, most=MOST), **checked)
 
     @property
     def kept(self) -> int:
@@ -138,7 +140,7 @@ class Schedule(NamedTuple):
 
 
 def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> ChainCost:
-    """The cost of `sampled`; `paths` is how often particles go from the prior to the posterior, also for evidence.
+    """The cost of `sampled`; `paths` is how often particles go from the prior to the posterior.
 
     The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
@@ -187,7 +189,7 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     def on_device(z: Array) -> Array:
         height = ask(z)
         unsure = ~np.isfinite(height)
-        if unsure.any():  # by the host, which has ways around rounding, and says what is wrong
+        if unsure.any():  # the host can avoid rounding, and says what is wrong
             height[unsure] = on_host(z[unsure])
         return height
 
@@ -195,7 +197,7 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
 
 
 def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress) -> Sampled:
-    """States of chains given data, which start from tempered particles; one state if nothing that is drawn matters."""
+    """States of chains given data, started from tempered particles; one state if the plan draws nothing."""
     draws, chains, thin, particles, moves = how
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
@@ -219,7 +221,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
         parts = latent.over(flat, lambda mean, columns: np.concatenate(_likelihood.fitted(mean, columns, data), axis=1))
     traces = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
     worst, count = float(mcmc.r_hat(traces).max()), float(mcmc.effective(traces).min())
-    stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
+    stride = max(1, math.ceil(chains * each / count - 0.25))  # errors for independent states are then 12 % off
     if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         # effective sizes grow with the length of chains, and R-hat² − 1 falls
         excess = min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)
@@ -237,14 +239,14 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
 def posterior(
     latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress, origin: Provenance
 ) -> Posterior:
-    """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
+    """The law of all outputs given data; one replica, a Gaussian process, if the plan draws nothing."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
     kept = 1 if latent.plan.constant else how.draws
     check_memory(
         16.0 * kept * size**2 + thread_bytes(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
-        "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
+        "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps only states",
     )
     chains = sampled(latent, data, how, seed, progress)
     parts = latent.over(chains.z, lambda mean, columns: _likelihood.updated_by_columns(mean, columns, data))
@@ -253,18 +255,10 @@ def posterior(
 
 
 def evidence(
-    latent: Latent,
-    data: Observations,
-    runs: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-    shifted: Sequence[Latent] = (),
+    latent: Latent, data: Observations, how: Schedule, runs: int, seed: int, progress: Progress, shifted: list[Latent]
 ) -> Estimate:
-    """The log evidence by tempering; `shifted` are plans whose Gaussian expectations are moved by their errors."""
-    runs, particles = whole(runs, "runs", least=2, most=MOST), whole(particles, "particles", least=8, most=MOST)
-    moves = whole(moves, "moves", most=MOST)
+    """The log evidence by tempering; in the plans `shifted`, Gaussian expectations are moved by their errors."""
+    runs, particles, moves = whole(runs, "runs", least=2, most=MOST), how.particles, how.moves
     size = 24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent)
     what = f"runs={runs} of particles={particles} with {latent.size:,} random numbers each"
     check_memory(size, what, "take fewer of either")
@@ -272,7 +266,7 @@ def evidence(
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
         return Estimate(float(ask(one)[0]), _moved_by(latent, shifted, data, one, ask))
-    _announce("evidence", progress, latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs)
+    _announce("evidence", progress, latent, data, how._replace(draws=0), FIRST + runs)
     first, rest = FIRST * particles * moves, runs * particles * moves
     with one_blas_thread(), closing(_Bar(progress, first, rest)) as bar:
         path = mcmc.adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
@@ -286,10 +280,8 @@ def evidence(
     return Estimate(value, combined(error, _moved_by(latent, shifted, data, some, ask)), frozenset([seed]))
 
 
-def _moved_by(
-    latent: Latent, shifted: Sequence[Latent], data: Observations, z: Array, ask: mcmc.LogLikelihood
-) -> float:
-    """The largest mean change of the log likelihood from one plan to others, with the same normals."""
+def _moved_by(latent: Latent, shifted: list[Latent], data: Observations, z: Array, ask: mcmc.LogLikelihood) -> float:
+    """The largest mean change of the log likelihood between a plan and others, with the same normals."""
     moves = [0.0]
     for other in shifted:
         places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
@@ -300,7 +292,7 @@ def _moved_by(
 
 
 def _announce(what: str, progress: Progress, *work: Any) -> None:
-    """Print on a terminal what takes long; `work` are the arguments of `cost`."""
+    """Print the cost of a long computation on a terminal; `work` are the arguments of `cost`."""
     if progress is True and on_terminal() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
@@ -310,28 +302,27 @@ def _announce(what: str, progress: Progress, *work: Any) -> None:
 class _Bar:
     """Progress of chains and particles: a bar on a terminal, or the user's function of (moves done, total).
 
-    Each tempering step has `first` moves in the first run, which finds how many steps there are, and `again` moves in
-    later ones; `more` moves follow.
+    Each tempering step has `first` moves in the first run, which finds the steps, and `again` moves in later runs;
+    `more` moves follow.
     """
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:
         from tqdm import tqdm  # slow to import
 
         self.progress, self.first, self.again, self.more = progress, first, again, more
-        self.done = self.total = self.steps = self.expected = 0
+        self.done = self.total = self.steps = 0
         self.bar = tqdm(total=0, unit=" moves", delay=1, disable=None if progress is True else True, leave=False)
         self.close = self.bar.close
 
     def tempered(self, power: float) -> None:
-        """One step of the first run, to this power."""
+        """Count one step of the first run, to this power, and predict the others."""
         self.steps += 1
-        self.expected = self.expected or 1 + mcmc.steps_after(power)
-        steps = self.steps if power >= 1 else max(self.expected, self.steps + 1)
+        steps = self.steps + mcmc.steps_after(power)
         self.bar.total = self.total = steps * (self.first + self.again) + self.more
         self.tell(self.first)
 
     def tell(self, moves: int) -> None:
-        """So many more are done."""
+        """Count moves."""
         self.done += moves
         self.bar.update(moves)
         if callable(self.progress):
@@ -340,14 +331,14 @@ class _Bar:
 
 @dataclass(frozen=True)
 class InfiniteHeads:
-    """One head at some examples, and the draws of what it attends to; the covariance is a mean over them."""
+    """One head at some examples; the covariance is a mean over draws of what it attends to."""
 
     head: Latent
     draws: int
     seed: int
 
     def factors(self, most: float = math.inf) -> Iterator[Array]:
-        """C of the covariance C C^T of one head, for each draw of what it attends to."""
+        """C of the covariance C C^T of one head, for each draw."""
         rng = np.random.default_rng(self.seed)
         with one_blas_thread():
             for _ in range(int(min(self.draws, most))):

@@ -1,11 +1,11 @@
-"""A program at given widths: the plan, the law, and what Markov chains move over."""
+"""A program at given widths: its plan, its law, and what Markov chains move over."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ._validate import ArgumentError, as_whole
 from .engine import Plan, PlanQuery, Sampling
 from .engine import _quadrature_error as quadrature
 from .engine import _sampler as sampler
-from .engine._cost_model import CPU, Prices
+from .engine._cost_model import Prices
 from .engine._latent import Latent
 from .engine._match_attention import recognise
 from .engine.backends import Backend, Numpy
@@ -30,7 +30,7 @@ NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an out
 
 
 def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) -> tuple[int, ...] | None:
-    """The coordinates, in the order that was written; None if none were chosen."""
+    """The coordinates in the given order; None if none were chosen."""
     if argument is None:
         return None
     several = isinstance(argument, list | tuple | range) or (isinstance(argument, np.ndarray) and argument.ndim == 1)
@@ -46,51 +46,43 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
         if not all(low <= place < width for place in chosen):
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
-        if len({place if math.isinf(width) else place % int(width) for place in chosen}) < len(chosen):
+        if len({place % width for place in chosen}) < len(chosen):
             raise ArgumentError("coordinates", argument, "integers that name each coordinate once")
     return chosen
 
 
 @dataclass(frozen=True)
-class AtWidths:
-    """Outputs of a program with its widths bound, and what is known of their law there."""
+class AtWidths(PlanQuery):
+    """A program with its widths bound: what the engine is asked for, and the status of the law there."""
 
-    outputs: tuple[Value, ...]
-    whole: tuple[Value, ...]  # all outputs of the program: those of a part have the seeds and the widths of the whole
-    widths: dict[str, float]
-    status: str
-    numbers: dict[str, float]  # of hyperparameters
+    status: str = field(default="exact", compare=False)
 
-    def question(self, places: tuple[int, ...] | None = None, prices: Prices = CPU) -> PlanQuery:
-        """What the engine is asked for: these coordinates of the vectors, or any."""
-        widths, numbers = tuple(self.widths.items()), tuple(self.numbers.items())
-        return PlanQuery(self.outputs, widths, places, whole=self.whole, prices=prices, numbers=numbers)
-
-    def plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
+    def titled_plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """What would be drawn and computed, for a program of this name."""
-        places = picked(coordinates, self.outputs, self.widths)
-        at = ", ".join(f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths.items())
+        places = picked(coordinates, self.outputs, self.bound)
+        at = ", ".join(f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths)
         title = f"plan of {name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        plan = copy.copy(self.question(places, prices).plan())  # `replace` would plan its memory again
+        plan = copy.copy(replace(self, picked=places, prices=prices).plan())  # `replace` would plan its memory again
         plan.title = title
         return plan
 
     def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
         """By its formula, if there is one, and by the engine otherwise."""
-        places = picked(coordinates, self.outputs, self.widths)
-        layer = recognise(self.outputs, self.widths) if places is None or len(places) == 1 else None
+        places = picked(coordinates, self.outputs, self.bound)
+        sampled = replace(self, picked=places)._sampled
+        layer = recognise(self.outputs, dict(self.widths)) if places is None or len(places) == 1 else None
         if layer is None:
-            return self._sampled(places, how)
+            return sampled(how)
         origin = Provenance(self.status, "convolution over heads at infinite width")
         head = lazy_head(layer.scores, layer.values)
-        law = HeadSum(head, layer.heads, layer.scale, origin, lambda: self._sampled(places, how))
+        law = HeadSum(head, layer.heads, layer.scale, origin, lambda: sampled(how))
         law._correction = layer.correction
         return law
 
-    def _sampled(self, places: tuple[int, ...] | None, how: Sampling) -> Mixture | Joint:
-        sampled = sampler.sample_conditional_law(self.question(places), how)
+    def _sampled(self, how: Sampling) -> Mixture | Joint:
+        sampled = sampler.sample_conditional_law(self, how)
         origin = self._provenance("exact engine", sampled.backend, how.seed, sampled, sampled.quadrature_error)
         if sampled.mean.shape[1] > 1:
             return Joint(sampled.mean, sampled.cov, origin)
@@ -98,31 +90,30 @@ class AtWidths:
         return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)
 
     def draw(self, how: Sampling) -> list[Floats]:
-        """Draws of the outputs, refused as a law is."""
+        """Draws of the outputs; an error where Gaussian expectations are not accurate enough."""
         quadrature.checked_quadrature_error(self.moves(how.backend))
         return self.unchecked(how)
 
     def unchecked(self, how: Sampling) -> list[Floats]:
         """Draws of the outputs, whatever their quadrature error."""
-        return sampler.sample_outputs(self.question(), how)
+        return sampler.sample_outputs(self, how)
 
     def moves(self, where: Backend) -> quadrature.Moves | None:
-        """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
-        return quadrature.moves_of_draws(self.question(prices=where.prices), where)
+        """How draws change if Gaussian expectations move by their errors; None if there are none."""
+        return quadrature.moves_of_draws(replace(self, prices=where.prices), where)
 
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
-        """What chains move over, and what is known of it."""
-        question = self.question()
-        plan = question.plan()
-        error = quadrature.checked_quadrature_error(quadrature.moves(question))
+        """What chains move over, and the provenance of their law."""
+        plan = self.plan()
+        error = quadrature.checked_quadrature_error(quadrature.moves(self))
         origin = self._provenance("chains over what the exact engine draws", where, seed, plan, error)
         return Latent(plan, workers, where), origin
 
     def shifted(self, workers: int | None) -> list[Latent]:
         """The same with every Gaussian expectation off by its error, either way."""
-        return [Latent(self.question().plan(k), workers) for k in (1, 2)]
+        return [Latent(self.plan(k), workers) for k in (1, 2)]
 
     def _provenance(self, what: str, where: Backend, seed: int, drawn: Any, error: float) -> Provenance:
-        at = ", ".join(f"{k} = {v}" for k, v in self.widths.items()) or "fixed widths"
+        at = ", ".join(f"{k} = {v}" for k, v in self.widths) or "fixed widths"
         method = f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")
         return Provenance(self.status, method, drawn.random_numbers, seed, error, drawn.notes)

@@ -1,4 +1,4 @@
-"""The decorator that makes programs of functions written in the language."""
+"""The decorator `ns.program`, which turns functions written in the language into programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 class Traced(Generic[P]):
-    """A function written in the language, decorated: calling it gives the `Program`."""
+    """A decorated function; a call traces it and returns the `Program`."""
 
     def __init__(self, function: Callable[P, Any]) -> None:
         if not callable(function):

@@ -10,11 +10,11 @@ FLAG, OK, UNDECIDED, NOT_APPLICABLE = "FLAG", "ok", "undecided", "n/a"
 STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
 WIDTH = 80  # columns of a terminal
 GAP = 2  # columns between those of a table
-FIRST = 34  # columns of the names of rows; longer names have several lines
+FIRST = 34  # columns of the names of rows; longer names take several lines
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, or links in its place; a remark below it in small letters; and its colour."""
+    """A cell of a table: its text or links instead, a remark below it in small type, and its colour."""
 
     text: str
     note: str = ""
@@ -92,7 +92,7 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A result: its title, the conclusion in one line, what was done in one line, and sections."""
+    """A result: its title, the conclusion and the subject in one line each, and sections."""
 
     title: str
     verdict: str
@@ -101,9 +101,8 @@ class Document(NamedTuple):
 
 
 def count_statuses(statuses: Sequence[str]) -> str:
-    """How many there are of each status, as "2 flagged, 1 undecided, 7 ok, 1 n/a"."""
-    names = {FLAG: "flagged", UNDECIDED: "undecided", OK: "ok", NOT_APPLICABLE: "n/a"}
-    counts = [(statuses.count(status), names[status]) for status in STATUSES]
+    """The number of each status, as in "2 flagged, 1 undecided, 7 ok, 1 n/a"."""
+    counts = ((statuses.count(status), "flagged" if status == FLAG else status) for status in STATUSES)
     return ", ".join(f"{count} {name}" for count, name in counts if count or name == "flagged")
 
 
@@ -132,7 +131,7 @@ def _block_text(block: Block) -> str:
 
 
 def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
-    """The text in lines; a no-break space becomes a space that does not end a line."""
+    """The text in lines; a no-break space becomes a space at which no line breaks."""
     filled = textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
@@ -151,7 +150,7 @@ def _cell_text(cell: str | Cell) -> str:
 
 
 def _prose_text(table: Table) -> str:
-    """Rows of sentences, each cell on lines of its own below the first."""
+    """Rows of sentences: each cell has its own lines below the first."""
     lines = []
     for first, *rest in table.rows:
         lines.append(wrap(_cell_text(first)))
@@ -162,7 +161,7 @@ def _prose_text(table: Table) -> str:
 
 
 def _table_text(table: Table) -> str:
-    """Aligned columns, numbers to the right; columns beyond the width of a terminal go below, with the names again."""
+    """Aligned columns, numbers to the right; columns that do not fit follow below, with the names again."""
     rows: list[list[str]] = []
     for row in (table.head, *table.rows):
         first, *rest = map(_cell_text, row)

@@ -34,8 +34,6 @@ FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: a
 FIRST_WIDTH_OF_PRODUCTS = 2**24  # where products are all that is asked for: a law costs as much at every width
 LEVELS = 4  # widths, each twice the one before
 BLOCKS = 16  # of draws, each with a seed of its own at all widths
-WHOLE = (), (1.0,), (1.0, 2.0), (1.0, 2.0, 3.0)  # powers of 1/n that are eliminated
-HALF = (), (0.5,), (0.5, 1.0), (0.5, 1.0, 1.5)
 SCALE_DRAWS = 256  # to see which arguments of functions narrow as the width grows
 FALL = 0.7  # from the smallest to the largest width, 8 times as wide, n^(−1/4) falls to 0.59
 TAIL = 8.0  # times the median of |u|: larger arguments count as so large, for the square of one outlier hides growth
@@ -54,11 +52,10 @@ SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 
 
 class Extrapolated(NamedTuple):
-    """The limit of one number: value and error, the order of the extrapolation, and γ with its error."""
+    """The limit of one number: value and error, and γ with its error."""
 
     value: float
     error: float
-    order: int
     growth: float
     growth_error: float
 
@@ -84,15 +81,18 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
         rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > SIGNIFICANT * noise(steps[-1] - steps[-2])
     matters = abs(difference[-1]) > SLOW * noise(np.eye(len(n))[-1])
     if significant[-1] and rises and matters:
-        return Extrapolated(math.nan, math.inf, 0, growth, spread)
+        return Extrapolated(math.nan, math.inf, growth, spread)
 
-    def ladder(powers: Sequence[tuple[float, ...]]) -> list[tuple[float, float]]:
+    def ladder(power: float) -> list[tuple[float, float]]:
         """Value and error of each order; the bias of an order is the difference to the next, not below its noise."""
-        weights = [_weights(n, some) for some in powers[: len(n)]]
+        weights = []
+        for order in range(len(n)):  # Σ_j w_j S(n_j) = a for S = a + Σ_k b_k n^(−k·power), k = 1, …, order
+            table = n[-order - 1 :, None] ** (-power * np.arange(order + 1))
+            weights.append(np.pad(np.linalg.inv(table)[0], (len(n) - order - 1, 0)))
         pairs = pairwise(weights)
         return [(w @ mean, math.hypot(noise(w), max(abs((v - w) @ mean), noise(v - w)))) for w, v in pairs]
 
-    whole, half = ladder(WHOLE), ladder(HALF)
+    whole, half = ladder(1.0), ladder(0.5)
     no_half, no_whole = (abs(growth - power) > 2 * spread for power in (-0.5, -1.0))  # False if γ is not known
     if no_half and not no_whole:
         orders = whole
@@ -103,21 +103,14 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     if no_half and no_whole and growth > -0.5:  # slower than both, as |N| n^(−1/4): cover a + b n^γ too
         slow = mean[-1] + difference[-1] / (2.0**-growth - 1.0)
         orders = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
-    order = min(range(len(orders)), key=lambda k: orders[k][1])
-    return Extrapolated(float(orders[order][0]), orders[order][1] + rounding, order, growth, spread)
-
-
-def _weights(n: Array, powers: tuple[float, ...]) -> Array:
-    """w with Σ_j w_j S(n_j) = S(∞) if S = a + Σ_p b_p n^(−p): interpolation on the last widths."""
-    last = n[len(n) - len(powers) - 1 :]
-    table = last[:, None] ** -np.array([0.0, *powers])
-    return np.concatenate([np.zeros(len(n) - len(last)), np.linalg.inv(table)[0]])
+    value, bound = min(orders, key=lambda order: order[1])
+    return Extrapolated(float(value), bound + rounding, growth, spread)
 
 
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
-    """Refuse a scale that the widths have not passed: numbers at these widths tend elsewhere than to the limit."""
+    """Refuse a scale that the widths have not passed: numbers at these widths do not tend to the limit."""
     for value in values:
-        if any(step.eps(finite[0].widths) == step.eps(finite[-1].widths) > 0 for step in optimiser_steps(value.op)):
+        if any(step.eps(finite[0].bound) == step.eps(finite[-1].bound) > 0 for step in optimiser_steps(value.op)):
             problem = "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps"
             raise ExactError(value, problem, instead="take eps=0")
     functions = [v for v in values if isinstance(v.op, Apply | Nonlin) and v.op.f not in ARITHMETIC]
@@ -169,7 +162,7 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
 def _limit_point(drawn: Sequence[Array]) -> tuple[Array, bool, bool]:
     """Where draws of an argument tend to, entry by entry, whether that is known exactly, and whether they grow.
 
-    It is 0 if they vanish or grow, their mean at the largest width if only their spread falls, and else they stay.
+    That is 0 if they vanish or grow, and their mean at the largest width if only their spread falls; others stay.
     """
     narrow, wide = drawn[0], drawn[-1]
     most = TAIL * np.median(np.abs(wide))
@@ -193,20 +186,8 @@ def _pooled(laws: Sequence[Any]) -> Any:
 def _centres_and_spreads(law: Any) -> Array:
     """For each entry: the mean of the quantiles at some levels, and how far the upper half is above the lower."""
     each = [law[i] for i in range(law.dim)] if isinstance(law, Joint) else [law]
-    low, high = np.split(np.array([one.ppf(CENTRE_LEVELS) for one in each]).T, 2)
-    return np.array([(high.mean(axis=0) + low.mean(axis=0)) / 2, high.mean(axis=0) - low.mean(axis=0)])
-
-
-def _unseen(change: float, moves: Array, parts: Array) -> float:
-    """The largest difference between the change of a statistic towards its limit, and the change if the law moves.
-
-    A move counts that changes the statistic farther than its extrapolation, or the other way: if it changes it less,
-    the rest is a change of shape. And the statistic must not be linear within the move, of which a fraction PART makes
-    the changes `parts`: of a linear one, the extrapolation sees all.
-    """
-    off = np.abs(moves - change)
-    beyond = (moves < min(0.0, change)) | (moves > max(0.0, change))
-    return float(np.max(off, where=beyond & (np.abs(moves - parts / PART) > LINEAR * off), initial=0.0))
+    low, high = (half.mean(axis=0) for half in np.split(np.array([one.ppf(CENTRE_LEVELS) for one in each]).T, 2))
+    return np.array([(high + low) / 2, high - low])
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,16 +225,22 @@ class ExtrapolatedLaw:
         return f"extrapolated from n ≤ {self.widths[-1]:,}"
 
     def details(self, statistic: Statistic) -> list[Extrapolated]:
-        """Value, error, order and growth exponent of each entry of a statistic, a function of a law.
+        """Value, error and growth exponent of each entry of a statistic, a function of a law.
 
         A statistic may have a scale that the law has not reached at these widths: P(Y > t) has the scale t. So it is
-        evaluated for the law moved to where its centre and spread tend too, and the error includes what that changes.
+        also evaluated for the law moved to where its centre and spread tend, and the error includes what that changes.
         """
         found, last = self._extrapolated(statistic), np.ravel(statistic(self._last))
         moves, parts = (np.array([np.ravel(statistic(law)) - last for law in laws]) for laws in self._moved)
         moves[np.abs(moves) <= ROUNDING * np.abs(last)] = 0.0  # a statistic that does not depend on centre and spread
-        unseen = (_unseen(one.value - last[k], moves[:, k], parts[:, k]) for k, one in enumerate(found))
-        return [one._replace(error=max(one.error, more / 2)) for one, more in zip(found, unseen, strict=True)]
+        change = np.array([one.value for one in found]) - last
+        off = np.abs(moves - change)
+        # If a move changes the statistic less than the extrapolation does, the rest is a change of shape. If the
+        # statistic is linear within the move, the extrapolation sees all of it.
+        beyond = (moves < np.minimum(0.0, change)) | (moves > np.maximum(0.0, change))
+        curved = np.abs(moves - parts / PART) > LINEAR * off
+        unseen = np.max(off, axis=0, where=beyond & curved, initial=0.0)
+        return [one._replace(error=max(one.error, float(more) / 2)) for one, more in zip(found, unseen, strict=True)]
 
     def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
         """By the jackknife's values of a statistic: a variance of few draws is biased, and its limit would be."""
@@ -285,7 +272,7 @@ class ExtrapolatedLaw:
 
     def var(self) -> Estimate:
         """The limit of the variance; of several entries, of each."""
-        return self.limit(lambda law: np.diagonal(law.cov()) if isinstance(law, Joint) else law.var())
+        return self.limit(lambda law: law.var())
 
     def kurtosis(self) -> Estimate:
         """The limit of the excess kurtosis."""
@@ -312,10 +299,10 @@ class ExtrapolatedLaw:
 
     @cached_property
     def _moved(self) -> tuple[list[Any], list[Any]]:
-        """The law at the largest width with the centre and spread that they tend to, two errors to each side.
+        """The law at the largest width, moved to the limits of its centre and spread, two errors to each side.
 
-        If they show no limit, they move as far again as from the smallest width to the largest. Then the laws moved by
-        a fraction PART of that.
+        If these show no limit, they move as far again as from the smallest width to the largest. The second list has
+        the laws moved by a fraction PART of that.
         """
         last, first = (_centres_and_spreads(law) for law in (self._last, _pooled([laws[0] for laws in self.laws])))
         limits = np.array([one[:2] for one in self._extrapolated(_centres_and_spreads)]).T.reshape(2, *last.shape)
@@ -339,18 +326,17 @@ class ExtrapolatedLaw:
 
 def extrapolate(name: str, at: AtWidths, coordinates: Coordinates, how: Sampling) -> ExtrapolatedLaw:
     """The limit at the infinite ones of the widths, from exact laws at finite ones."""
-    infinite = [k for k, width in at.widths.items() if math.isinf(width)]
-    if not infinite:
+    if math.inf not in at.bound.values():
         raise ArgumentError("method", "extrapolate", "left out at finite widths, where laws are exact")
     if how.draws < 2 * BLOCKS:
         raise ArgumentError("draws", how.draws, f"{2 * BLOCKS} or more for method='extrapolate'")
     values = topological_order(at.whole)
     vectors = max(value.size for value in values if isinstance(value, Vector))
     first = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
-    if asks_products_alone(values, at.widths):
+    if asks_products_alone(values, at.bound):
         first = FIRST_WIDTH_OF_PRODUCTS
     widths = tuple(first * 2**k for k in range(LEVELS))
-    finite = [replace(at, widths={**at.widths, **dict.fromkeys(infinite, n)}) for n in widths]
+    finite = [replace(at, widths=tuple((k, n if math.isinf(own) else own) for k, own in at.widths)) for n in widths]
     _refuse_fixed_scales(values, finite)
     seeds = [int(s) for s in np.random.SeedSequence(how.seed).generate_state(BLOCKS)]
     blocks = [replace(how, draws=how.draws // BLOCKS, seed=seed, progress=False) for seed in seeds]

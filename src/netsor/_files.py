@@ -1,4 +1,4 @@
-"""Files of users: written whole or not at all, and read only if they are regular and small, with each field once."""
+"""User files: written whole or not at all; read only if they are regular, small and without duplicate fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def named(path: str | os.PathLike[str]) -> str:
-    """A file as messages name it: its whole path, unless that is very long."""
+    """A file in messages: its whole path, shortened if it is very long."""
     text = repr(str(path))
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
 
@@ -47,7 +47,7 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
-    """What a regular file of at most this many bytes holds."""
+    """The content of a regular file with at most this many bytes."""
     with opened(path) as file:
         read = file.read(most + 1)
     if len(read) > most:
@@ -62,7 +62,7 @@ def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str
 
 
 def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
-    """The fields that a text holds; `name` is what a message calls the text."""
+    """The fields of a text; `name` is the name of the text in messages."""
     try:
         if kind == "TOML":
             import tomllib  # slow to import, and few files are TOML

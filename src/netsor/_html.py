@@ -1,6 +1,6 @@
 """Documents as pages or as outputs of notebook cells, and tables and small pictures for notebooks.
 
-What notebooks show needs no style sheet, script or other file, and takes the colours of the page around it.
+The output of a notebook cell needs no style sheet, script or other file, and takes the colours of the page around it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLOUR_CLASSES = {FLAG: "bad", OK: "good", UNDECIDED: "open", NOT_APPLICABLE: "a
 
 @cache
 def template(path: Path) -> Any:
-    """A template of HTML; what is put into it is escaped."""
+    """A template of HTML, which escapes its values."""
     from jinja2 import Environment  # slow to import
 
     return Environment(autoescape=True).from_string(path.read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def to_page(document: Document) -> str:
 
 
 def to_cell(document: Document) -> str:
-    """The output of a notebook cell: no figures, and the colours of the notebook's theme where it says which it has."""
+    """The output of a notebook cell: no figures, and the colours of the notebook's theme where that is known."""
     return _rendered(document, page=False, figures=None)
 
 
@@ -49,17 +49,13 @@ def _rendered(document: Document, **given: Any) -> str:
 
 def _svg(figure: Figure) -> str:
     """The picture; letters stay readable on a phone, where wide figures scroll."""
-    text = figure.svg().decode()
-
-    def sized(found: re.Match[str]) -> str:
-        least, most = 1.2 * float(found[1]), 2.2 * float(found[1])
-        return f'style="min-width: {least:.0f}px; max-width: {most:.0f}px" {found[0]}'
-
-    return re.sub(r'width="([\d.]+)pt"', sized, text[text.index("<svg") :], count=1)
+    _, tag, text = figure.svg().decode().partition("<svg")
+    width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
+    return f'{tag} style="min-width: {1.2 * width:.0f}px; max-width: {2.2 * width:.0f}px"{text}'
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:
-    """Versions, the command and the other files of the folder, after `first`."""
+    """The text `first`, then versions, the command and the other files of the folder."""
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     return Paragraph(f"{first} {versions}.", files=tuple(files.items()), code=manifest["command"])
 
@@ -73,7 +69,7 @@ GOOD, OPEN, BAD = GREEN, ORANGE, VERMILLION  # of verdicts
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), *, code: bool = False) -> str:
-    """Cells of text in rows, not broken into lines; `code` is set in a font of one width."""
+    """Rows of text without line breaks; `code` is in a monospaced font."""
     style = CELL + ("; font-family: monospace" if code else "")
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -86,17 +82,17 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), *, code: bool
 
 
 def scrolled(markup: str) -> str:
-    """What may be wider than the page."""
+    """Markup that may be wider than the page, with a scroll bar."""
     return f'<div style="overflow-x: auto; overflow-y: hidden">{markup}</div>'
 
 
 def title(name: str, *words: str) -> str:
-    """The first line: what it is, and what is to be known of it."""
+    """The first line: a name and remarks."""
     return f"<div><strong>{html.escape(name)}</strong>" + "".join(f" · {html.escape(w)}" for w in words) + "</div>"
 
 
 def verdict(word: str, colour: str) -> str:
-    """A word with a mark in its colour in front; colour is not the only difference between verdicts."""
+    """A verdict after a coloured mark; the words differ too, for those who do not see colours."""
     return f'<span style="border-left: 0.5em solid {colour}; padding-left: 0.4em">{html.escape(word)}</span>'
 
 
@@ -106,8 +102,8 @@ def note(text: str) -> str:
 
 
 def publish_with_formula(markup: str, formula: str, plain: str) -> None:
-    """Show HTML in a notebook cell, and then the formula by itself: VS Code typesets none that is within HTML."""
-    from IPython.display import publish_display_data  # what calls this has it
+    """Show HTML in a notebook cell, then the formula by itself: VS Code typesets no formula within HTML."""
+    from IPython.display import publish_display_data  # the caller, IPython, has it
 
     publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
     publish({"text/html": markup, "text/plain": plain})
@@ -115,7 +111,7 @@ def publish_with_formula(markup: str, formula: str, plain: str) -> None:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two ends: steps of 1, 2 or 5 times a power of ten."""
+    """Round numbers between two ends, in steps of 1, 2 or 5 times a power of ten."""
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]
@@ -126,7 +122,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def density(x: Floats, y: Floats, error: Floats, atoms: Sequence[tuple[float, float]], words: str) -> str:
-    """A small picture of a density with its error as a band; atoms, (place, height as a share), are lines."""
+    """A small picture of a density, with its error as a band and a line for each atom (place, relative height)."""
     top = float(np.max(y + error)) or 1.0
     floor = HIGH - BELOW
 

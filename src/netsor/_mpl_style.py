@@ -42,7 +42,7 @@ DOTTED = (0, (1.0, 1.2))  # finite widths
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style. No window is opened, so a backend that the environment asks for is of no concern."""
+    """Draw in this style, without a window and whatever backend the environment names."""
     backend = os.environ.pop("MPLBACKEND", None)  # a bad one makes the import fail
     try:
         import matplotlib as mpl  # slow to import, and seldom needed
@@ -63,7 +63,7 @@ def new(height: float = 2.5) -> Any:
 def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # it is laid out now
+    figure.set_layout_engine("none")  # the layout is done
     dates: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     files = []
     for kind in kinds:

@@ -191,7 +191,7 @@ class Program:
         It raises the same NoLimitError or ExactError as `law`. Operations cost differently on a GPU, so the plan may
         differ; you need neither the GPU nor the library. The parameters are those of `law`.
         """
-        return self._at(widths).plan(self.name, coordinates, prices(backend, device))
+        return self._at(widths).titled_plan(self.name, coordinates, prices(backend, device))
 
     def law(
         self,
@@ -250,7 +250,7 @@ class Program:
         if not exact:
             return extrapolate(self.name, at, coordinates, how)  # type: ignore[return-value]
         law = at.law(coordinates, how)
-        if at.widths and not isinstance(coordinates, list) and all(width == inf for width in at.widths.values()):
+        if at.widths and not isinstance(coordinates, list) and all(width == inf for _, width in at.widths):
             law._formula = functools.partial(formula, self.outputs, self.check())
         return law
 
@@ -379,10 +379,11 @@ class Program:
             The number of particles in each run; a first run with twice as many chooses the steps.
         """
         at, seed = self._at(widths), chosen_seed(seed, rng)
+        how = Schedule(chains=2, particles=particles, moves=moves).checked()  # there are no chains
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
         shifted = at.shifted(workers) if origin.quadrature_error else []
-        return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
+        return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
         """The program at these widths, with the status of its law there; an error if it needs a limit and has none."""
@@ -395,4 +396,5 @@ class Program:
         if status == NO_LIMIT:
             reasons = "; ".join(self.check().reasons)
             raise NoLimitError(f"{self.name} has no limit: {reasons}; finite widths have a law")
-        return AtWidths(self.outputs, self._whole, bound, status, numbers)
+        known = tuple(numbers.items())
+        return AtWidths(self.outputs, tuple(bound.items()), whole=self._whole, numbers=known, status=status)

@@ -37,8 +37,8 @@ Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of th
 
 n = Width("n")
 two_or_more = partial(whole, least=2, most=_bayes.MOST)
-ROUNDED = 1e-6  # errors of Gaussian expectations below this change no evidence by as much as its error
-COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
+ROUNDED = 1e-6  # errors of Gaussian expectations below this change an evidence by less than its error
+COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and more for each head: measured
 
 
 @program
@@ -138,7 +138,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True  # what is drawn for new examples depends on which are asked for together
+        tags.non_deterministic = True  # the draws for new examples depend on all that you ask for together
         return tags
 
     def fit(self, X: Any, y: Any) -> AttentionRegressor:
@@ -155,8 +155,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.evidence_, best = [], 0
         if self.grid or self.evidence:
             found = [self._evidence(*given) for given in tried]
-            every = [arguments | {"noise": noise} for noise, arguments in tried]
-            self.evidence_ = [({k: g[k] for k in self.grid or ()}, e) for g, e in zip(every, found, strict=True)]
+            chosen = [{k: (arguments | {"noise": noise})[k] for k in self.grid or ()} for noise, arguments in tried]
+            self.evidence_ = list(zip(chosen, found, strict=True))
             best = max(range(len(tried)), key=lambda k: found[k].value)
             self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = found[best].value, found[best].error
         self.noise_, self.arguments_ = tried[best]
@@ -171,8 +171,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.sampled(latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress)
 
     def _schedule(self) -> _bayes.Schedule:
-        particles = whole(self.particles, "particles", least=8, most=_bayes.MOST)
-        return _bayes.Schedule(self.draws, self.chains, self.thin, particles, self.moves).checked()
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves).checked()
 
     def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
         """Check parameters and data and store the data; the combinations of the grid, and the bytes of a plan."""
@@ -191,7 +190,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tried, self._checked_size(len(self.X_), tried)
 
     def _combinations(self) -> list[Combination]:
-        """Check all parameters but X and y; returns all combinations of the grid."""
+        """Check all parameters but X and y; the combinations of the grid."""
         check_fields(copy(self))
         self._schedule()
         choose(self.backend, self.device)
@@ -207,7 +206,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if "noise" in arguments:
             raise ArgumentError("arguments", self.arguments, "without 'noise', which is a parameter itself")
         for name, values in grid.items():
-            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            single = isinstance(values, str) or getattr(values, "ndim", 1) == 0
+            if single or not isinstance(values, Sequence | np.ndarray) or not len(values):
                 raise ArgumentError(f"grid: {name}", values, "a sequence of one value or more")
         own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
         labels = {name: f"arguments: {name}" for name in arguments} | {name: f"grid: {name}" for name in grid}
@@ -215,7 +215,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return [self._checked(given, labels) for given in tried]
 
     def _checked(self, given: dict[str, Any], labels: Mapping[str, str]) -> Combination:
-        """Check one combination; `labels` name the arguments that are no parameters."""
+        """Check one combination; `labels` are the names in messages of what is no parameter itself."""
         noise = real(given.pop("noise"), labels.get("noise", "noise"), least=1 / SCALE, most=SCALE)
         used, label = dict(given), labels.get("heads", "heads")
         if "heads" in given and checked_count(given["heads"], label) == inf:
@@ -224,12 +224,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             del used["heads"]  # the prior has one
         for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
             scale(used[name], labels[name])
-        signature = inspect.signature(self.prior or attention_prior)
+        signature: Any = "(…)"
         try:
+            signature = inspect.signature(self.prior or attention_prior)
             signature.bind(None, **used)
-        except TypeError as error:
-            known = ", ".join(signature.parameters)
-            raise ValueError(f"arguments and grid do not fit prior({known}), got {shown(used)}: {error}") from None
+        except (TypeError, ValueError) as error:  # ValueError: some classes of Python have no signature
+            raise ValueError(f"arguments and grid do not fit prior{signature}, got {shown(used)}: {error}") from None
         return noise, given
 
     def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
@@ -287,7 +287,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.law(X).rvs(n_samples, seed=seed)).T
 
     def _given(self, X: Any) -> tuple[Array, Array, Provenance]:
-        """Mean and covariance of the function at new examples, of every state of the posterior; and what is known."""
+        """Mean and covariance of the function at new examples for each state of the posterior, and the provenance."""
         check_is_fitted(self, "states_")
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
@@ -301,7 +301,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return mean, cov, replace(origin, quadrature_error=combined(origin.quadrature_error, error))
         large, origin = self._latent(whole, self.arguments_) if len(more) else (self.latent_, self.origin_)
         places = embedding(self.latent_, large)
-        if places is None:  # the engine draws other numbers for more examples: chains over these
+        if places is None:  # the engine draws other numbers for more examples: run chains over these
             z = self._sampled(large).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
@@ -311,7 +311,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return mean, cov, origin
 
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
-        """The distinct examples that are not among the data, and the row of every example in data and these."""
+        """The distinct examples that are not data, and the row of each example in the data and these."""
         at = {example.tobytes(): k for k, example in enumerate(self.X_)}
         new = {example.tobytes(): example for example in tokens if example.tobytes() not in at}
         at |= {key: len(self.X_) + k for k, key in enumerate(new)}
@@ -349,12 +349,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return self._infinite(self.X_, arguments)[0].evidence(self._data(noise))
         latent, origin = self._latent(self.X_, arguments)
         shifted = self._at(self.X_, arguments).shifted(self.workers) if origin.quadrature_error > ROUNDED else []
-        how = self.runs, max(8, self.particles // 2), self.moves, self.seed_, self.progress
-        return _bayes.evidence(latent, self._data(noise), *how, shifted)
+        how = self._schedule()._replace(particles=max(_bayes.MIN_PARTICLES, self.particles // 2))
+        return _bayes.evidence(latent, self._data(noise), how, self.runs, self.seed_, self.progress, shifted)
 
     def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
-        """The bytes that a plan for so many examples needs, if they are there; of infinitely many heads it has one."""
-        heads = max(1.0 if given.get("heads", 1) == inf else float(given.get("heads", 1)) for _, given in tried)
+        """The bytes that a plan for so many examples needs; an error if they are not there."""
+        counts = [given.get("heads", 1) for _, given in tried]
+        heads = max(1.0 if count == inf else float(count) for count in counts)  # infinitely many are planned as one
         tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
         size = 8 * (COPIES[0] + COPIES[1] * heads) * float(count * tokens) ** 2
         what = f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},"

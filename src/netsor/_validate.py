@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 else:
     Rng = Any  # numpy is not imported yet
 
-SHOWN = 60  # most characters of an argument that an error message repeats
+SHOWN = 60  # most characters of an argument in a message
 
 
 def shown(argument: object) -> str:
-    """An argument as a message repeats it: short and in one line."""
+    """An argument as messages show it: short and in one line."""
     if isinstance(argument, int) and argument.bit_length() > 128:
         return f"an integer of {argument.bit_length()} bits"
     if type(argument).__module__ == "numpy" and getattr(argument, "size", 0) > 4:
@@ -87,7 +87,7 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     return decorate
 
 
-INTERNAL_MODULES = ("netsor", "functools", "contextlib")  # whose lines are not the user's; the last two call ours
+INTERNAL_MODULES = ("netsor", "functools", "contextlib")  # their lines are not the user's; the last two call ours
 
 
 class SourceLocation(NamedTuple):
@@ -128,7 +128,7 @@ class PlacedError(ValueError):
         super().__init__(f"{self.plain} (at {self.where})")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it was made, so that a worker can send it to the process that waits for it."""
+        """The same error: a worker sends it to the process that waits for it."""
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
@@ -168,7 +168,7 @@ AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axe
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
-    """The real numbers that were written, infinite ones too; None if it is anything else."""
+    """Real numbers, also infinite ones; None for anything else, and for integers beyond the range of doubles."""
     import numpy as np
 
     if hasattr(argument, "mask") and np.ma.is_masked(argument):  # else numpy.ma need not be loaded
@@ -183,20 +183,18 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
             return None
         with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
             return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
-    except OverflowError:
-        return np.array(math.inf)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of torch that requires a gradient
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor that requires a gradient
         return None
 
 
 def as_number(argument: Any) -> float | None:
-    """The one real number that was written, finite or not; None if it is anything else: text, a bool, an array."""
+    """A single real number, finite or not; None for anything else, such as text, a bool or an array."""
     number = as_floats(argument)
     return None if number is None or number.ndim or is_bool(argument) else float(number)
 
 
 def as_whole(argument: Any) -> int | None:
-    """The integer that was written; None if it is anything else."""
+    """An integer; None for anything else."""
     try:
         return None if is_bool(argument) else int(operator.index(argument))
     except TypeError:
@@ -204,14 +202,14 @@ def as_whole(argument: Any) -> int | None:
 
 
 def is_bool(argument: object) -> bool:
-    """Whether it is a bool, which Python takes for 0 or 1: heads=True is a mistake."""
+    """Whether it is a bool, which Python reads as 0 or 1: heads=True is a mistake."""
     return isinstance(argument, bool) or getattr(getattr(argument, "dtype", None), "kind", "") == "b"
 
 
 def refused(
     name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] = TraceError
 ) -> ValueError:
-    """The error about an argument: of an operation, if one is named, with the user's line."""
+    """An error about an argument; with the user's line if there is an operation."""
     return error(operation, name, argument, allowed) if operation else ArgumentError(name, argument, allowed)
 
 
@@ -241,7 +239,7 @@ def real(
 
 
 def scale(argument: Any, name: str, operation: str = "") -> float:
-    """A standard deviation: 0, or so far from 0 and infinity that its square, and the product of two, is a double."""
+    """A standard deviation: 0, or a number whose square, and the square of a product of two, is a double."""
     return real(argument, name, operation, least=1 / SCALE, most=SCALE, zero=True)
 
 
@@ -273,7 +271,7 @@ def seed_number(argument: Any, name: str = "seed") -> int:
 
 
 def chosen_seed(seed: Any, rng: Rng = None) -> int:
-    """A seed, or the one that `rng` (SPEC 7 of scientific Python) gives: itself, or drawn from a generator."""
+    """A seed, or the one from `rng` (SPEC 7 of scientific Python): an integer, or a draw from a generator."""
     if rng is None:
         return seed_number(seed)
     if seed:  # 0 is the default
@@ -293,7 +291,7 @@ def flag(argument: Any, name: str) -> bool:
 
 
 def progress_of(argument: Any, name: str = "progress") -> Any:
-    """What reports progress."""
+    """Whether and how to report progress."""
     if not is_bool(argument) and not callable(argument):
         raise ArgumentError(name, argument, "True, False or a function of (done, total)")
     return argument
@@ -302,7 +300,7 @@ def progress_of(argument: Any, name: str = "progress") -> Any:
 def numbers(
     argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
 ) -> npt.NDArray[np.float64]:
-    """An array of finite numbers. Without a name it is the operand of an operator, where a value could stand too."""
+    """An array of finite numbers. Without a name it is an operand, which may also be a value of netsor."""
     import numpy as np
 
     array = as_floats(argument)
@@ -312,7 +310,7 @@ def numbers(
         raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
     label = f"{name}: " if name else ""
     if array.size == 0 or array.ndim > AXES:
-        allowed = f"it must have a number or more, and at most {AXES} axes"
+        allowed = f"it must have at least one number and at most {AXES} axes"
         raise error(operation, f"{label}an array of shape {array.shape} was given; {allowed}")
     if not np.isfinite(array).all():
         raise error(operation, f"{label}numbers must be finite, got {shown(argument)}")
@@ -320,7 +318,7 @@ def numbers(
 
 
 def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDArray[np.float64]:
-    """An array of numbers that will be squared (if power is 2, that are squares): the largest is as `scale` asks."""
+    """An array of numbers that will be squared (power 1) or are squares (power 2), bounded as in `scale`."""
     array = numbers(argument, operation, name)
     largest, most = float(abs(array).max()), SCALE**power
     if largest and not 1 / most <= largest <= most:
@@ -373,11 +371,11 @@ def choice(*allowed: str) -> Callable[[Any, str], str]:
 def text(argument: Any, name: str) -> str:
     """A string that is not empty."""
     if not isinstance(argument, str) or not argument:
-        raise ArgumentError(name, argument, "a text")
+        raise ArgumentError(name, argument, "a string that is not empty")
     return argument
 
 
-# Types of fields that `check_fields` checks: any Annotated type with a function of (value, name) is one.
+# Types of fields for `check_fields`: any Annotated type with a function of (value, name) is one.
 Check = Callable[[Any, str], Any]
 Positive = Annotated[int, whole]
 Seed = Annotated[int, seed_number]

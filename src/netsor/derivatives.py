@@ -1,7 +1,7 @@
-"""Derivatives of the named functions: named functions themselves, with what is known of them.
+"""Derivatives of the named functions, which are named functions themselves.
 
 Each activation belongs to a family that contains its derivatives of all orders. A function with kinks has a derivative
-that is constant between them, whose own derivative is 0, since a Gaussian coordinate meets no kink.
+that is constant between them, and its derivative is 0, since a Gaussian coordinate meets no kink.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
 Table = tuple[Row, ...]  # [i][j] of x^i t^j
 
 SQRT_TWO_PI = float(np.sqrt(2.0 * np.pi))
-CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments, a constant number, None if not known."""
+    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments or a constant; None if it is not known."""
     declared = f.derivative
     if declared is not None:
         several = isinstance(declared, tuple)
@@ -44,7 +43,7 @@ def derivative(f: Function, k: int = 0) -> Function | float | None:
 
 
 def base(f: Function) -> Any:
-    """The function behind a Function, without its parameters: what it is recognised by, never its name."""
+    """The function behind a Function, without its parameters: functions are recognised by it, never by name."""
     return f.f.func if isinstance(f.f, partial) else f.f
 
 
@@ -52,7 +51,7 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
     """The entry of a function in a table."""
     try:
         return table.get(base(f))
-    except TypeError:  # an object without a hash is none of ours
+    except TypeError:  # an object without a hash is not ours
         return None
 
 
@@ -60,16 +59,12 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
-    """A break has the smaller value of its two sides, as the derivatives of PyTorch's ReLU and hardtanh have."""
+    """At a break, the smaller value of its two sides, as in the derivatives of PyTorch's ReLU and hardtanh."""
     xp = array_namespace(x)
     y = xp.asarray(values[0], dtype=x.dtype)
     for at, before, value in zip(breaks, values, values[1:], strict=False):
         y = xp.where(x >= at if value < before else x > at, xp.asarray(value, dtype=x.dtype), y)
     return y
-
-
-def _sign(x: Array) -> Array:
-    return array_namespace(x).sign(x)
 
 
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
@@ -183,12 +178,12 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     return total
 
 
-_BEND = ROOT * CUBIC
+_BEND = ROOT * 0.044715  # of x³ in gelu_tanh
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = _table_derivative(0.5, 0.0, _HALF_GATE), _table_derivative(ROOT, _BEND, _HALF_GATE)
 
 STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
-SIGN = replace(_steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=_sign)
+SIGN = replace(_steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=lambda x: array_namespace(x).sign(x))
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family("erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5))
 GELU = _normal_family("gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0))

@@ -1,7 +1,7 @@
 """Optimisers for `ns.step` and `ns.train`: SGD, Adam, AdamW and Muon, with PyTorch's arguments and semantics.
 
-Each is one rule, `_update`, in sums and multiples, functions of entries, and orthogonalisation. So the same lines move
-drawn matrices (the reference interpreter), sums of outer products, entries and vectors (the exact engine).
+Each has one rule, `_update`, written in sums, multiples, functions of entries, and orthogonalisation. The same lines
+move drawn matrices (in the reference interpreter), and sums of outer products, entries and vectors (in the engine).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
 
 
 class Rates(NamedTuple):
-    """The numbers of one step for one parameter; those that may be scalars of the program have the kind of that."""
+    """The numbers of one step for one parameter. Those that may be scalars of the program are of its kind."""
 
     lr: Any
     adjusted: Any  # lr · adjustment
@@ -38,10 +38,10 @@ class Rates(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """What an update needs of a kind of parameters, besides sums and multiples."""
+    """What an update does with one kind of parameters, in addition to sums and multiples."""
 
     def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
-        """A function of their entries."""
+        """A function of entries."""
 
     def orthogonalised(self, g: Any, iterations: Coefficients | None, eps: float) -> Any:
         """The polar factor of matrices, or its Newton–Schulz polynomial."""
@@ -53,8 +53,6 @@ class Optimiser(ABC):
     Pass the same object to `ns.step` again to continue; a new object begins anew.
     """
 
-    name: ClassVar[str]
-    matrices_only: ClassVar[bool] = False
     lr: Any
     weight_decay: Any
     momentum: float = 0.0
@@ -73,11 +71,11 @@ class Optimiser(ABC):
         return not isinstance(self.weight_decay, float) or self.weight_decay > 0
 
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
-        """What the learning rate of a matrix of this shape is multiplied by."""
+        """The factor of the learning rate of a matrix of this shape."""
         return 1.0
 
     def linear(self, step: int) -> bool:
-        """Whether its update at this step, 1, 2, …, is made of sums of gradients: no entry of a matrix is needed."""
+        """Whether the update at this step, 1, 2, …, is a sum of gradients, which needs no entry of a matrix."""
         return True
 
     @abstractmethod
@@ -112,7 +110,6 @@ class SGD(Optimiser):
     '1.02 0.29 0.16 0.11'
     """
 
-    name: ClassVar[str] = "SGD"
     lr: Any = 1e-3
     momentum: float = 0.0
     dampening: float = 0.0
@@ -158,7 +155,6 @@ class Adam(Optimiser):
     '1.03 0.68 0.43 0.26'
     """
 
-    name: ClassVar[str] = "Adam"
     decoupled: ClassVar[bool] = False
     lr: Any = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -169,10 +165,10 @@ class Adam(Optimiser):
         super().__post_init__()
         betas = as_floats(self.betas)
         if betas is None or betas.shape != (2,) or not ((betas >= 0) & (betas < 1)).all():
-            raise TraceError(self.name, "betas", self.betas, "two numbers from 0 up to, but not including, 1")
+            raise TraceError(type(self).__name__, "betas", self.betas, "two numbers from 0 up to, but not including, 1")
 
     def linear(self, step: int) -> bool:
-        """The first step is g/(|g| + eps), whatever the betas: that needs no entry of the matrix to be kept."""
+        """The first step is g/(|g| + eps), whatever the betas: it keeps no entry of the matrix."""
         return step == 1 and (self.decoupled or not self.decays)
 
     def _update(self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates) -> tuple[Any, Any]:
@@ -211,7 +207,6 @@ class AdamW(Adam):
     0.01
     """
 
-    name: ClassVar[str] = "AdamW"
     decoupled: ClassVar[bool] = True
     weight_decay: Any = 1e-2
 
@@ -234,12 +229,12 @@ class Muon(Optimiser):
     ns_coefficients : tuple of float
         The three coefficients of the Newton–Schulz polynomial, or a tuple of three for each step.
     eps : float
-        The least norm that the matrix is divided by before the first polynomial.
+        The smallest norm by which the matrix is divided before the first polynomial.
     ns_steps : int, optional
         How often the polynomial is applied. None takes the polar factor itself, without singular values below 1e-5 of
         the largest.
     adjust_lr_fn : str or callable, optional
-        What lr is multiplied by: "original" (also None) is √max(1, fan-out/fan-in), "match_rms_adamw" is
+        The factor of lr: "original" (also None) is √max(1, fan-out/fan-in), "match_rms_adamw" is
         0.2·√max(fan-in, fan-out), and a function of fan-in and fan-out is any other rule.
 
     Examples
@@ -252,8 +247,6 @@ class Muon(Optimiser):
     '1.02 0.76 0.57 0.43'
     """
 
-    name: ClassVar[str] = "Muon"
-    matrices_only: ClassVar[bool] = True
     lr: Any = 1e-3
     weight_decay: Any = 0.1
     momentum: float = 0.95
@@ -306,7 +299,7 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know of an optimiser by its name."""
+    """What commands and studies know about an optimiser from its name."""
 
     first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults

@@ -57,17 +57,17 @@ def layer(
     Parameters
     ----------
     tokens : int
-        How many.
+        The number of tokens.
     activation : str
         φ: clip (at `clip`), relu, erf, tanh, gelu or identity.
     clip : float
-        Where clip cuts off.
+        The bound of clip.
     low_rank : bool
         Whether the head dimension is a width of its own, `law(n=…, d=…)`.
     sigma_w : float
         The standard deviation of the matrices W^i.
     token : int
-        Whose output it is, the first unless given.
+        The token whose output it is.
 
     Examples
     --------

@@ -144,8 +144,8 @@ def test_errors_of_expectations_are_in_the_evidence():
     """A second plan stands in for one whose expectations are moved by their errors, which count."""
     data = Observations(np.arange(5), Y, np.full(5, 0.3))
     plans = [Latent(prior(X, sharp=sharp).plan(n=ns.inf), 1) for sharp in (2.0, 3.0)]
-    how = {"runs": 2, "particles": 64, "moves": 1, "seed": 0, "progress": False}
-    alone, doubted = (_bayes.evidence(plans[0], data, shifted=more, **how) for more in ([], plans[1:]))
+    how = _bayes.Schedule(particles=64, moves=1), 2, 0, False
+    alone, doubted = (_bayes.evidence(plans[0], data, *how, more) for more in ([], plans[1:]))
     assert alone.value == doubted.value
     assert doubted.error > alone.error + 0.01
     # expectations that are moved leave more directions than there were, and more normals are read

@@ -261,7 +261,7 @@ def long(value):
         ({"heads": 0}, r"heads=0 must be a positive integer or inf"),
         ({"noise": "x"}, r"noise='x' must be a finite number from 1e-50"),
         ({"arguments": {"noise": 1.0}}, r"arguments=.* must be without 'noise'"),
-        ({"arguments": {"foo": 1}}, r"do not fit prior\(tokens, heads, sharpness, scale\), .*argument 'foo'"),
+        ({"arguments": {"foo": 1}}, r"do not fit prior\(tokens: .*, heads: .*, sharpness: .*argument 'foo'"),
         ({"grid": {"noise": []}}, r"grid: noise=\[\] must be a sequence of one value or more"),
         ({"grid": {"heads": [1, 1.5]}}, r"grid: heads=1\.5 must be a positive integer or inf"),
         ({"moves": 10**30}, r"moves=.* must be an integer from 1 to 1,000,000,000"),

@@ -254,7 +254,7 @@ def test_pictures_are_well_formed():
     hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
     panels = [
         Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, (x, x + 1)))),
-        Panel("flat", "x", "y", (Curve("zero", "law", x, 0 * x),), floor=0.0),
+        Panel("flat", "x", "y", (Curve("zero", "law", x, 0 * x),)),
         Panel("point", "x", "y", (Curve("one", "band", x[:1], x[:1] + 7),)),
         Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),
     ]
@@ -262,7 +262,7 @@ def test_pictures_are_well_formed():
     assert "<script>" not in drawn
     assert "nan" not in drawn
     assert len(ET.fromstring(f"<div>{drawn}</div>")) == 4
-    assert as_file(panels, "png", columns=2).startswith(b"\x89PNG")
+    assert as_file(panels, "png").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.3, 2.9), (0, 1e-12), (1e8, 1.001e8), (-5e-5, 7e-5), (0, 0)])

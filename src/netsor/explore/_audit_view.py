@@ -1,4 +1,4 @@
-"""Audits on the page, of one model or two: a small part first, and the rest as soon as it is done."""
+"""Audits of one or two models on the page: a small part first, and the rest as soon as it is done."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ._view import MAX_SECONDS, Curve, Panel, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
 Side = tuple[str, str, Draws]  # a label, a look, and the draws
-QUICK = 10.0  # seconds within which as many tokens are taken as can be, where no number is given
-LATER = 120.0  # seconds that a second model or more lengths may take, when the first view is there
-PATIENT = 600.0  # seconds that an audit may take that was asked for by a button
-FEWER = (8, 4, 2)  # tokens, where those of an audit would not be quick
+QUICK = 10.0  # seconds that an audit may take if you give no number of tokens
+LATER = 120.0  # seconds that a second model or more lengths may take once the first view is there
+PATIENT = 600.0  # seconds that a sharper audit may take
+FEWER = (8, 4, 2)  # tokens to try if the usual number would not be quick
 VARIES = 20.0  # ratio of largest to smallest value above which a quantity has a logarithmic axis
-CACHED_SUBJECTS = 64  # subjects whose draws are kept, so that a control that leaves them as they are costs nothing
+CACHED_SUBJECTS = 64  # subjects whose draws are kept for the next audit
 AT, LIMIT = "at its widths", "all widths ∞"
 LOOKS = {1: [("band", "limit")], 2: [("band", "band-limit"), ("second", "second-limit")]}  # by number of models
 
@@ -41,26 +41,25 @@ _kept: dict[tuple[AuditCase, int], Draws] = {}
 
 @dataclass(frozen=True)
 class AuditViewRequest:
-    """What is to be shown: one model or two, at one length or several; and the Python that makes them."""
+    """One or two models at one or several lengths, and the Python that makes them."""
 
     models: tuple[AuditedModel, ...]
     lines: tuple[str, ...] = ()  # of Python, before `ns.audit` is called
     arguments: tuple[str, ...] = ()  # of `ns.audit`: the models
-    tokens: tuple[int, ...] | None = None  # as many as are quick, if None
+    tokens: tuple[int, ...] | None = None  # None: as many as are quick
     limit: bool = False
     gradients: bool = False
-    sharp: bool = False  # as many draws as an audit has, rather than the fewest that decide
+    sharp: bool = False  # the usual number of draws, rather than the fewest that decide
 
     @cached_property
     def lengths(self) -> tuple[int, ...] | None:
-        """The numbers of tokens; None for programs, which have their own."""
+        """The numbers of tokens; None for a program, which has its own."""
         if self.tokens is not None or isinstance(self.models[0], ProgramModel):
             return self.tokens
         most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
-        for tokens in (LENGTHS[0], *FEWER):
-            if tokens <= most and _seconds(self._request(1, (tokens,), False)) <= QUICK:
-                return (tokens,)
-        return (min(FEWER),)
+        fitting = (tokens for tokens in (LENGTHS[0], *FEWER) if tokens <= most)
+        quick = (tokens for tokens in fitting if _seconds(self._request(1, (tokens,), False)) <= QUICK)
+        return (next(quick, min(FEWER)),)
 
     @property
     def code(self) -> str:
@@ -68,8 +67,7 @@ class AuditViewRequest:
         lengths, given = self.lengths, [*self.arguments]
         given += [] if lengths is None else [f"tokens={lengths[0] if len(lengths) == 1 else [*lengths]}"]
         given += [] if self.sharp else ["quick=True"]
-        if self.limit != self.sharp:  # what is not the default
-            given += [f"widths={'both' if self.limit else 'actual'!r}"]
+        given += [] if self.limit == self.sharp else [f"widths={'both' if self.limit else 'actual'!r}"]  # the default
         given += [] if lengths is None else [f"gradients={self.gradients}"]
         audit = f"found = ns.audit({', '.join(given)})"
         return "\n".join([*self.lines, audit, "print(found)", "# found.save('audit') writes a report"])
@@ -87,7 +85,7 @@ class AuditViewRequest:
         return [self._request(*step) for step, _ in itertools.groupby(wanted)]
 
     def views(self, tell: Tell = lambda *_: None) -> Iterator[View]:
-        """A view after each step, the last of them with all that can be had in the time that there is."""
+        """A view after each step; the last has everything that takes an acceptable time."""
         view: View | None = None
         for request in self.steps:
             seconds = _seconds(request)
@@ -111,7 +109,7 @@ class AuditViewRequest:
             both = zip(labels, looks, (first.actual, first.limit), strict=True)
             sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
-        return View(panels, {}, self.code, (*self._notes(result),), columns=2, result=result)
+        return View(panels, {}, self.code, (*self._notes(result),), result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -127,16 +125,16 @@ class AuditViewRequest:
 
 
 def _seconds(request: Request) -> float:
-    """About how long it takes on one core, without what is kept."""
-    cases = ((each, request.draws_of(each.tokens)) for each in request.subjects)
-    every = ((each.draw_at_depth, draws) for each, draws in cases if (each, draws) not in _kept)
-    return sum(draw.seconds * draws + draw.planning for draw, draws in every)
+    """The approximate time on one core of all draws that are not kept."""
+    keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
+    draws = [(case.draw_at_depth, count) for case, count in keys if (case, count) not in _kept]
+    return sum(draw.seconds * count + draw.planning for draw, count in draws)
 
 
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
-    """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
+    """The audit, in this thread; kept draws are not made again. An error that `tell` raises ends it."""
     tell(0.0, seconds)
-    AuditStudy(request).estimate()  # which refuses what does not fit in memory
+    AuditStudy(request).estimate()  # refuses what does not fit in memory
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
     total = sum(case.draw.seconds * draws for case, draws in keys if (case, draws) not in _kept)
     done, each, measured = 0.0, 0.0, []
@@ -163,30 +161,27 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
         if quantity.name in measured:
             blocks, middle, low, high, _ = measured.band(quantity.name)
             assert blocks is not None
-            if not np.isfinite(middle).all():
-                raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")
             band = (low, high) if look in ("band", "second") else ()
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
     every = np.concatenate([c.y for c in curves])
     log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
-    floor = None if log or every.min() < 0 else 0.0
-    return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
+    return Panel(quantity.title, "block", "", tuple(curves), legend=len(curves) > 1, log=bool(log))
 
 
 UNCHANGED = "unchanged"
-STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # to choose from; None: the model's own
+STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # choices; None: the model's own
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes of a model; None, or "unchanged", keeps the value of the model or of the recipe."""
+    """A model with changes; None or "unchanged" keeps the value of the model or of the recipe."""
 
     source: str = "gpt2"
     recipe: str = UNCHANGED  # a name of ns.models.RECIPES
     std: float | None = None  # of all matrices, embeddings and positions
     depth: str = UNCHANGED  # the last matrices of both branches over √(2·blocks): "on", "off"
     qk_norm: str = UNCHANGED
-    fields: str = ""  # others, as a command line has them: "heads=8, norm=rms"
+    fields: str = ""  # others, as on the command line: "heads=8, norm=rms"
 
     @cached_property
     def _base(self) -> Transformer:
@@ -195,23 +190,19 @@ class Variant:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """What is changed in the model, as `Transformer.replace` takes it; the name says what was chosen."""
-        model, fields = self._base, [text.strip() for text in self.fields.split(",") if text.strip()]
-        changes: dict[str, Any] = {} if self.std is None else {"std": self.std}
-        blocks = model.layers + model.decoder_layers
-        for last, first in (("o", "v"), ("out", "in")):  # another std leaves the ratio of the last matrices as it is
+        """The arguments of `Transformer.replace`; the name says what was chosen."""
+        model, blocks = self._base, self._base.layers + self._base.decoder_layers
+        words = [] if self.std is None else [f"std={self.std:g}"]
+        words += [] if self.qk_norm == UNCHANGED else [f"qk_norm={str(self.qk_norm == 'on').lower()}"]
+        words += [text.strip() for text in self.fields.split(",") if text.strip()]
+        changes = settings(words)
+        for last, first in (("o", "v"), ("out", "in")):  # another std keeps the ratio of the last matrices
             base, own = getattr(model, f"std_{first}"), getattr(model, f"std_{last}")
             ratio = {"on": 1 / math.sqrt(2 * blocks), "off": 1.0}.get(self.depth, own / base if base else 1.0)
             wanted = (base if self.std is None else self.std) * ratio
             if wanted != (own if self.std is None else self.std):
-                changes[f"std_{last}"] = wanted
-        if self.qk_norm != UNCHANGED:
-            changes["qk_norm"] = self.qk_norm == "on"
-        changes |= settings(fields)
-        words = [] if self.std is None else [f"std={self.std:g}"]
+                changes.setdefault(f"std_{last}", wanted)
         words += [] if self.depth == UNCHANGED else [f"depth scaling {self.depth}"]
-        words += [] if self.qk_norm == UNCHANGED else [f"QK-norm {self.qk_norm}"]
-        words += fields
         return {**changes, "name": ", ".join([model.name, *words])} if words else changes
 
     @property
@@ -229,7 +220,7 @@ class Variant:
 
 
 def model_request(first: Variant, second: Variant | None = None, **options: Any) -> AuditViewRequest:
-    """The audit of a model, or of two side by side; other options are those of `AuditViewRequest`."""
+    """The audit of one or two models; other options are those of `AuditViewRequest`."""
     variants = {"model": first} if second is None else {"model": first, "other": second}
     lines = ("import netsor as ns", "", *(f"{name} = {variant.code}" for name, variant in variants.items()))
     models = tuple(variant.model for variant in variants.values())
@@ -237,7 +228,7 @@ def model_request(first: Variant, second: Variant | None = None, **options: Any)
 
 
 def lengths(text: str) -> tuple[int, ...] | None:
-    """Numbers of tokens as they are typed, "16, 128"; None if there are none."""
+    """Numbers of tokens from text such as "16, 128"; None if there are none."""
     try:
         return tuple(int(word) for word in text.split(",") if word.strip()) or None
     except ValueError:

@@ -19,16 +19,16 @@ from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, mo
 from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Target, layer_view, text
 from ._view import View, error_text, markup, view_html
 
-Emit = Callable[[str, str], None]  # what it is ("html", "error", "progress") and its content
-Links = Callable[[View, str], str]  # to the files of a view, whose name is given
+Emit = Callable[[str, str], None]  # takes the kind of a message ("html", "error", "progress") and its content
+Links = Callable[[View, str], str]  # makes links to the files of a view from their name
 PASTED = Path("config.json")  # where a static page keeps a pasted configuration, in its own memory
 SAME, SECOND = "the same model, changed as below", "second_"
-START = {"heads": 1, "width": 16}  # of one layer: the three densities are far apart
+START = {"heads": 1, "width": 16}  # a layer whose three densities are far apart
 AUDITS = ("model", "audit")  # forms whose answers take long
 
 
 def answer(kind: str, content: str, emit: Emit, target: Target | None = None, links: Links | None = None) -> None:
-    """Answer a form, whose values are JSON: emit HTML, progress or an error."""
+    """Answer a form whose values are JSON: emit HTML, progress or an error."""
 
     def tell(done: float, total: float) -> None:
         emit("progress", f"{done / total if total else 0.0:.3f}")
@@ -79,8 +79,7 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
         changes = ("recipe", "std", "depth", "qk_norm", "fields")
         return Variant(source, **{name: values[before + name] for name in changes if before + name in values})
 
-    path = values.get("path", "").strip()
-    first = variant("", path or (str(PASTED) if pasted else values["name"]))
+    first = variant("", values.get("path", "").strip() or (str(PASTED) if pasted else values["name"]))
     other = values.get(f"{SECOND}path", "").strip() or values.get(f"{SECOND}name")
     second = variant(SECOND, first.source if other == SAME else other) if other else None
     switches = {name: values.get(name, False) for name in ("limit", "gradients", "sharp")}
@@ -88,17 +87,17 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
 
 
 def _number(value: Any) -> Any:
-    return inf if value == "inf" else value  # which JSON has not
+    return inf if value == "inf" else value  # JSON has no infinity
 
 
 def form(kind: str, only: Sequence[str] | None = None, local: bool = False, target: Target | None = None) -> str:
-    """The form of a view, or some of its controls; a `local` page asks for distances, and takes paths of files."""
+    """The form of a view, or some of its controls; a `local` page begins with distances and takes paths of files."""
     fixed = {"slow": kind in AUDITS, "start": START, "same": SAME, "second": SECOND, "unchanged": UNCHANGED}
     values = {"widths": WIDTHS, "head_dims": HEAD_DIMS, "clips": CLIPS, "stds": STDS, "activations": ACTIVATIONS}
     values |= {"sigmas": [round(0.05 * k, 2) for k in range(81)], "models": [*names()], "recipes": [*RECIPES]}
 
     def choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
-        """What a slider moves over: values as JSON has them, and the words for them."""
+        """The positions of a slider: values for JSON, and their text."""
         return [("inf" if value == inf else value, unset if value is None else text(value)) for value in values]
 
     functions = {"json": json.dumps, "choices": choices}

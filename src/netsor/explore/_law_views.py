@@ -19,7 +19,7 @@ from ..engine._draw_cost import Draw
 from ..engine._memory import in_bytes, memory
 from ..engine._parallel import cores
 from ..language import inf
-from ..laws import Estimate, HeadSum, Law, kl
+from ..laws import HeadSum, Law, kl
 from ..models._metric_program import ProgramModel
 from ..paper import layer
 from ._audit_view import AuditViewRequest
@@ -36,9 +36,7 @@ HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
 IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
-
-
-Limit = Callable[[int], Law]  # of a number of draws, which it may not need: a limit that costs nothing
+Limit = Callable[[int], Law]  # a limit law with this number of draws, if it needs draws
 
 
 class Named(NamedTuple):
@@ -53,7 +51,7 @@ class Named(NamedTuple):
 def law_view(
     net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str], closed: Limit | None = None
 ) -> View:
-    """The law, its limit and the Gaussian of many heads or of equal variance; `lines` of Python make the program."""
+    """The law, its limit and a Gaussian; `lines` of Python make the program, and `closed` is a limit without cost."""
     end = dict.fromkeys(widths, inf)
     sides: dict[str, Mapping[str, float]] = {"law": widths, "limit": end}
     if not widths or widths == end:
@@ -70,23 +68,21 @@ def law_view(
     for name, at in sides.items():
         free = closed if name == "limit" else None
         law = free(draws) if free else cast(Law, net.law(draws=draws, progress=False, **at))  # type: ignore[arg-type]
-        label = ", ".join(f"{k} = {text(width)}" for k, width in at.items()) or "the law"
-        label = "the limit" if name == "limit" else label
-        sizes = "".join(f"{k}={width_code(width)}, " for k, width in at.items())
         if laws and not law._has_density:
             notes.append(f"in the limit it is always {law.mean():g}")
-        else:
-            laws.append(Named(name, label, law, f"net.law({sizes}draws={draws:_})"))
-    last = laws[-1]
-    if isinstance(last.law, HeadSum):
-        laws.append(Named("gaussian", "infinitely many heads", last.law.infinite_heads(), "limit.infinite_heads()"))
+            continue
+        label = ", ".join(f"{k} = {text(width)}" for k, width in at.items()) or "the law"
+        sizes = "".join(f"{k}={width_code(width)}, " for k, width in at.items())
+        laws.append(Named(name, "the limit" if name == "limit" else label, law, f"net.law({sizes}draws={draws:_})"))
+    name, _, law, _ = laws[-1]
+    if isinstance(law, HeadSum):
+        laws.append(Named("gaussian", "infinitely many heads", law.infinite_heads(), "limit.infinite_heads()"))
         # with H heads the excess kurtosis of the limit is that of one head over H
-        enough = math.floor(last.law.kurtosis() * last.law.heads / GAUSSIAN_KURTOSIS) + 1
+        enough = math.floor(law.kurtosis() * law.heads / GAUSSIAN_KURTOSIS) + 1
         below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
         notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
     else:
-        made = f"{last.name}.gaussian()"
-        laws.append(Named("gaussian", "the Gaussian of its variance", last.law.gaussian(), made))
+        laws.append(Named("gaussian", "the Gaussian of its variance", law.gaussian(), f"{name}.gaussian()"))
     pairs = list(itertools.pairwise(laws))
 
     def distances() -> Rows:
@@ -107,26 +103,21 @@ def law_view(
 
 
 def _rows(laws: list[Named]) -> Rows:
-    """The numbers of each law; the mean only if one is not 0."""
+    """The numbers of each law; means only if one of them is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
     for name, label, law, _ in laws:
         known = law.with_error
         rows["mean"][label], rows["variance"][label] = known.mean(), known.var()
         rows["excess kurtosis"][label] = "0" if name == "gaussian" else known.kurtosis()
-    if not any(rows["mean"].values()):
-        del rows["mean"]
-    for _, label, law, _ in laws:
         for at, mass in law.atoms[:3]:
             rows.setdefault(f"P(y = {at:.4g})", {})[label] = mass
-    for quantity, row in rows.items():
-        for value in row.values():
-            if isinstance(value, Estimate) and not math.isfinite(value.value):
-                raise ValueError(f"the {quantity} is {value.value}: this law has none, or it leaves double precision")
+    if not any(rows["mean"].values()):
+        del rows["mean"]
     return rows | {"status": {label: law.status for _, label, law, _ in laws}}
 
 
 def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
-    """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
+    """How many draws to take for these plans, and a note if that is fewer than usual; those you want if they fit."""
 
     def seconds(draws: int) -> float:
         return sum(plan.seconds(draws) for plan in plans)
@@ -136,18 +127,14 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     if block > memory() / 2:
         need = f"{draws:,} draws would need {in_bytes(block)} of memory"
         raise ValueError(f"{need}: smaller numbers on the sliders need less")
-    if wanted is not None and seconds(draws) > MAX_SECONDS:
-        raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s: choose fewer, or smaller sizes")
-    if wanted is None and seconds(draws) > SLOW:
-        raise ValueError(
-            f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
-            "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
-        )
+    if seconds(draws) > (SLOW if wanted is None else MAX_SECONDS):
+        remedy = "smaller widths, fewer tokens or heads, or fewer draws need less; the library itself has no such bound"
+        raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s, too long for a page: {remedy}")
     return draws, "" if wanted is not None or draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
-    """Densities above; below, what they differ by from the limit, where the eye can see it."""
+    """The densities, and their differences from the limit."""
     first = laws[0].law
     centre, reach = first.mean(), DENSITY_STDS * max(each.law.std() for each in laws)
     if not math.isfinite(centre + reach):
@@ -159,8 +146,6 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     curves = []
     for name, label, law, _ in laws:
         value, error = (np.asarray(part, dtype=np.float64) for part in law.with_error.pdf(y))
-        if not np.isfinite(value).all():
-            raise ValueError("the density leaves double precision: less extreme values are needed")
         band = (value - error, value + error) if error.any() and np.isfinite(error).all() else ()
         curves.append(Curve(label, name, y, value, band))
     base = next((c for c in curves if c.look == "limit"), curves[-1])
@@ -197,13 +182,13 @@ def layer_view(width: float = 256, head_dim: float | None = None, draws: int | N
 
 @functools.lru_cache(maxsize=64)
 def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
-    """The limit law, kept while the width slider is moved, because it does not change then."""
+    """The limit law; it does not change while you move the width slider."""
     net: Program = layer(**dict(arguments))
     return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
 
 
 class Slider(NamedTuple):
-    """A numeric argument: where its slider begins and ends, and its steps."""
+    """The slider of a numeric argument."""
 
     name: str
     start: float
@@ -214,7 +199,7 @@ class Slider(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A program as FILE:PROGRAM names it: what was found there, the part of it, and arguments for its function."""
+    """A program as FILE:PROGRAM names it: what is there, a part of it, and arguments of its function."""
 
     module: str  # a file or a module
     name: str
@@ -223,7 +208,7 @@ class Target:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, arguments: Mapping[str, Any]) -> Program:
-        """The program with these arguments in addition to its own."""
+        """The program with these arguments and its own."""
         if isinstance(self.found, Program):
             return self.found
         net = self.found(**{**self.arguments, **arguments})
@@ -238,11 +223,8 @@ class Target:
 
     @property
     def sliders(self) -> list[Slider]:
-        """A slider for each argument that is a number, about the value that it has."""
-        try:
-            parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
-        except ValueError:  # some functions written in C have no signature
-            return []
+        """A slider for each numeric argument, around its value."""
+        parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
         numeric = []
         for name, parameter in parameters.items():
             value = self.arguments.get(name, parameter.default)
@@ -259,23 +241,20 @@ class Target:
     def view(
         self, arguments: Mapping[str, Any], widths: Mapping[str, float], output: int = 0, draws: int | None = None
     ) -> View:
-        """The view of one output, of the part that FILE:PROGRAM[i] names or of the whole."""
+        """The view of one output of the program, or of the part that FILE:PROGRAM[i] names."""
         net = self.build(arguments)
         part = net if self.part is None else net[self.part]
-        several = isinstance(part.output, tuple)
-        places: list[tuple[Any, ...]] = [
-            (*([i] if several else []), *([at] if at else []))
-            for i, value in enumerate(part.outputs)
-            for at in itertools.product(*map(range, value.shape))
-        ]
-        if not 0 <= output < len(places):
-            raise ValueError(f"output {output} is not there: the program has {len(places)}, from 0 on")
-        keys = [*([] if self.part is None else [self.part]), *places[output]]
+        entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
+        if not 0 <= output < len(entries):
+            raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
+        i, at = entries[output]
+        keys: list[Any] = [] if self.part is None else [self.part]
+        keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)
         lines = self._lines(arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys))
         return law_view(functools.reduce(Program.__getitem__, keys, net), widths, draws, lines)
 
     def audit(self, arguments: Mapping[str, Any], widths: Mapping[str, float], sharp: bool = False) -> AuditViewRequest:
-        """What its probes watch, block by block, with findings."""
+        """The audit of its probes, block by block."""
         for name, width in widths.items():
             if width == inf:
                 raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
@@ -284,7 +263,7 @@ class Target:
         return AuditViewRequest((model,), (*self._lines(arguments),), ("net", *at), sharp=sharp)
 
     def _lines(self, arguments: Mapping[str, Any], key: str = "") -> list[str]:
-        """Python that finds the program and makes it, or a part of it."""
+        """Python that builds the program, or a part of it."""
         lines = [f"from {self.module} import {self.name}"]
         if self.module.endswith(".py"):
             path = Path(self.module).resolve()

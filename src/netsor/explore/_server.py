@@ -1,4 +1,4 @@
-"""The local server of the page. Requests must carry the token of its address, which no page of another site knows."""
+"""The local server of the page. Requests need the token of its address, which no page of another site knows."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Handler(BaseHTTPRequestHandler):
             case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
                 view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
-                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind, view.columns))
+                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind))
             case _:
                 self.send_error(404)
 
     def do_POST(self) -> None:
-        """What a form says, answered line by line; a page that no longer listens ends the work."""
+        """Answer a form line by line; the work ends when the page no longer listens."""
         kind = urlsplit(self.path).path.rpartition("/")[2]
         content = self.rfile.read(int(self.headers["content-length"])).decode()
         self._begin("application/jsonl")
@@ -93,13 +93,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 def serve(
     target: Target | None = None, port: int = 0, browser: bool = True, say: Callable[[str], None] = print
 ) -> None:
-    """Show the page until it is interrupted, on a free port unless one is given; `say` is called with its address."""
+    """Show the page until an interrupt, on a free port unless you give one; `say` is called with its address."""
     with Server(target, port) as server:
         say(server.address)
         if browser:

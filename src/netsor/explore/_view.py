@@ -48,16 +48,15 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Axes with curves. `floor` is a value that the vertical axis reaches down to; a share is the panel's height."""
+    """Axes with curves; `share` is the panel's height."""
 
     title: str
     across: str
     unit: str
     curves: tuple[Curve, ...]
     share: float = 1.0
-    floor: float | None = None
     legend: bool = True
-    log: bool = False  # a vertical axis of logarithms, for what is above 0
+    log: bool = False  # a logarithmic vertical axis, for positive numbers
 
     def up(self, y: Floats) -> Floats:
         """Where a number is on the vertical axis."""
@@ -65,16 +64,16 @@ class Panel(NamedTuple):
             return np.log10(y) if self.log else y
 
     def reach(self) -> tuple[float, float, float, float]:
-        """The ends of both axes, as `up` places numbers: all that is finite, and a little room above."""
+        """The ends of both axes, as `up` places numbers: all finite numbers and a little room; 0 is a lower end."""
         every = np.concatenate([self.up(line) for curve in self.curves for line in (curve.y, *curve.band)])
         every = every[np.isfinite(every)]
         low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
-        low = low if self.floor is None else min(low, self.floor)
-        low = max(low, high - MOST_DECADES) if self.log else low
+        from_zero = low >= 0 and not self.log
+        low = 0.0 if from_zero else max(low, high - MOST_DECADES) if self.log else low
         room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
-        left, right = min(float(c.x.min()) for c in self.curves), max(float(c.x.max()) for c in self.curves)
-        aside = 0.5 if left == right else 0.0
-        return left - aside, right + aside, low if low == self.floor else low - room, high + room
+        x = np.concatenate([curve.x for curve in self.curves])
+        aside = 0.5 if x.min() == x.max() else 0.0
+        return float(x.min()) - aside, float(x.max()) + aside, low if from_zero else low - room, high + room
 
 
 Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
@@ -89,7 +88,6 @@ class View(NamedTuple):
     notes: tuple[str, ...] = ()
     plan: str = ""
     more: Callable[[], Rows] | None = None  # numbers that take longer
-    columns: int = 1  # of panels, in a file
     result: Audit | Comparison | None = None  # of an audit: what the rules say
 
 
@@ -105,11 +103,12 @@ def as_csv(panels: Sequence[Panel]) -> bytes:
     return text.getvalue().encode()
 
 
-def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
-    """The picture as a PNG or PDF file, in the style of all figures."""
+def as_file(panels: Sequence[Panel], kind: str) -> bytes:
+    """The panels as a PNG or PDF file, in the style of all figures; more than two are in two columns."""
     from matplotlib.figure import Figure
 
-    rows = -(-len(panels) // columns)
+    columns = 2 if len(panels) > 2 else 1
+    rows = math.ceil(len(panels) / columns)
     shares = [panel.share for panel in panels] if columns == 1 else [1.0] * rows
     with styled():
         figure = Figure(figsize=(COLUMN * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
@@ -140,17 +139,17 @@ LINE = 15.0  # height of a line of text, in SVG units
 
 
 def markup() -> Any:
-    """The macros of `_page.html`, each of which returns HTML."""
+    """The macros of `_page.html`; each returns HTML."""
     return template(Path(__file__).with_name("_page.html")).module
 
 
 def as_svg(panels: Sequence[Panel]) -> str:
-    """Every panel as an image of its own, which the page arranges."""
+    """An image of each panel; the page arranges them."""
     return "".join(markup().panel(panel, LOOKS, **_places(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Logarithms to mark between two ends: of powers of ten; of 1, 2 and 5 times them, if there are fewer than two."""
+    """Ticks of a logarithmic axis, as logarithms: powers of ten, or 1, 2 and 5 times them if fewer than two fit."""
     step = math.ceil((high - low) / 4)
     powers = [float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
     parts = [k + math.log10(m) for k in range(math.floor(low), math.floor(high) + 1) for m in (1, 2, 5)]
@@ -158,7 +157,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def _places(panel: Panel) -> dict[str, Any]:
-    """Where everything is in an image, in SVG units."""
+    """The positions of everything in an image, in SVG units."""
     above = ABOVE + LINE * len(panel.curves) * panel.legend
     floor = round(HIGH * panel.share + above, 1)
     left, right, bottom, top = panel.reach()
@@ -193,23 +192,21 @@ def _places(panel: Panel) -> dict[str, Any]:
 
 
 def _path(x: Floats, y: Floats) -> str:
-    """A line through the points; it is broken where there is no number."""
-    parts, pen = [], "M"
+    """A line through the points, with a gap where y is not finite."""
+    path, pen = "", "M"
     for across, up in zip(x.tolist(), y.tolist(), strict=True):
-        finite = math.isfinite(across) and math.isfinite(up)
-        parts.append(f"{pen}{across:.1f},{up:.1f}" if finite else "")
+        finite = math.isfinite(up)
+        path += f"{pen}{across:.1f},{up:.1f}" if finite else ""
         pen = "L" if finite else "M"
-    return "".join(parts)
+    return path
 
 
 def error_text(error: BaseException) -> str:
     """What an error says, in one line, for the page."""
     text = " ".join(str(error).split())
-    if isinstance(error, SystemExit):
-        return f"the program ends the process (sys.exit({text}))"
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 
 
 def view_html(view: View, more: Rows | None = None, waiting: str = "", saved: str = "") -> str:
-    """What a page shows of a view; `more` rows and `waiting` end the table, and `saved` are links to files."""
+    """A view as HTML; `more` rows and `waiting` end the table, and `saved` are links to files."""
     return str(markup().answer(view, as_svg(view.panels), view.rows | (more or {}), waiting, saved))

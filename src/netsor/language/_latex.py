@@ -199,7 +199,7 @@ class Writer:
             dots = [r"\cdot"] * 2
             pairs = zip(op.left, op.right, strict=True)
             along = ", ".join(rf"{self.ref(a, dots)} {self.ref(b, dots)}^{{\top}}" for a, b in pairs)
-            steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser.name}"
+            steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {type(op.steps[-1].optimiser).__name__}"
             return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
         if self.uses[weight.source][0] is not value:
             return [line]

@@ -116,9 +116,9 @@ def step(
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and what is a scalar of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
-        if own.matrices_only and not isinstance(of, Weight):
-            remedy = f"optimiser={{'{MATRICES}': ns.optim.{own.name}(…), None: ns.optim.AdamW(…)}}"
-            raise TraceError("step", f"weights={of!r} is no matrix, and {own.name} moves matrices alone: give {remedy}")
+        if isinstance(own, Muon) and not isinstance(of, Weight):
+            remedy = f"optimiser={{'{MATRICES}': ns.optim.Muon(…), None: ns.optim.AdamW(…)}}"
+            raise TraceError("step", f"weights={of!r} is no matrix, and Muon moves matrices alone: give {remedy}")
         lr = by if not isinstance(own.lr, Scalar) else own.lr if by is None else by * own.lr
         there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
         scalars = tuple(number for number in (lr, own.weight_decay) if isinstance(number, Scalar))

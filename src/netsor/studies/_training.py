@@ -152,9 +152,8 @@ class TrainingRequest(_study.Request):
         given = self.vectors
         if isinstance(given, str) or not all(name in VECTORS for name in given):
             raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
-        moves = None if self.own else NAMED[self.optimiser].memory(1.0, 0.0)
-        if given and (moves is None or moves.matrices_only):
-            why = "a program names what moves" if moves is None else f"{moves.name} moves matrices alone"
+        if given and (self.own or self.optimiser == "muon"):
+            why = "a program names what moves" if self.own else "Muon moves matrices alone"
             raise ArgumentError("vectors", given, f"left out: {why}")
         return tuple(name for name in VECTORS if name in given)
 

@@ -237,7 +237,7 @@ class CheckCase(TrainingCase):
     def errors(self) -> dict[Entry, float]:
         """The quadrature error of every number, in the mean over draws."""
         at = self.program._at(self.widths)
-        moves, bias = at.moves(Numpy()), node_bias(at.question())
+        moves, bias = at.moves(Numpy()), node_bias(at)
         return dict(zip(self.entries, bias if moves is None else bias + moves.each, strict=True))
 
 
