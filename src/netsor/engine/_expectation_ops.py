@@ -21,11 +21,6 @@ from ..activations import Function
 from ._exceptions import InfiniteError
 from ._ops import gram, squares
 
-
-class HostOnly(Exception):
-    """Raised in other array libraries for an expectation that only numpy computes: by a series, table or quadrature."""
-
-
 NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
 NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
 DIMENSIONS = 16  # of a Sobol set, one for each source; more sources use more sets
@@ -50,7 +45,7 @@ def kernel(
         single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
         found = expect.closed_form(f, g, *gaussian) if single else None
         if found is None:
-            raise HostOnly
+            raise NotImplementedError  # by a series, a table or quadrature: numpy alone computes these
         return found
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)
@@ -73,7 +68,7 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     from . import expect  # as above
 
     if xp is not np:
-        raise HostOnly
+        raise NotImplementedError
     mu, a = _law(u, constant)
     x = expect.BatchedFunction(f, mu, params)
     if a.shape[-2] == 1:
@@ -129,7 +124,7 @@ def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODE
     # by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that
     # products of Gaussian vectors are exact.
     if xp is not np:
-        raise HostOnly
+        raise NotImplementedError
     stop = first + shifts.shape[-1]
     points = np.concatenate([_sobol_set(k, count // 2) for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))])
     start = first - first % DIMENSIONS

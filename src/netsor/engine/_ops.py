@@ -140,21 +140,6 @@ def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
 
 
-def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
-    """Coordinates of the first unit vector along new directions, given those along the known ones.
-
-    They lie on a sphere of radius √(1 − |known|²); `rest` is the norm of the normals outside the frame.
-    """
-    square = squares(xp, point)
-    for norm in rest:
-        square = square + norm[..., 0] * norm[..., 0]
-    left = 1.0 - squares(xp, known) if known.shape[-1] else xp.ones_like(square)
-    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else all is known
-    ratio = xp.sqrt(left / square)[..., None]
-    found = point * ratio
-    return join(xp, known, found, axis=len(found.shape) - 2)
-
-
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
     """Pairs of coordinates (f, f + r/2) rotated by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
     half = cos.shape[-1]

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._array_api import Array
 from .._html import note, table, title
-from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
+from . import _expectation_ops, _gram_schmidt, _ops
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
 from ._rng_keys import NODE_SHIFTS
@@ -29,17 +29,10 @@ RULES: dict[str, Callable[..., Any]] = {
         for name, rule in vars(_ops).items()
         if getattr(rule, "__module__", "") == _ops.__name__ and not name.startswith("_")
     },
-    **{name: getattr(_psd_cholesky, name) for name in ("factor", "residual", "solve", "basis", "spheres")},
     **{name: getattr(_expectation_ops, name) for name in ("kernel", "moments", "nodes")},
-    **{name: getattr(_gram_schmidt, name) for name in ("along", "reduced", "oriented")},
-    "span": _gram_schmidt.orthonormalise,
-    "spanned": _gram_schmidt.orthonormalise_from_factor,
     "left_over": _gram_schmidt.fluctuation_residual,
     "lost": _gram_schmidt.nan_if_lost,
 }
-
-# Those that take the `LinalgBackend` of an array library.
-WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
@@ -286,10 +279,16 @@ def run(
     return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
 
 
+def compute(linalg: _gram_schmidt.LinalgBackend, kind: str, inputs: Sequence[Array], params: dict[str, Any]) -> Array:
+    """Execute one instruction in an array library; those without a rule are methods of its linear algebra."""
+    rule = RULES.get(kind)
+    return getattr(linalg, kind)(*inputs, **params) if rule is None else rule(linalg.xp, *inputs, **params)
+
+
 def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
-    """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
+    """Execute one step with numpy, in place if the buffer is dead and not broadcast over replicas."""
     if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
         if step.kind == "apply":
             return _ops.apply(np, *inputs, **step.params, out=inputs[place])
         return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
-    return RULES[step.kind](np, *inputs, **step.params)
+    return compute(_gram_schmidt.NUMPY, step.kind, inputs, step.params)

@@ -8,15 +8,12 @@ which rounding leaves that undecided column by column.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._ir import Step
 from .._ops import gram, squares
-from .._plan import RULES, WITH_LINALG
 from .._psd_cholesky import by_columns, safe_pivot_ratio, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
@@ -46,12 +43,7 @@ class Library(_gram_schmidt.LinalgBackend):
         """`gram_schmidt`, slowly."""
         return super().gram_schmidt(rows, *known)
 
-    def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
-        """A step of a plan on arrays of the library."""
-        more = {"linalg": self} if step.kind in WITH_LINALG else {}
-        return RULES[step.kind](self.xp, *inputs, **step.params, **more)
-
-    def factor(self, gram: Array, floor: Array) -> Array:
+    def lower_factor(self, gram: Array, floor: Array) -> Array:
         """By columns where matrices are small, or the library's factor fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
@@ -104,7 +96,7 @@ class Library(_gram_schmidt.LinalgBackend):
             return self.recompute_where(made, self._failed(made), certain, gram, floor)
 
         def certain(gram: Array, floor: Array) -> Array:
-            return self.factor(gram, floor[..., 0, :])
+            return self.lower_factor(gram, floor[..., 0, :])
 
         lower = self.try_factor(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)

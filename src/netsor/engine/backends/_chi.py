@@ -24,7 +24,7 @@ COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations
 
 
 class Chi(NamedTuple):
-    """How to make a row of χ, one for each entry of `freedom`: from `normals` normals.
+    """How to make a row of χ from `normals` normals: those with many degrees of freedom, then those with few.
 
     χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k; where `squares` (normals, columns) is 1, sums of squares.
     """
@@ -33,7 +33,6 @@ class Chi(NamedTuple):
     polynomial: Array  # (degree + 1, large): of the columns with many degrees of freedom
     scale: Array  # (large,): √ν
     squares: Array  # (normals − large, small)
-    order: tuple[int, ...]  # the places of the columns among (large, then small)
 
     def of(self, xp: Any, z: Array, polynomial: Array, scale: Array, squares: Array) -> Array:
         """The χ (…, columns) from normals (…, normals), with the tables as arrays of the library."""
@@ -49,27 +48,24 @@ class Chi(NamedTuple):
         if self.squares.shape[1]:
             rest = z[..., large:]
             parts.append(xp.sqrt((rest * rest) @ squares))
-        whole = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
-        if self.order == tuple(range(len(self.order))):
-            return whole
-        return xp.stack([whole[..., k] for k in self.order], axis=-1)
+        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
 
 
 def chi(freedom: Array, precision: str) -> Chi:
-    """The recipe for a row of χ with these degrees of freedom."""
+    """The recipe for a row of χ with these degrees of freedom, in decreasing order."""
     return _row(tuple(int(f) for f in freedom), precision)
 
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     freedom = np.array(degrees, dtype=np.int64)
+    assert (np.diff(freedom) <= 0).all()
     is_large = freedom >= MIN_QUANTILE_DOF
     large, counts = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
     polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))  # similar widths share one compiled program
-    order = np.argsort(np.argsort(~is_large, kind="stable")).tolist()  # large ones first
     squares = np.repeat(np.eye(len(counts)), counts, axis=0)
-    return Chi(len(large) + int(counts.sum()), polynomial, np.sqrt(large), squares, tuple(order))
+    return Chi(len(large) + int(counts.sum()), polynomial, np.sqrt(large), squares)
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:

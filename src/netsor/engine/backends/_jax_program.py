@@ -26,7 +26,7 @@ from ..._array_api import Array
 from .. import _gram_schmidt
 from .._ir import FUNCTIONS, Register, Step, key_of
 from .._ops import squares
-from .._plan import RULES, Plan
+from .._plan import RULES, Plan, compute
 from .._rng_keys import key_words
 from ._batched_linalg import Library
 from ._chi import chi
@@ -190,7 +190,7 @@ class Piece:
             args = tuple(number[arg] for arg in step.args)
             if step in self.draws:
                 made = self.chi.get(step)
-                shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
+                shapes = (made.normals, made.polynomial.shape, made.squares.shape) if made else None
                 parts.append((step.kind, step.out.shape, shapes))
             else:
                 params = {} if step.kind == "scale" else step.params
@@ -272,7 +272,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
         elif step.kind == "scale":
             arrays[step.out] = arrays[step.args[0]] * next(numbers)
         else:
-            arrays[step.out] = LIBRARY.compute(step, [arrays[arg] for arg in step.args])
+            arrays[step.out] = compute(LIBRARY, step.kind, [arrays[arg] for arg in step.args], step.params)
     # what depends on hyperparameters alone has one replica
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 

@@ -23,7 +23,7 @@ from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
 from .._ir import FUNCTIONS, Register, Step
-from .._plan import RULES, Plan, run
+from .._plan import RULES, Plan, compute, run
 from .._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
@@ -87,6 +87,16 @@ class TorchLibrary(Library):
     def triangular(self, lower: Array, b: Array) -> Array:
         """X with X C^T = b."""
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
+
+    def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+        """The GPU is asked once, for how many; if those are all of them, nothing is copied."""
+        batch, count = again.shape, int(again.sum())
+        if not count:
+            return made
+        if count == again.numel() and all(a.shape[:-2] == batch for a in arrays):
+            return remake(*arrays)
+        made[again] = remake(*(a.expand(*batch, *a.shape[-2:])[again] for a in arrays))
+        return made
 
 
 library = cache(TorchLibrary)  # of a device
@@ -235,7 +245,7 @@ class _Block:
     def _computed(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A user function in numpy, or a kernel by quadrature, on the host."""
         if step.kind not in FUNCTIONS:
-            return self.library.compute(step, inputs)
+            return compute(self.library, step.kind, inputs, step.params)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
         if made is None:
             known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
@@ -245,7 +255,7 @@ class _Block:
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """The function applied to tensors; None if that fails."""
         with suppress(Exception), torch.device(self.backend.device):  # a user function may make arrays
-            return self.library.compute(step, inputs)
+            return compute(self.library, step.kind, inputs, step.params)
         return None
 
     def _as_in_numpy(self, step: Step) -> bool:
