@@ -126,7 +126,7 @@ def test_jax_factors_singular_matrices(precision, few):
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
     monkeypatch.setattr(_jax_program, "_programs", {})
     monkeypatch.setattr(
-        _chi.Chi, "of", lambda self, xp, z, *tables: 1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
+        _chi.Chi, "of", lambda self, xp, z: 1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
     )
     assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
 
@@ -249,7 +249,7 @@ def test_chi_is_the_quantile(freedom):
     """Its probability is that of the normal, to 1e-11 of a standard deviation, as far out as a generator goes."""
     z = np.array([-8.3, -4.0, -1.0, 0.0, 0.3, 2.0, 8.3])
     made = _chi.chi([freedom], "float64")
-    found = made.of(np, z[:, None], made.polynomial, made.scale, made.squares)[:, 0]
+    found = made.of(np, z[:, None])[:, 0]
     tail = np.where(z < 0, special.gammainc(freedom / 2, found**2 / 2), special.gammaincc(freedom / 2, found**2 / 2))
     off = (tail - special.ndtr(-np.abs(z))) / stats.norm.pdf(z)
     assert np.abs(off).max() < 1e-11
@@ -260,7 +260,7 @@ def test_chi_of_many_degrees_of_freedom(freedom):
     """Against the series of Cornish and Fisher for χ², whose next term is of order ν^(−3) relative to the first."""
     z = np.linspace(-5, 5, 41)
     made = _chi.chi([freedom], "float64")
-    x = made.of(np, z[:, None], made.polynomial, made.scale, made.squares)[:, 0]
+    x = made.of(np, z[:, None])[:, 0]
     e = np.sqrt(2 / freedom)
     square = z + e * (z**2 - 1) / 3 + e**2 * (z**3 - 7 * z) / 36 - e**3 * (6 * z**4 + 14 * z**2 - 32) / 1620
     square += e**4 * (9 * z**5 + 256 * z**3 - 433 * z) / 38880
@@ -272,7 +272,7 @@ def test_chi_of_many_degrees_of_freedom(freedom):
 def test_rows_of_chi(freedom):
     rng = np.random.default_rng(3)
     made = _chi.chi(freedom, "float64")
-    x = made.of(np, rng.standard_normal((20_000, made.normals)), made.polynomial, made.scale, made.squares)
+    x = made.of(np, rng.standard_normal((20_000, made.normals)))
     assert x.shape == (20_000, len(freedom))
     for j, f in enumerate(freedom):
         assert stats.kstest(x[:, j], stats.chi(f).cdf).pvalue > 1e-5

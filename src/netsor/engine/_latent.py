@@ -94,8 +94,7 @@ class Latent:
     def _drawn(self, step: Step, z: Floats) -> Any:
         own: Any = z[:, self.places[step]].reshape(len(z), *self.shape(step))
         if step.kind == "chi":
-            recipe = chi(step.params["freedom"], "float64")
-            own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
+            own = chi(step.params["freedom"], "float64").of(np, own)
         own = _laid_out(own)
         own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
         return own

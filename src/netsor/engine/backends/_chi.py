@@ -24,35 +24,38 @@ COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations
 
 
 class Chi(NamedTuple):
-    """How to make a row of χ from `normals` normals: those with many degrees of freedom, then those with few.
+    """How to make a row of χ from normals: those with many degrees of freedom, then those with few.
 
-    χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k; where `squares` (normals, columns) is 1, sums of squares.
+    χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k; where `squares` is 1, sums of squares.
     """
 
-    normals: int
     polynomial: Array  # (degree + 1, large): of the columns with many degrees of freedom
     scale: Array  # (large,): √ν
     squares: Array  # (normals − large, small)
 
-    def of(self, xp: Any, z: Array, polynomial: Array, scale: Array, squares: Array) -> Array:
-        """The χ (…, columns) from normals (…, normals), with the tables as arrays of the library."""
-        large = self.scale.shape[0]
-        parts = []
+    @property
+    def normals(self) -> int:
+        """How many normals a row takes."""
+        return len(self.scale) + len(self.squares)
+
+    def of(self, xp: Any, z: Array) -> Array:
+        """The χ (…, columns) from normals (…, normals); these and the tables are arrays of the library."""
+        large, parts = len(self.scale), []
         if large:
             x = z[..., :large]
             add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch has both in one pass
-            w = polynomial[-1, :]
-            for k in range(self.polynomial.shape[0] - 2, -1, -1):
-                w = add(polynomial[k, :], w, x)
-            parts.append(scale * w * xp.sqrt(w))
+            w = self.polynomial[-1, :]
+            for k in range(len(self.polynomial) - 2, -1, -1):
+                w = add(self.polynomial[k, :], w, x)
+            parts.append(self.scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
             rest = z[..., large:]
-            parts.append(xp.sqrt((rest * rest) @ squares))
+            parts.append(xp.sqrt((rest * rest) @ self.squares))
         return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
 
 
 def chi(freedom: Array, precision: str) -> Chi:
-    """The recipe for a row of χ with these degrees of freedom, in decreasing order."""
+    """The recipe for a row of χ with these degrees of freedom, in decreasing order, in numpy."""
     return _row(tuple(int(f) for f in freedom), precision)
 
 
@@ -64,8 +67,7 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     large, counts = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
     polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))  # similar widths share one compiled program
-    squares = np.repeat(np.eye(len(counts)), counts, axis=0)
-    return Chi(len(large) + int(counts.sum()), polynomial, np.sqrt(large), squares)
+    return Chi(polynomial, np.sqrt(large), np.repeat(np.eye(len(counts)), counts, axis=0))
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:

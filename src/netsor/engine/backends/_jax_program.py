@@ -29,7 +29,7 @@ from .._ops import squares
 from .._plan import RULES, Plan, compute
 from .._rng_keys import key_words
 from ._batched_linalg import Library
-from ._chi import chi
+from ._chi import Chi, chi
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
@@ -169,8 +169,7 @@ class Piece:
     def _fixed(self) -> tuple[Any, ...]:
         """The tables of each χ (see `_chi`), the numbers of `scale` steps (functions of widths), and constants."""
         number = partial(np.asarray, dtype=self.precision)
-        table = partial(np.asarray, dtype=self.drawn)
-        tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
+        tables = [Chi(*(np.asarray(table, dtype=self.drawn) for table in c)) for c in self.chi.values()]
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
         return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
@@ -190,7 +189,7 @@ class Piece:
             args = tuple(number[arg] for arg in step.args)
             if step in self.draws:
                 made = self.chi.get(step)
-                shapes = (made.normals, made.polynomial.shape, made.squares.shape) if made else None
+                shapes = (made.polynomial.shape, made.squares.shape) if made else None
                 parts.append((step.kind, step.out.shape, shapes))
             else:
                 params = {} if step.kind == "scale" else step.params
@@ -243,7 +242,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     """The function that is compiled: the steps of a piece, for the replicas from the first on."""
     first_replica, keys, (tables, factors, constants), earlier = inputs
     key = dict(zip(piece.draws, keys, strict=True))
-    table = dict(zip(piece.chi, tables, strict=True))
+    recipes = dict(zip(piece.chi, tables, strict=True))
     arrays = dict(zip([*piece.constants, *piece.reads], [*constants, *earlier], strict=True))
     shape = {step: step.out.shape for step in piece.draws}
     shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
@@ -267,7 +266,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     for step in piece.steps:
         if step in key:
             z = known[step] if step in known else normals([step])[step]
-            made = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+            made = recipes[step].of(jnp, z) if step in recipes else z
             arrays[step.out] = made.astype(piece.precision)
         elif step.kind == "scale":
             arrays[step.out] = arrays[step.args[0]] * next(numbers)

@@ -186,10 +186,9 @@ def _array(numbers: Array, precision: str, device: str) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def _tables(freedom: tuple[int, ...], precision: str, device: str) -> tuple[Chi, list[Array]]:
-    """How to make a row of χ with these degrees of freedom, and its tables on the device."""
-    made = chi(freedom, precision)
-    return made, [_array(table, precision, device) for table in (made.polynomial, made.scale, made.squares)]
+def _chi(freedom: tuple[int, ...], precision: str, device: str) -> Chi:
+    """The recipe for a row of χ on the device."""
+    return Chi(*(_array(table, precision, device) for table in chi(freedom, precision)))
 
 
 class _Block:
@@ -222,8 +221,8 @@ class _Block:
 
         if step.kind == "normals":
             return normals(*step.out.shape).to(self.dtype)
-        made, tables = _tables(tuple(step.params["freedom"]), precision, device)
-        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
+        made = _chi(tuple(step.params["freedom"]), precision, device)
+        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals)).to(self.dtype)
 
     def compute(self, step: Step, inputs: Sequence[Array | Future[Array]], _: int | None) -> Array | Future[Array]:
         """A step on tensors; on a GPU, eigenvalues and what is made of them follow later, on a stream of their own."""
