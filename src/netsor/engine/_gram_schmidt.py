@@ -31,10 +31,7 @@ RESIDUAL_LOST = 1e-7
 
 
 class LinalgBackend:
-    """The instructions that factor matrices, for one array library; here with the array API alone.
-
-    Methods of `backends._batched_linalg.Library` replace those that an accelerator does better.
-    """
+    """The instructions that factor matrices, in one array library; `Library` in `backends` does more in fewer calls."""
 
     wide = True  # whether rows of single precision that are nearly equal are factored in double precision
 
@@ -58,19 +55,14 @@ class LinalgBackend:
         return self.along(rows, self.gram_schmidt(rows), own=True)
 
     def factor(self, gram: Array) -> Array:
-        """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
-
-        A row that depends linearly on earlier rows adds no direction: its pivot is 0, whatever the row's scale.
-        """
+        """The lower triangular C with C C^T = gram; the pivot is 0 if a row depends linearly on earlier rows."""
         return self.residual(gram, gram)
 
     def residual(self, rest: Array, whole: Array, shift: int = 0) -> Array:
-        """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions.
-
-        A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the
-        whole row. With a `shift`, residuals of the size of those errors are added, and those that were dropped: a law
-        that depends on what rounding hides then changes visibly (see `_expectation_ops`).
-        """
+        """The triangular factor of `rest`, the Gram matrix `whole` less its part along known directions."""
+        # A residual has the rounding errors of the whole row, so it counts as 0 if it is small relative to that row. A
+        # `shift` adds residuals of the size of those errors, and the dropped ones: a law that depends on what rounding
+        # hides then changes visibly (see `_expectation_ops`).
         xp, lengths = self.xp, self.xp.linalg.diagonal(whole)
         one, small = xp.eye(rest.shape[-1], dtype=rest.dtype), tolerance(xp, rest.dtype)
 
@@ -193,11 +185,9 @@ class LinalgBackend:
         return self.solve_lower(self.lower_factor(gram(self.xp, made, made), floor), made)
 
     def along(self, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
-        """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
-
-        `own`: the last directions are those that `span` found for these rows, one each, and no row has a part along a
-        later one. `known` is the factor of the rows' products, if `spanned` used it.
-        """
+        """Coefficients of rows along `by` times orthonormal directions; those as small as rounding errors become 0."""
+        # With `own`, the last directions are those that `span` found for these rows, one each, and no row has a part
+        # along a later one. `known` is the factor of the rows' products, if `spanned` used it.
         xp = self.xp
         if xp is np and known:
             again = _leans(xp, known[0], squares(xp, known[0]))

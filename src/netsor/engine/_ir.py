@@ -26,10 +26,9 @@ FUNCTIONS = ("apply", "kernel", "moments", "nodes")
 
 
 class Register:
-    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas.
+    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas."""
 
-    The value of a hyperparameter is a placeholder, which `Plan.bind` replaces: nothing is computed from it in advance.
-    """
+    # The value of a hyperparameter is a placeholder that `Plan.bind` replaces; no constant is computed from it.
 
     def __init__(self, shape: Shape, value: Array | None = None, hyperparameter: str | None = None) -> None:
         self.shape, self.value, self.hyperparameter = shape, value, hyperparameter

@@ -101,10 +101,8 @@ class Latent:
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:
-    """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
-
-    The first entries along every axis are the same ones. None if there is no such draw.
-    """
+    """The places of a plan's normals among those of another plan whose draws have the same keys, or None."""
+    # A draw of the other plan may be larger: its first entries along every axis are those of the smaller one.
     of = {(step.kind, step.params["key"]): step for step in large.places}
     places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
@@ -119,10 +117,8 @@ def matched(small: Latent, large: Latent) -> Ints | None:
 
 
 def embedding(small: Latent, large: Latent) -> Ints | None:
-    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
-
-    That these come out the same is tried with random normals; None if they do not.
-    """
+    """The places of a plan's normals among those of a plan with more outputs; None if its outputs are not the first."""
+    # Whether they are is tried with random normals.
     found = matched(small, large)
     if found is None:
         return None

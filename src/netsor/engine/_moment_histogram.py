@@ -47,10 +47,8 @@ class MomentGrid:
         return self.rows * self.columns
 
     def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """Of each replica: its cell, 1 and its moments (sums, replicas) for the cell's sums, and whether it is outside.
-
-        A replica outside of all cells has zeros for these, so that its cell does not matter.
-        """
+        """For each replica its cell, what it adds to the sums of the cell, and whether it is outside of all cells."""
+        # It adds 1 and its moments, (sums, replicas); outside of all cells these are 0, and the cell does not matter.
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
         unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)

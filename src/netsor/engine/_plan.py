@@ -53,10 +53,7 @@ def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
 
 
 def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set[Register], int | None]]:
-    """For each step, the arrays that no later step reads; and one of them that the result may overwrite, or None.
-
-    The latter is the index of an argument, and only entrywise steps have one.
-    """
+    """For each step, the arrays that no later step reads, and the index of an argument that it may overwrite."""
     owner: dict[Register, Register] = {}  # whose memory an array shares
     for step in steps:
         owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
@@ -260,12 +257,10 @@ def run(
     constant: Callable[[Register], Array],
     compute: Callable[[Step, Sequence[Array], int | None], Array],
 ) -> tuple[Array, Array]:
-    """Mean and coefficients of one coordinate of the outputs, (replicas or 1, entries) and (replicas or 1, entries, ·).
-
-    Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a step,
-    (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does any
-    other step; `place` is the index of an array that no later step reads, so that the result may overwrite it, or None.
-    """
+    """Mean (replicas or 1, entries) and coefficients (replicas or 1, entries, ·) of one coordinate of the outputs."""
+    # Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a
+    # step, (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does
+    # any other step; the result may overwrite the array at the index `place`, unless that is None.
     arrays: dict[Any, Array] = {}
     for step, (dead, place) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:

@@ -44,12 +44,10 @@ DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single pre
 
 
 def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> tuple[Backend, float]:
-    """The backend in the precision for so many draws of a plan, and the error of the law in that precision.
-
-    The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Single precision
-    is refused where it is not accurate enough. Outputs that agree to a relative error of `digits` always are, even if
-    their spread is rounded away.
-    """
+    """The backend in the precision for so many draws of a plan, and the error of the law in that precision."""
+    # The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Single precision
+    # is refused where it is not accurate enough. It always is for outputs that agree to a relative error of `digits`,
+    # even if their spread is rounded away.
     if backend.precision == AUTO:
         single = float32_suffices(plan, draws)
         return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0

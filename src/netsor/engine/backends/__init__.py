@@ -22,10 +22,8 @@ def choose(
     precision: object = "float64",
     precisions: Sequence[str] = PRECISIONS,
 ) -> Backend:
-    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU.
-
-    `precisions` are those that are allowed; AUTO is numpy's, and double precision elsewhere.
-    """
+    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
+    # `precisions` are the allowed ones. AUTO means double precision except for numpy.
     if isinstance(backend, Backend):
         given = precision if precision != AUTO or AUTO not in precisions else backend.precision
         if device not in (None, backend.device) or given not in ("float64", backend.precision):

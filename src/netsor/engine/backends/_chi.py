@@ -24,10 +24,9 @@ COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations
 
 
 class Chi(NamedTuple):
-    """How to make a row of χ from normals: those with many degrees of freedom, then those with few.
+    """How to make a row of χ from normals: those with many degrees of freedom, then those with few."""
 
-    χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k; where `squares` is 1, sums of squares.
-    """
+    # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root of a sum of squares.
 
     polynomial: Array  # (degree + 1, large): of the columns with many degrees of freedom
     scale: Array  # (large,): √ν

@@ -156,10 +156,8 @@ class Piece:
         self.needed = (after - made) | set(self.reads)  # arrays that are read from it on
 
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> tuple[Any, ...]:
-        """What the compiled program is called with, for one seed and a block that begins with replica `start`.
-
-        The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
-        """
+        """The arguments of the compiled program for one seed and a block that begins with replica `start`."""
+        # The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
         earlier = [arrays[register] for register in self.reads]
@@ -277,11 +275,9 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
 
 
 def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: user functions in numpy, kernels by quadrature.
-
-    And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
-    cut where they are long, to be compiled side by side. Random numbers may be `rounded` to single precision.
-    """
+    """The plan cut at the steps that JAX cannot trace: user functions in numpy, and kernels by quadrature."""
+    # Also between equal blocks of a deep network, whose pieces have one structure and are compiled once. Other long
+    # pieces are cut to be compiled in parallel. Random numbers may be `rounded` to single precision.
     if not plan.steps:
         return []
     bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}

@@ -39,12 +39,10 @@ Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Ar
 def positive_products(
     key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
 ) -> Array:
-    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
-
-    From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes of
-    each vector in each pattern, have streams of their own: they do not depend on how replicas are divided into blocks.
-    `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
-    """
+    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory."""
+    # From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes
+    # of each vector in each pattern, have streams of their own, so they do not depend on the blocks. For the next
+    # replicas of a stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)
     most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for start in range(0, replicas, most):

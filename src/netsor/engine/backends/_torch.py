@@ -43,10 +43,9 @@ _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTo
 
 
 class OnDevice:
-    """The functions of PyTorch as the array API has them, with new arrays on one device.
+    """The functions of PyTorch as the array API has them, with new arrays on one device."""
 
-    `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
-    """
+    # `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
 
     def __init__(self, device: str) -> None:
         self._xp, self._device = xp, device

@@ -44,10 +44,7 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
 
 @cache
 def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Array]:
-    """Nodes (variables, N) and weights (N,) of the product Gauss–Hermite rule, without weights below the least.
-
-    And which of the nodes lie on the rim of what is left.
-    """
+    """Nodes (variables, N) of the product Gauss–Hermite rule, its weights (N,) above the least, and its rim."""
     x, w = scipy.special.roots_hermitenorm(nodes)
     w = w / w.sum()
     grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
@@ -74,11 +71,9 @@ INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts
 
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
-    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
-
-    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations in one call, the
-    fewer points has each.
-    """
+    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each."""
+    # `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations there are in one
+    # call, the fewer points each has.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
@@ -154,10 +149,8 @@ COORDINATES_PER_BATCH = 2**21  # coordinates used at once, to bound memory
 
 
 def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error.
-
-    a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the arguments, without their means.
-    """
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error."""
+    # a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the arguments, without their means.
     one, two = _row_arguments(x, a), _row_arguments(y, b)
     shape, ix, iy = paired(one.lead, two.lead)
     r = one.mean.shape[-1]
@@ -173,10 +166,8 @@ def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array
 
 
 def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Array]:
-    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute error (..., i).
-
-    The error is that of the mean and of the coordinates of β u, whichever is larger.
-    """
+    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute error (..., i)."""
+    # The error is the larger of those of the mean and of the coordinates of β u.
     flat = _row_arguments(x, a)
     arguments = flat.mean.shape[-1]
     norm, vectors, std, rank = _root(flat.rows)
