@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -174,7 +174,7 @@ class Piece:
     def compiled(self, replicas: int) -> Any:
         """The program for any seed and any block of so many replicas."""
         shapes = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
-        traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options())
+        traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options(on_gpu()))
         return traced.lower(self.inputs(0, 0, shapes)).compile()
 
     @cached_property
@@ -220,20 +220,16 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
         return [used.get(key) for key in keys]
 
 
-def _options() -> dict[str, Any]:
-    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
-    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu() else _older_emitters()
-
-
 @cache
-def _older_emitters() -> dict[str, Any]:
-    """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
-    options = {"xla_cpu_use_fusion_emitters": False}
-    try:
+def _options(gpu: bool) -> dict[str, Any]:
+    """Options of the compiler, for speed."""
+    if gpu:  # to try every kernel takes 5 to 9 s for each matrix product
+        return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    options = {"xla_cpu_use_fusion_emitters": False}  # the older emitters take half the time
+    with suppress(jax.errors.JaxRuntimeError):  # since JAX 0.11 there is no such option
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # it has no such option
-        return {}
-    return options
+        return options
+    return {}
 
 
 def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]:
@@ -324,10 +320,10 @@ def block(
     seed: int,
     start: int,
     replicas: int,
-    before: Mapping[Register, Array] = MappingProxyType({}),
+    arrays: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
-    arrays = dict(before)
+    """The arrays of a block of replicas that the pieces of a plan write, and those that are there already."""
+    arrays = dict(arrays)
     for piece, program in zip(found, compiled, strict=True):
         if program is None:
             (step,) = piece.steps
