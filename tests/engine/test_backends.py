@@ -293,15 +293,6 @@ def test_what_is_not_there_is_refused():
         net.law(n=4, draws=2, backend="jax", device="cuda:77")
 
 
-def test_a_backend_that_is_made_has_its_device_and_precision():
-    made = choose("numpy", precision="float32")
-    assert choose(made) is made
-    assert choose(made, "cpu", "float32") is made
-    for other in ({"device": "cuda"}, {"precision": "float32"}, {"precision": 3}):
-        with pytest.raises(ValueError, match=r"backend is numpy on cpu in float64 already; leave them out"):
-            choose(choose("numpy"), **other)
-
-
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 1000.0)
     with pytest.raises(NoDeviceError, match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer"):

@@ -227,7 +227,10 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         if known is None:
             made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
         points = np.sort(known[~np.isnan(known[:, k]), k])
-        atom = _atoms(points, at)
+        known_at, times = np.unique(points, return_counts=True)  # atoms are numbers that repeat
+        atoms = known_at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
+        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # the most frequent that round alike
+        atom = np.append(atoms, np.inf)[np.searchsorted((atoms[1:] + atoms[:-1]) / 2, at)]  # the nearest one
         near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
         values = np.where(near, atom, at)
         _check_frequent(values, near, count / len(mean), points, len(known))
@@ -240,14 +243,6 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
 def _spacing(values: Floats) -> Floats:
     """The distance of numbers of single precision there."""
     return np.spacing(np.abs(values).astype(np.float32)).astype(float)
-
-
-def _atoms(points: Floats, values: Floats) -> Floats:
-    """The nearest atom to each value, infinity if there is none; atoms are numbers that repeat among points."""
-    at, times = np.unique(points, return_counts=True)
-    at = at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
-    at = at[np.unique(at.astype(np.float32), return_index=True)[1]]  # the most frequent of those that are rounded alike
-    return np.append(at, np.inf)[np.searchsorted((at[1:] + at[:-1]) / 2, values)]
 
 
 def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int) -> None:

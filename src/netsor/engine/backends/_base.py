@@ -46,6 +46,10 @@ class Backend(ABC):
     library_bytes: ClassVar[float] = 0.0  # what the library takes itself
     working: ClassVar[float] = 8.0  # times the bytes of a block's arrays that it may need, with temporary arrays
 
+    def __post_init__(self) -> None:
+        """Refuse a device that does not exist."""
+        return  # what a subclass overrides: without it, the `__init__` that they share would not call theirs
+
     @property
     def itemsize(self) -> int:
         """The bytes of a number."""

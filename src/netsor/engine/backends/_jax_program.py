@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -270,6 +270,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
+@lru_cache(maxsize=4)  # once for all chunks of a plan
 def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
     """The plan cut at the steps that JAX cannot trace: user functions in numpy, and kernels by quadrature."""
     # Also between equal blocks of a deep network, whose pieces have one structure and are compiled once. Other long

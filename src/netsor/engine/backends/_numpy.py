@@ -44,40 +44,38 @@ def positive_products(
     # of each vector in each pattern, have streams of their own, so they do not depend on the blocks. For the next
     # replicas of a stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)
-    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
-    for start in range(0, replicas, most):
-        _add_products(made[..., start : start + most], key, width, following)
-    return made.transpose(2, 0, 1)[:, None]
-
-
-def _add_products(made: Array, key: tuple[int, ...], width: int, following: Next) -> None:
-    vectors, replicas = made.shape[1:]
     several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
-    counts = np.empty((replicas, 2**vectors), dtype=np.int64)  # of those patterns, of each vector alone, of none
-    for rng, some in following((*key, 0), counts):
-        some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
-    stream = 0
-    for pattern, count in zip(several, counts.T, strict=False):
-        edges = np.concatenate([[0], np.cumsum(count)])
-        sizes = np.empty((len(pattern), edges[-1] + 1), made.dtype)
-        sizes[:, -1] = 0.0  # so that the last sum has an end
-        for row in sizes:
-            stream, stop = stream + 1, 0
-            for rng, some in following((*key, stream), count):
-                start, stop = stop, stop + int(some.sum())
-                rng.standard_normal(dtype=made.dtype, out=row[start:stop])
-        np.abs(sizes, out=sizes)
-        products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
-        for i, j in combinations_with_replacement(range(len(pattern)), 2):
-            np.multiply(sizes[i], sizes[j], out=products)
-            made[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
-        del sizes, row, products  # before those of the next pattern are made
-    for i in range(vectors):  # half of a χ² each
-        alone = (counts[:, len(several) + i] / 2).astype(made.dtype)
-        for rng, some in following((*key, stream + 1 + i), alone):
-            some[:] = rng.standard_gamma(some, dtype=made.dtype)
-        made[i, i] += 2 * alone
-        made[i + 1 :, i] = made[i, i + 1 :]
+    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
+    for begin in range(0, replicas, most):
+        part = made[..., begin : begin + most]
+        counts = np.empty(
+            (part.shape[-1], 2**vectors), dtype=np.int64
+        )  # of those patterns, of each vector alone, of none
+        for rng, some in following((*key, 0), counts):
+            some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
+        stream = 0
+        for pattern, count in zip(several, counts.T, strict=False):
+            edges = np.concatenate([[0], np.cumsum(count)])
+            sizes = np.empty((len(pattern), edges[-1] + 1), dtype)
+            sizes[:, -1] = 0.0  # so that the last sum has an end
+            for row in sizes:
+                stream, stop = stream + 1, 0
+                for rng, some in following((*key, stream), count):
+                    start, stop = stop, stop + int(some.sum())
+                    rng.standard_normal(dtype=dtype, out=row[start:stop])
+            np.abs(sizes, out=sizes)
+            products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
+            for i, j in combinations_with_replacement(range(len(pattern)), 2):
+                np.multiply(sizes[i], sizes[j], out=products)
+                part[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
+            del sizes, row, products  # before those of the next pattern are made
+        for i in range(vectors):  # half of a χ² each
+            alone = (counts[:, len(several) + i] / 2).astype(dtype)
+            for rng, some in following((*key, stream + 1 + i), alone):
+                some[:] = rng.standard_gamma(some, dtype=dtype)
+            part[i, i] += 2 * alone
+            part[i + 1 :, i] = part[i, i + 1 :]
+    return made.transpose(2, 0, 1)[:, None]
 
 
 class Streams:

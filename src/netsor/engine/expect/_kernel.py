@@ -41,8 +41,15 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
-    return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b) if kinds[0] is _ERF else _gelu(a, c, b)
+    if (
+        kinds[0] is _ERF
+    ):  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)
+    # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
+    # E[ΦΦ'] = 1/4 + arcsin(r)/2π
+    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
+    root = array_namespace(a, c, b).sqrt(_determinant(a, c, b))
+    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * root)
 
 
 def _is_zero(mean: Array) -> bool:
@@ -76,14 +83,6 @@ def _determinant(a: Array, c: Array, b: Array) -> Array:
     """(1+a)(1+b) − c², at least 1 + a + b because c² ≤ ab."""
     xp = array_namespace(a, c, b)
     return 1.0 + a + b + xp.clip(a * b - c * c, 0.0, None)
-
-
-def _gelu(a: Array, c: Array, b: Array) -> Array:
-    """Of x Φ(x), by Stein's lemma twice."""
-    # c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
-    xp = array_namespace(a, c, b)
-    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
-    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))
 
 
 def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array:
