@@ -1,6 +1,6 @@
-"""Seconds of elementary work on each kind of device; lowering chooses the cheaper of two exact methods by them.
+"""Seconds of elementary work on each kind of device, by which lowering chooses the cheaper of two exact methods.
 
-The numbers are measured once and frozen, never when a plan is made: a program has the same plan on every machine.
+They were measured once and never change with the machine, so a program has the same plan on every machine.
 """
 
 from __future__ import annotations

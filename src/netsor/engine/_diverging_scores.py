@@ -1,7 +1,7 @@
 """Scores with correlated factors: where E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
 
-The engine computes the limit of ⟨x, y⟩/n in a few replicas, with every width at infinity. Scores inside x and y become
-random scalars: in the limit they are random and independent of the variables Z, so what is not 0 for these is not 0.
+The engine computes the limit of ⟨x, y⟩/n in a few replicas at infinite width. Random scalars replace the scores inside
+x and y: in the limit those are independent of the variables Z.
 """
 
 from __future__ import annotations

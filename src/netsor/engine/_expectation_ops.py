@@ -1,10 +1,9 @@
 """Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities at infinite width.
 
-Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
-the space has means. Each coordinate is Gaussian: with the first entry for mean, and the products of the others for
-covariance. To see what errors of expectations do to a law, `shift` 1 moves all of them upward by their errors, and 2
-with alternating signs like a chessboard (a Gram matrix stays positive). Shifts 3 to 5 have other quasi-random nodes: a
-quarter as many, or four times.
+An infinitely wide vector is a row of coordinates along orthonormal directions, the first along (1, …, 1) if there are
+means. Each of its entries is Gaussian, with the first coordinate as its mean. A `shift` shows the effect of errors: 1
+moves all expectations upward by their errors, 2 with alternating signs like a chessboard (a Gram matrix stays
+positive), and 3 to 5 use other quasi-random nodes, a quarter as many or four times as many.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
     return value
 
 
-# Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at
-# quasi-random points stand in for the coordinates of an infinitely wide vector. Every replica has points of its own, so
-# that the error of these means is independent between replicas and is part of their standard errors.
+# Nodes replace the coordinates of an infinitely wide vector where a nonlinearity acts on combinations of outputs of
+# other nonlinearities. Every replica has its own, so their errors are independent and part of the standard errors.
 
 
 @cache
@@ -120,9 +118,8 @@ def _sobol_set(number: int, count: int) -> Array:
 
 def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
     """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following."""
-    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
-    # by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that
-    # products of Gaussian vectors are exact.
+    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), which is uniform, and joined by their mirror images.
+    # Rows are orthonormal, also to those of earlier sources and to (1, …, 1): products of Gaussian vectors are exact.
     if xp is not np:
         raise NotImplementedError
     stop = first + shifts.shape[-1]

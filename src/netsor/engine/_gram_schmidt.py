@@ -1,8 +1,8 @@
 """Gram–Schmidt orthonormalisation of vectors (docs/theory.md, equations 5 and 6).
 
 A Gram matrix loses parts below 3e-7 of a vector's norm; the vectors themselves resolve parts down to 1e-12. Gram
-matrices cost less, so their Cholesky factor is used where every pivot is well above rounding, and the other matrices
-are recomputed vector by vector (each projected twice). The choice is made for each matrix.
+matrices cost less, so their Cholesky factor is used where every pivot is well above rounding. The other matrices are
+recomputed vector by vector, each projected twice. The choice is made for each matrix.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ REAL = 0.25  # of the square of a vector: what is left of one that was made of r
 REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
 COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding
-# The same for what is left of ε parts: a direction may be 1e-12 of its vectors, and rounding of its ε part 1e-4
-RESIDUAL_LOST = 1e-7
+RESIDUAL_LOST = 1e-7  # the same for ε parts: if a direction is 1e-12 of its vectors, rounding of its ε part is 1e-4
 
 
 class LinalgBackend:
@@ -149,8 +148,8 @@ class LinalgBackend:
 
     def span(self, rows: Array, *known: Array) -> Array:
         """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
-        # 0 for a row that adds nothing. Gram–Schmidt by blocks, twice: the second pass removes errors of the first.
-        # Or vector by vector, see above.
+        # 0 for a row that adds nothing. By blocks, twice: the second pass removes errors of the first. Or vector by
+        # vector.
         xp = self.xp
         made = project_out(xp, rows, known)
         square = squares(xp, made)
@@ -261,8 +260,8 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
-    # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
-    # is left of a row counts as it does for `span`.
+    # Without their part along the first row, products of nearly equal rows tell how they differ. `span` has the same
+    # floor.
     first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))

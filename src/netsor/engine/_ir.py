@@ -15,8 +15,7 @@ from .._validate import Shape
 from ..language._check_function import content
 from ._cost_model import CPU
 
-# Sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
-ORTHANT_SIZES_PER_BATCH = 2**16
+ORTHANT_SIZES_PER_BATCH = 2**16  # sizes of a vector in a pattern at once: 512 KiB; with fewer Python takes longer
 
 DRAWS = ("normals", "chi", "positive")
 VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
@@ -111,8 +110,7 @@ def terms(kind: str, args: Sequence[Register]) -> int:
 
 # Loops: equal blocks of a deep network make equal steps, one block after the other. They are found from the steps, so
 # that it does not matter how a program was written. A block is printed once and compiled once; no number depends on it.
-# Steps back within which an argument must be the same step of a block; others may be made before the loop
-MAX_ARGUMENT_DISTANCE = 64
+MAX_ARGUMENT_DISTANCE = 64  # steps back to an argument that every block must have; others may precede the loop
 MIN_STEPS_SAVED = 16  # steps that a loop saves, at least
 MAX_PERIODS_TRIED = 32  # periods that are tried: the most common distances between equal steps
 

@@ -45,8 +45,8 @@ class Builder:
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register."""
-        # So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
-        # which can be as large as what a layer draws.
+        # So results of equal constants are shared too. Those of a deep network's layers can be as large as what a layer
+        # draws.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:

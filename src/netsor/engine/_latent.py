@@ -1,7 +1,7 @@
-"""A plan as a function of standard normals, which are given and not drawn: for Markov chains over them.
+"""A plan as a function of standard normals that are given, not drawn.
 
-χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
-standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.
+χ are functions of normals (see `backends._chi`), so a replica is a function of one row z of independent normals. Given
+z, the outputs are N(mean(z), cov(z)): all that Markov chains over z need.
 """
 
 from __future__ import annotations

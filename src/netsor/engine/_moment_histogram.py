@@ -1,8 +1,8 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
-The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells of log v and, where conditional
-means vary, of m/√v; each cell keeps its count and a few moments, and becomes two Gaussians with its mean and covariance
-of (m, v) in the law. Moments are sums of integers, which do not depend on the order in which chunks are added.
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, where means vary, of m/√v keeps its
+count and a few moments, and becomes two Gaussians. Moments are sums of integers, so the order of chunks does not
+matter.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ class MomentGrid:
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians that the cells become in the law, two each."""
-        # Where all replicas have one mean, two points with the mean, the variance and the third moment of v. Else v is
-        # at its mean ± its standard deviation, and m on its regression on v; the variance of m about that regression is
-        # added to v of both.
+        # With one mean, two points with the mean, the variance and the third moment of v. Else v is at its mean ± its
+        # standard deviation, m on its regression on v, and the variance of m about it is added to both v.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
         up, up2, *more = sums[1:, index] / UNIT / count

@@ -1,6 +1,6 @@
 """Running work in chunks: threads or any executor, progress, and cancellation.
 
-Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
+What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def run(
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
     """Do the work for every chunk, and yield (chunk, result) as each is done."""
-    # `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once
-    # the run has ended early: after an interrupt no thread works longer than a block. An executor with other processes
-    # reports progress by whole chunks, and finishes the chunks that it has begun. Up to `together` chunks are one task
-    # of an executor, because each task has an overhead. Dask repeats the chunks of a worker that died.
+    # `work(part, tick)` calls `tick(draws)` after every block. That moves the progress bar, and raises once the run has
+    # ended early: after an interrupt no thread works longer than a block. Executors with other processes report
+    # progress by whole chunks, and finish those that they have begun. Up to `together` chunks are one task of an
+    # executor.
     progress_of(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)

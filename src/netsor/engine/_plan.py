@@ -36,9 +36,8 @@ RULES: dict[str, Callable[..., Any]] = {
 
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
-# Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
-# a few hundred draws of a usual law, and enough of them for a standard error
-DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
+# A law without other random numbers is averaged over node sets: a set costs as much as a few hundred usual draws
+DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # at least so many, for a standard error
 MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 

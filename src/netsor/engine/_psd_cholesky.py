@@ -1,7 +1,6 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
-A row that depends linearly on earlier rows has a pivot of 0. This is decided for each matrix, so no replica depends on
-the others.
+The pivot is 0 if a row depends linearly on earlier rows, which is decided for each matrix: replicas are independent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Factors of many matrices at once by an array library's own Cholesky factors and triangular solutions.
 
-Accelerators do these in a few calls, where a loop over columns is a call for each. The library's factor fails on
-singular matrices. Those are factored again, without the rows that depend on earlier ones, and the few matrices for
-which rounding leaves that undecided column by column.
+Accelerators do these in a few calls; a loop over columns needs a call for each. The library's factor fails on singular
+matrices. Those are factored again without the rows that depend on earlier ones. If rounding leaves open which rows
+these are, the matrix is factored column by column.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
         """The same, for rows that have errors."""
-        # Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
-        # more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
-        # more than its errors. So that is the factor where it is undecided which rows depend on others.
+        # Where rows differ by more than the floor, nothing is added: that would change how they differ. Elsewhere the
+        # floor on the diagonal, more for many rows, makes Gram matrices regular and changes rows by little more than
+        # their errors. So that is the factor where it is undecided which rows depend on others.
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
@@ -104,9 +104,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones."""
-        # Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add
-        # a direction. Those among themselves are regular; the others have coefficients along the directions before
-        # them, and what is left of them is at most `slack` times the floor.
+        # With the floor on the diagonal, Gram matrices are `regular`, and their factors tell which rows add a
+        # direction. The others have coefficients along earlier directions, and at most `slack` times the floor is left
+        # of them.
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
@@ -172,8 +172,8 @@ class Library(_gram_schmidt.LinalgBackend):
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
         """By Cholesky factors of products, thrice (Fukaya et al. 2020)."""
         # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        # little of what they have: of that, products tell what is left, to the rounding error of the row. The third
-        # factor takes the errors of the second away.
+        # little of what they have: products of that tell what is left. The third factor removes the errors of the
+        # second.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.singly(rows, *known)

@@ -1,9 +1,9 @@
 """χ of many degrees of freedom from one normal: for libraries whose gamma generators are slow.
 
-χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The map is smooth, and after Wilson and Hilferty (1931) the cube root
-of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree. It is fitted to
-the quantiles to 1e-12 of a standard deviation. One normal gives the χ of every width, so that laws of two widths with
-one seed are close together. Below MIN_QUANTILE_DOF degrees of freedom χ² is the sum of as many squares.
+χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The cube root of χ²/ν is nearly linear in z (Wilson and Hilferty 1931):
+√(9ν/2) ((χ²/ν)^(1/3) − 1) is a polynomial in z of low degree, fitted to the quantiles to 1e-12 of a standard deviation.
+One normal gives the χ of every width, so laws of two widths with one seed are close together. Below MIN_QUANTILE_DOF
+degrees of freedom χ² is the sum of as many squares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+from numpy.polynomial.chebyshev import cheb2poly, chebfit
 
 from ..._array_api import Array
 
@@ -91,11 +92,8 @@ def _polynomials(freedom: Array, precision: str) -> Array:
 
 @cache
 def _powers() -> Array:
-    """The powers of x in each Chebyshev polynomial T_k, in column k: T_(k+1) = 2 x T_k − T_(k−1)."""
-    made = np.eye(DEGREE + 1)
-    for k in range(2, DEGREE + 1):
-        made[:, k] = 2 * np.roll(made[:, k - 1], 1) - made[:, k - 2]
-    return made
+    """The powers of x in each Chebyshev polynomial T_k, in column k."""
+    return np.stack([np.pad(cheb2poly(np.eye(k + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)], axis=1)
 
 
 def _degree(series: Array, precision: str) -> Array:
@@ -111,4 +109,4 @@ def _fitted(freedom: Array) -> Array:
     above = scipy.special.gammainccinv(half, scipy.special.ndtr(-MAX_NORMAL * x[:middle]))
     below = scipy.special.gammaincinv(half, scipy.special.ndtr(MAX_NORMAL * x[middle:]))
     square = np.concatenate([above, below]) / half
-    return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)
+    return chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

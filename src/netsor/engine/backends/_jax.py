@@ -113,8 +113,9 @@ class Jax(Device):
             found, last = pieces(rest, self.precision), jax.jit(partial(what, LIBRARY))
 
         def made(drawn: Mapping[Register, Any]) -> Any:
-            asked = len(next(iter(drawn.values())))
-            replicas = MIN_BLOCK_REPLICAS * 4 ** -(-(-(-asked // MIN_BLOCK_REPLICAS) - 1).bit_length() // 2)
+            asked, replicas = len(next(iter(drawn.values()))), MIN_BLOCK_REPLICAS
+            while replicas < asked:
+                replicas *= 4
             compiled = programs(found, replicas, self._within)
             with self._within():
                 more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again

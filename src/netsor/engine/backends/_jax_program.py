@@ -1,8 +1,8 @@
-"""Some steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
+"""Steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
 
-Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So a number depends neither on the
-size of a block nor on the process that draws it, and laws of two widths with one seed are coupled. Widths, constants
-and seeds are arguments of the compiled program: at another width or seed nothing is compiled again.
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So it depends neither on the block
+nor on the process, and laws of two widths with one seed are coupled. Widths, constants and seeds are arguments of the
+compiled program: at another width or seed nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from ._chi import Chi, chi
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
 MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
-# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-MAX_SHARED_NORMALS = 1024
+MAX_SHARED_NORMALS = 1024  # normals of a draw up to which it shares a call of the generator: fewer calls compile faster
 PROGRAMS = 256  # compiled programs that are kept in memory
 LONGEST = 40  # steps of a piece
 

@@ -22,8 +22,7 @@ from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-# Entries of a replica beyond which its matrices are multiplied one by one, by BLAS: it needs them compact
-MIN_BLAS_ENTRIES = 1024
+MIN_BLAS_ENTRIES = 1024  # of a replica from which BLAS multiplies its matrices one by one: it needs them compact
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
@@ -181,9 +180,8 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 @cache
 def hold_memory() -> None:
     """Once in a process: make glibc keep freed memory for the next block."""
-    # glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above
-    # another. Without this the system maps all pages anew for each block, which takes a quarter of the time of small
-    # plans, and a tenth of that of a model's gradients.
+    # glibc returns large freed arrays to the system, which then maps all pages anew for each block. That takes a
+    # quarter of the time of small plans, and a tenth of that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)

@@ -1,8 +1,7 @@
 """PyTorch, step by step, on a CPU or a CUDA device: an alternative to JAX.
 
 The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan, and on the device only if it has too little memory. Laws of two widths with one seed are coupled where their
-blocks begin at the same replicas.
+the plan, and on a device with too little memory. Laws of two widths with one seed are coupled where their blocks are.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ FASTER = 2000.0  # times that it is as fast as the one core for which plans esti
 PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
 MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
 SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
-# PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
-LOADING = threading.Lock()
+LOADING = threading.Lock()  # PyTorch loads its linear algebra at the first call, which fails in two threads at once
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
 
 

@@ -1,8 +1,7 @@
-"""Functions of several Gaussian arguments, from the coordinates of these along orthonormal directions.
+"""Functions of several Gaussian arguments, from their coordinates along orthonormal directions.
 
-Coordinates are used, not covariances, so that arguments of different scales, and nearly equal ones, keep their digits.
-Arguments that are equal or opposite vectors become one variable, so that a function that jumps where its arguments are
-equal is evaluated at exactly equal numbers.
+Coordinates keep the digits of arguments that have different scales or are nearly equal; covariances do not. Equal or
+opposite arguments become one variable, so a function that jumps where they are equal gets exactly equal numbers.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
     """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each."""
-    # `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations there are in one
-    # call, the fewer points each has.
+    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations in a call have fewer
+    # points.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
@@ -154,7 +153,12 @@ def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array
     one, two = _row_arguments(x, a), _row_arguments(y, b)
     shape, ix, iy = paired(one.lead, two.lead)
     r = one.mean.shape[-1]
-    factor, rank = _factors(one.rows, two.rows, ix, iy)
+    d, directions = r + two.mean.shape[-1], max(one.rows.shape[2], 1)
+    # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank` variables
+    factor, rank = np.zeros((len(ix), d, min(d, directions))), np.zeros(len(ix), dtype=int)
+    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
+        norm, vectors, std, rank[block] = _root(np.concatenate([one.rows[ix[block]], two.rows[iy[block]]], axis=1))
+        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
 
     def integrand(some: Array, z: Array) -> Array:
         deviation = factor[some][:, :, : len(z)] @ z
@@ -218,16 +222,6 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
             which[:, later] = np.where(same != 0, which[:, earlier], which[:, later])
             sign[:, later] = np.where(same != 0, same * sign[:, earlier], sign[:, later])
     return _Arguments(x, lead, mean, rows, params, which, sign)
-
-
-def _factors(rows_x: Array, rows_y: Array, ix: Array, iy: Array) -> tuple[Array, Array]:
-    """Of each pair of rows: F with the arguments of both = means + F z, z ~ N(0, I) in `rank` variables."""
-    d, directions = rows_x.shape[1] + rows_y.shape[1], rows_x.shape[2]
-    factor, rank = np.zeros((len(ix), d, min(d, max(directions, 1)))), np.zeros(len(ix), dtype=int)
-    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * max(directions, 1))):
-        norm, vectors, std, rank[block] = _root(np.concatenate([rows_x[ix[block]], rows_y[iy[block]]], axis=1))
-        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
-    return factor, rank
 
 
 def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
