@@ -62,19 +62,18 @@ class Latent:
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
-        replicas = len(z)
-        return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+        return np.broadcast_to(mean, (len(z), self.entries)), np.broadcast_to(columns, (len(z), *columns.shape[1:]))
 
     def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
         """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
-        parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
+        parts = [z[k : k + self.block] for k in range(0, len(z), self.block)]
 
-        def one(part: slice) -> Any:
-            return what(*self.given(z[part]))
+        def one(part: Floats) -> Any:
+            return what(*self.given(part))
 
         with one_blas_thread():
             if self.workers == 1 or len(parts) == 1:
-                return [one(part) for part in parts]
+                return list(map(one, parts))
             with thread_pool(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 

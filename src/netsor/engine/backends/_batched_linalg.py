@@ -93,10 +93,7 @@ class Library(_gram_schmidt.LinalgBackend):
             regular = self._cholesky(gram, floor[..., 0, :] == 0, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(self._failed(made)[..., None, None], regular, made)
-            return self.recompute_where(made, self._failed(made), certain, gram, floor)
-
-        def certain(gram: Array, floor: Array) -> Array:
-            return self.lower_factor(gram, floor[..., 0, :])
+            return self.recompute_where(made, self._failed(made), self._singular, gram, floor)
 
         lower = self.try_factor(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
