@@ -10,7 +10,7 @@ import netsor as ns
 from netsor._validate import ArgumentError
 from netsor.cli import _subject
 from netsor.engine import _diverging_scores
-from netsor.engine.backends import Numpy, prices
+from netsor.engine.backends import Numpy
 from netsor.studies import _process_pool
 from netsor.studies import _training as training_study
 from netsor.studies import audit as audit_study
@@ -93,8 +93,6 @@ def test_wrong_places_of_a_plan():
         found = netsor("plan", *words)
         assert (found.returncode, found.stderr.count("\n")) == (2, 1)
         assert said in found.stderr
-    with pytest.raises(ValueError, match="leave them out"):
-        prices(Numpy(), "cuda")
 
 
 class Elsewhere(Numpy):

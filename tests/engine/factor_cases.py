@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from netsor.engine import _gram_schmidt, _psd_cholesky
+from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._ops import gram
 
 REPLICAS, ROWS, DIRECTIONS = 6, 12, 40
@@ -48,7 +48,7 @@ def _relative(found, expected, rows):
 
 
 def assert_factors(case, precision, compute):
-    """Each instruction, by `compute(rule, *arrays)` with a library's ways, makes what numpy makes in double precision.
+    """Each instruction, by `compute(kind, *arrays)` with a library's ways, makes what numpy makes in double precision.
 
     Rows that count as 0 are so in both; coefficients agree, and so do products; directions are orthonormal or 0.
     """
@@ -58,10 +58,9 @@ def assert_factors(case, precision, compute):
     lengths = np.sqrt((exact**2).sum(axis=-1))
     lengths = np.where(lengths > 0, lengths, 1.0)
 
-    for rule in (_psd_cholesky.factor, _gram_schmidt.reduced):
-        given = (products,) if rule is _psd_cholesky.factor else (products, rows)
-        c = compute(rule, *given)
-        ours = _gram_schmidt.reduced(np, gram(np, exact, exact), exact)
+    for kind, given in (("factor", (products,)), ("reduced", (products, rows))):
+        c = compute(kind, *given)
+        ours = NUMPY.reduced(gram(np, exact, exact), exact)
         assert c.dtype == precision
         assert not np.triu(c, 1).any()
         pivots, known = (np.diagonal(a, axis1=-2, axis2=-1) for a in (c, ours))
@@ -72,22 +71,22 @@ def assert_factors(case, precision, compute):
         products_error = (c.astype(np.float64) @ np.swapaxes(c, -1, -2) - products) / lengths[..., None]
         assert np.abs(products_error / lengths[..., None, :]).max() < small
 
-    q = compute(_gram_schmidt.orthonormalise, rows)
+    q = compute("span", rows)
     assert_orthonormal(q, precision)
     assert _relative(exact @ np.swapaxes(q, -1, -2), ours, rows) < 100 * small
-    known = compute(_gram_schmidt.orthonormalise, rows[:, :5])
-    rest = compute(_gram_schmidt.orthonormalise, rows[:, 5:], known)
+    known = compute("span", rows[:, :5])
+    rest = compute("span", rows[:, 5:], known)
     assert_orthonormal(np.concatenate([known, rest], axis=-2), precision)
     assert _relative(np.concatenate([known, rest], axis=-2), q, np.ones((*rows.shape[:2], 1))) < 100 * small
 
-    full = compute(_psd_cholesky.basis, rows)
+    full = compute("basis", rows)
     np.testing.assert_allclose(full @ np.swapaxes(full, -1, -2), np.broadcast_to(np.eye(ROWS), c.shape), atol=small)
     inside = exact @ np.swapaxes(full.astype(np.float64), -1, -2) @ full - exact
     assert np.abs(inside / lengths[..., None]).max() < small
 
     x = np.random.default_rng(1).standard_normal((REPLICAS, 3, ROWS)).astype(precision) * (pivots > 0)[..., None, :]
     b = x.astype(np.float64) @ np.swapaxes(c.astype(np.float64), -1, -2)
-    assert _relative(compute(_psd_cholesky.solve, c, b.astype(precision)), x, np.ones((*x.shape[:2], 1))) < 1000 * small
+    assert _relative(compute("solve", c, b.astype(precision)), x, np.ones((*x.shape[:2], 1))) < 1000 * small
 
 
 def assert_orthonormal(q, precision):

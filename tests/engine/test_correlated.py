@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._diverging_scores import Product, certain
+from netsor.engine._diverging_scores import certain
 
 from ..keep import keep
 
@@ -40,7 +40,7 @@ def test_what_is_not_zero_is_told(correlation):
     """All pairs of functions of two Gaussian vectors: none is overlooked, and none that is 0 is called certain."""
     h = ns.gaussian(n, 2, cov=[[1, correlation], [correlation, 1]])
     x, y = (ns.stack([phi(h[k]) for phi in PHI.values()]) for k in range(2))
-    (found,) = certain([Product(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
+    (found,) = certain([(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
     size = np.abs(on_grid(correlation))
     assert not ((size > 1e-4) & (size < 1e-3)).any()  # the grid is good to 1e-4, and leaves nothing open
     np.testing.assert_array_equal(found, size > 1e-3)

@@ -9,8 +9,9 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, seed, settings
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _ir_builder, _ops, _plan, lower
-from netsor.engine._plan import in_numpy, run
+from netsor.engine import _ir_builder, lower
+from netsor.engine._gram_schmidt import LinalgBackend
+from netsor.engine._plan import compute, in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
 from netsor.engine.lower._finite_frames import BartlettFrame
@@ -144,13 +145,15 @@ def _no_sigma(monkeypatch):
 
 
 def _no_projection(monkeypatch):
-    def along(xp, rows, directions, *factor, **given):
-        found = _gram_schmidt.along(xp, rows, directions, *factor, **given)
+    span, all_along = LinalgBackend.span, LinalgBackend.along
+
+    def along(self, rows, directions, *factor, **given):
+        found = all_along(self, rows, directions, *factor, **given)
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 
-    monkeypatch.setitem(_plan.RULES, "span", lambda xp, rows, *known: _gram_schmidt.orthonormalise(xp, rows))
-    monkeypatch.setitem(_plan.RULES, "along", along)
+    monkeypatch.setattr(LinalgBackend, "span", lambda self, rows, *known: span(self, rows))
+    monkeypatch.setattr(LinalgBackend, "along", along)
 
 
 def _full_frame_forgotten(monkeypatch):
@@ -166,11 +169,12 @@ def _full_frame_forgotten(monkeypatch):
 
 
 def _gram_for_its_factor(monkeypatch):
-    monkeypatch.setitem(_plan.RULES, "reduced", lambda xp, gram, rows: gram)
+    monkeypatch.setattr(LinalgBackend, "reduced", lambda self, gram, rows: gram)
 
 
 def _wrong_orientation(monkeypatch):
-    monkeypatch.setitem(_plan.RULES, "sphere", lambda xp, *a: 1.3 * _ops.sphere(xp, *a))
+    spheres = LinalgBackend.spheres
+    monkeypatch.setattr(LinalgBackend, "spheres", lambda self, *a: 1.3 * spheres(self, *a))
 
 
 def _members_never_distinct(monkeypatch):
@@ -316,8 +320,9 @@ def _joint(plan, xp):
     def strict(step, given, _):
         if step.kind in ("kernel", "moments"):  # numpy's alone, unless there is a formula
             return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
-        return _plan.RULES[step.kind](xp, *given, **step.params)
+        return compute(linalg, step.kind, given, step.params)
 
+    linalg = LinalgBackend(xp)
     streams = Streams(3, 0)
     return run(
         plan,

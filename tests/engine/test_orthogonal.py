@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _psd_cholesky
+from netsor.engine._gram_schmidt import NUMPY
 
 from .compare import conditional
 
@@ -21,10 +21,10 @@ def leaning(rng, count, directions, lean, scale=1.0):
 def test_what_is_spanned_has_nothing_new(directions, lean, scale):
     rng = np.random.default_rng(1)
     first = leaning(rng, 3, directions, lean, scale)
-    known = _gram_schmidt.orthonormalise(np, first)
+    known = NUMPY.span(first)
     later = rng.standard_normal((50, 1, 4, 3)) @ first  # combinations of them
-    assert not _gram_schmidt.orthonormalise(np, later, known).any()
-    c = _gram_schmidt.along(np, later, known)
+    assert not NUMPY.span(later, known).any()
+    c = NUMPY.along(later, known)
     size = np.linalg.norm(later, axis=-1, keepdims=True)
     np.testing.assert_allclose(c @ known / size, later / size, atol=1e-9)  # 1e-16 of the first, which lean
 
@@ -34,12 +34,12 @@ def test_directions_are_orthonormal_and_the_products_kept(lean):
     rng = np.random.default_rng(2)
     first, second = leaning(rng, 3, 8, lean), leaning(rng, 4, 8, lean)
     second[:, :, 2] = 0.0
-    known = _gram_schmidt.orthonormalise(np, first)
-    every = np.concatenate([known, _gram_schmidt.orthonormalise(np, second, known)], axis=-2)
+    known = NUMPY.span(first)
+    every = np.concatenate([known, NUMPY.span(second, known)], axis=-2)
     products = every @ np.swapaxes(every, -1, -2)
     np.testing.assert_allclose(products, np.broadcast_to(np.diag([1, 1, 1, 1, 1, 0, 1]), products.shape), atol=1e-14)
     rows = np.concatenate([first, second], axis=-2)
-    c = _gram_schmidt.along(np, rows, every, own=True)
+    c = NUMPY.along(rows, every, own=True)
     np.testing.assert_allclose(c @ np.swapaxes(c, -1, -2), rows @ np.swapaxes(rows, -1, -2), atol=1e-13)
     assert not np.triu(c, 1).any()  # exactly
 
@@ -50,7 +50,7 @@ def test_rows_of_very_different_sizes(rows):
     rng = np.random.default_rng(3)
     x = rng.standard_normal((20, 1, rows, 30)) * 10.0 ** rng.uniform(-158, 0, (20, 1, rows, 1))
     x[:, :, 1] = -2.0 * x[:, :, 0]  # and one that adds nothing
-    made = _gram_schmidt.orthonormalise(np, x)
+    made = NUMPY.span(x)
     products = made @ np.swapaxes(made, -1, -2)
     expected = np.eye(rows)
     expected[1, 1] = 0.0
@@ -63,16 +63,16 @@ def test_directions_from_products_that_are_known(rows, lean):
     """As without them; a row of zeros among them has none, and costs the others nothing."""
     x = leaning(np.random.default_rng(4), rows, 30, lean)
     x[:25, :, 2] = 0.0
-    lower = _psd_cholesky.factor(np, x @ np.swapaxes(x, -1, -2))
-    made = _gram_schmidt.orthonormalise_from_factor(np, lower, x)
+    lower = NUMPY.factor(x @ np.swapaxes(x, -1, -2))
+    made = NUMPY.spanned(lower, x)
     found = made @ np.swapaxes(made, -1, -2)
     expected = np.broadcast_to(np.eye(rows), found.shape).copy()
     expected[:25, :, 2, 2] = 0.0
     np.testing.assert_allclose(found, expected, atol=1e-13)
-    c = _gram_schmidt.along(np, x, made, lower, own=True)
+    c = NUMPY.along(x, made, lower, own=True)
     np.testing.assert_allclose(c @ made, x, atol=1e-13)
     assert not np.triu(c, 1).any()
-    np.testing.assert_allclose(c, _gram_schmidt.along(np, x, made, own=True), atol=1e-13)
+    np.testing.assert_allclose(c, NUMPY.along(x, made, own=True), atol=1e-13)
 
 
 def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():

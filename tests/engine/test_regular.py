@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from netsor.engine import _psd_cholesky
+from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._ir_builder import Builder
 
 
@@ -14,9 +15,9 @@ def test_both_ways_to_a_factor_agree(rank, power, monkeypatch):
     rows = rng.standard_normal((5, 2, 12, rank)) * 10.0 ** rng.uniform(-power, power, (5, 2, 12, 1))
     gram = rows @ np.swapaxes(rows, -1, -2)
     size = np.linalg.norm(rows, axis=-1)
-    one = _psd_cholesky.factor(np, gram)
+    one = NUMPY.factor(gram)
     monkeypatch.setattr(_psd_cholesky, "LAPACK", 13)
-    other = _psd_cholesky.factor(np, gram)
+    other = NUMPY.factor(gram)
     np.testing.assert_allclose(one / size[..., None], other / size[..., None], atol=1e-6 if rank < 12 else 1e-12)
     np.testing.assert_allclose((one @ np.swapaxes(one, -1, -2)) / size[..., None] / size[..., None, :],
                                gram / size[..., None] / size[..., None, :], atol=1e-9)  # fmt: skip
@@ -25,7 +26,7 @@ def test_both_ways_to_a_factor_agree(rank, power, monkeypatch):
 
 def test_one_singular_matrix_among_regular_ones():
     gram = np.stack([np.eye(9), np.ones((9, 9))])
-    found = _psd_cholesky.factor(np, gram)
+    found = NUMPY.factor(gram)
     np.testing.assert_array_equal(found[0], np.eye(9))
     np.testing.assert_array_equal(found[1], np.outer(np.ones(9), np.eye(9)[0]))
 

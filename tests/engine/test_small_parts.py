@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _gram_schmidt, _ops
+from netsor.engine import _ops
+from netsor.engine._gram_schmidt import NUMPY
 
 from .compare import n, smallest_ks
 
@@ -148,7 +149,7 @@ def nearly_equal(count, directions, delta, replicas=20):
 @pytest.mark.parametrize("delta", DELTAS)
 def test_differences_of_coefficients_are_those_of_the_rows(count, delta):
     rows = nearly_equal(count, 40, delta)
-    c = _gram_schmidt.reduced(np, _ops.gram(np, rows, rows), rows)
+    c = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
     assert not np.triu(c, 1).any()
     d, e = (np.diff(a, axis=-2) / delta for a in (rows, c))
     # rows of length 6 are known to some 2e-15, differences of length 8 δ so to that, and their products to 3e-14 of δ
@@ -160,8 +161,8 @@ def test_differences_that_single_precision_holds(delta):
     """In lengths, to a few percent, and along other vectors, to its rounding."""
     rows = nearly_equal(12, 300, delta).astype(np.float32)
     others = np.random.default_rng(0).standard_normal((20, 1, 4, 300)).astype(np.float32)
-    c = _gram_schmidt.reduced(np, _ops.gram(np, rows, rows), rows)
-    along = _gram_schmidt.oriented(np, c, rows, others)
+    c = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
+    along = NUMPY.oriented(c, rows, others)
     rows, others, c, along = (a.astype(np.float64) for a in (rows, others, c, along))
     d, e = (np.diff(a, axis=-2) for a in (rows, c))
     np.testing.assert_allclose((e**2).sum(axis=-1), (d**2).sum(axis=-1), rtol=0.1)
@@ -172,17 +173,17 @@ def test_differences_that_single_precision_holds(delta):
 @pytest.mark.parametrize("delta", DELTAS)
 def test_directions_of_nearly_equal_rows_are_orthonormal(delta):
     rows = nearly_equal(4, 9, delta)
-    first = _gram_schmidt.orthonormalise(np, rows[..., :2, :])
-    q = np.concatenate([first, _gram_schmidt.orthonormalise(np, rows[..., 2:, :], first)], axis=-2)
+    first = NUMPY.span(rows[..., :2, :])
+    q = np.concatenate([first, NUMPY.span(rows[..., 2:, :], first)], axis=-2)
     np.testing.assert_allclose(q @ np.swapaxes(q, -1, -2), np.broadcast_to(np.eye(4), (20, 1, 4, 4)), atol=1e-14)
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_a_matrix_is_factored_alike_whatever_is_beside_it(count):
     rows = np.concatenate([nearly_equal(count, 20, delta) for delta in (1.0, 1e-5, 1e-9, 0.0)])
-    whole = _gram_schmidt.reduced(np, _ops.gram(np, rows, rows), rows)
+    whole = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
     for k, one in enumerate(rows[:, None]):
-        np.testing.assert_array_equal(_gram_schmidt.reduced(np, _ops.gram(np, one, one), one)[0], whole[k])
+        np.testing.assert_array_equal(NUMPY.reduced(_ops.gram(np, one, one), one)[0], whole[k])
 
 
 def test_bits_do_not_depend_on_the_workers():

@@ -8,7 +8,8 @@ import pytest
 import netsor as ns
 from netsor import activations, derivatives
 from netsor.activations import Function
-from netsor.engine import _gram_schmidt, _ops
+from netsor.engine import _ops
+from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._plan import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
@@ -86,13 +87,13 @@ def test_torch_sees_small_parts():
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     linalg = _torch.library("cpu")
-    c = _gram_schmidt.reduced(xp, torch.tensor(products), torch.tensor(rows), linalg).numpy()
-    q = _gram_schmidt.orthonormalise(xp, torch.tensor(rows), linalg=linalg).numpy()
-    ours = _gram_schmidt.reduced(np, products, rows)
+    c = linalg.reduced(torch.tensor(products), torch.tensor(rows)).numpy()
+    q = linalg.span(torch.tensor(rows)).numpy()
+    ours = NUMPY.reduced(products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
     np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
-    np.testing.assert_allclose(q, _gram_schmidt.orthonormalise(np, rows), atol=1e-5)
+    np.testing.assert_allclose(q, NUMPY.span(rows), atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_bits():
@@ -121,8 +122,8 @@ def test_torch_factors_singular_matrices(case, precision):
     linalg = _torch.TorchLibrary("cpu")
     linalg.columns, linalg.singly = counted(linalg.columns), counted(linalg.singly)
 
-    def compute(rule, *arrays):
-        return rule(xp, *(torch.tensor(np.array(a)) for a in arrays), linalg=linalg).numpy()
+    def compute(kind, *arrays):
+        return getattr(linalg, kind)(*(torch.tensor(np.array(a)) for a in arrays)).numpy()
 
     factor_cases.assert_factors(case, precision, compute)
     assert not slow
@@ -151,7 +152,7 @@ def test_vectors_in_single_precision_that_hardly_differ():
     for scale in (1e-8, 1.0, 1e8):
         for name, given in cases.items():
             rows = torch.tensor(scale * given, dtype=torch.float32)
-            c = _gram_schmidt.reduced(library.xp, rows @ rows.mT, rows, library).double().numpy()
+            c = library.reduced(rows @ rows.mT, rows).double().numpy()
             wide = rows.double().numpy()
             expected, size = wide @ np.swapaxes(wide, -1, -2), np.linalg.norm(wide, axis=-1)
             size = np.where(size > 0, size, 1.0)
@@ -171,8 +172,8 @@ def test_differences_that_single_precision_holds(rows, delta):
     given[:, -1] = given[:, 1]
     x, others = (torch.tensor(a, dtype=torch.float32) for a in (given, rng.standard_normal((3, 5, 300))))
     library = _torch.library("cpu")
-    c = _gram_schmidt.reduced(library.xp, x @ x.mT, x, library)
-    along = _gram_schmidt.oriented(library.xp, c, x, others, library).double().numpy()
+    c = library.reduced(x @ x.mT, x)
+    along = library.oriented(c, x, others).double().numpy()
     c, x, others = (a.double().numpy() for a in (c, x, others))
     found, expected = np.diff(c, axis=-2), np.diff(x, axis=-2)
     np.testing.assert_allclose((found**2).sum(axis=-1), (expected**2).sum(axis=-1), rtol=0.1)
@@ -188,7 +189,7 @@ def test_rows_in_double_precision_that_hardly_differ(delta, monkeypatch):
     rows = rng.standard_normal((6, 1, 40)) + delta * rng.standard_normal((6, 12, 40))
     library, x = _torch.library("cpu"), torch.tensor(rows)
     monkeypatch.setattr(library, "gram_schmidt", None)
-    found = _gram_schmidt.reduced(library.xp, x @ x.mT, x, library).numpy()
+    found = library.reduced(x @ x.mT, x).numpy()
     ours, exact = (a - a[:, :1] for a in (found, rows))
     np.testing.assert_allclose(
         ours @ np.swapaxes(ours, 1, 2), exact @ np.swapaxes(exact, 1, 2), rtol=0, atol=1e-13 * delta

@@ -1,6 +1,6 @@
-"""Seconds of elementary work on each kind of device; lowering chooses the cheaper of two exact methods by them.
+"""Seconds of elementary work on each kind of device, by which lowering chooses the cheaper of two exact methods.
 
-The numbers are measured once and frozen, never when a plan is made: a program has the same plan on every machine.
+They were measured once and never change with the machine, so a program has the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Prices:
     entry: float  # that is made
     function: float  # an entry that a function reads or makes
     product: float  # a multiplication of a matrix product
-    factor_entry: float  # of a triangular factor, in addition to its multiplications
-    factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
+    factor_entry: float = 0.0  # of a triangular factor, in addition to its multiplications
+    factor_row: float = 0.0  # the same for each row: rows come one after the other, however many matrices there are
     ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._relu_sign_patterns`
 
     def factor(self, matrices: float, rows: float, columns: float) -> float:
@@ -32,22 +32,12 @@ class Prices:
 
 
 # One core of an x86 processor.
-CPU = Prices(
-    "one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8, factor_row=0.0
-)
+CPU = Prices("one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8)
 NUMPY = replace(CPU, ragged=True)
-# One H200 by PyTorch in single precision. Normals and products are those of the network with every weight drawn; what
-# else factors take, with their χ, was set so that the stack of bench/gpu.py, at 64 to 1,024 tokens, is not far from its
-# faster way at any length.
+# PyTorch on one H200 in single precision. Normals and products were measured on the network with every weight drawn.
+# The prices of χ and of rows of factors keep the stack of bench/gpu.py near its faster method at 64 to 1,024 tokens.
 ACCELERATOR = Prices(
-    "an accelerator",
-    normal=6.3e-12,
-    chi=1e-8,
-    entry=7e-11,
-    function=2.8e-11,
-    product=3.6e-14,
-    factor_entry=0.0,
-    factor_row=3e-8,
+    "an accelerator", normal=6.3e-12, chi=1e-8, entry=7e-11, function=2.8e-11, product=3.6e-14, factor_row=3e-8
 )
 
 

@@ -1,7 +1,7 @@
 """Scores with correlated factors: where E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
 
-The engine computes the limit of ⟨x, y⟩/n in a few replicas, with every width at infinity. Scores inside x and y become
-random scalars: in the limit they are random and independent of the variables Z, so what is not 0 for these is not 0.
+The engine computes the limit of ⟨x, y⟩/n in a few replicas at infinite width. Random scalars replace the scores inside
+x and y: in the limit those are independent of the variables Z.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,13 +30,7 @@ REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in a
 MIN_CORRELATION = 1e-6  # correlation of x and y: where a sum cancels, rounding may leave less
 CERTAIN = 10.0  # a product is not 0 if it is larger than so many times its error
 
-
-class Product(NamedTuple):
-    """⟨x_i, y_j⟩/n for those i, j that are asked for."""
-
-    x: Vector
-    y: Vector
-    asked: Bools
+Product = tuple[Vector, Vector, Bools]  # ⟨x_i, y_j⟩/n, for the i, j that are asked for
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
@@ -44,30 +38,46 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     # It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
     # the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
     values = topological_order(outputs)
-    made, backward = _gaussian_sources(values), set[Value]()
+    made: dict[Value, frozenset[Source] | None] = {}  # the sources of sums of Gaussian vectors with mean 0, else None
+    backward = set[Value]()
     for value in values:
-        transposed = isinstance(value.op, MatMul) and value.op.weight.transposed
-        if transposed or not backward.isdisjoint(value.op.inputs):
+        parts = [made[x] for x in value.op.inputs if isinstance(x, Vector)]
+        if not backward.isdisjoint(value.op.inputs):
             backward.add(value)
-    unclear = []
-    for p in scores:
-        x, y = (made[factor] for factor in p.op.inputs)
-        if _in_limit(p) and p not in backward and (x is None or y is None or not x.isdisjoint(y)):
-            unclear.append(p)
-    if not unclear:
-        return set()
+        match value.op:
+            case Gaussian(source, mean):
+                made[value] = None if mean.any() else frozenset([source])
+            case MatMul(weight):
+                made[value] = frozenset([weight.source])
+                if weight.transposed:
+                    backward.add(value)
+            case op:
+                known = [part for part in parts if part is not None]
+                linear = (op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate)) and len(known) == len(parts)
+                made[value] = frozenset().union(*known) if linear else None
+
+    def in_limit(value: Value) -> bool:
+        """Whether a value is a score whose width goes to infinity."""
+        return isinstance(value.op, Dot) and value.op.power == 0.5 and value.op.x.width.name is not None
 
     def change(old: Value, new: Value) -> Value:
         """A random scalar instead of each score."""
-        return replace(new, op=Normal(Source(None), 1.0, new.shape)) if _in_limit(old) else new
+        return replace(new, op=Normal(Source(None), 1.0, new.shape)) if in_limit(old) else new
 
+    unclear = []
+    for p in scores:
+        x, y = (made[factor] for factor in p.op.inputs)
+        if in_limit(p) and p not in backward and (x is None or y is None or not x.isdisjoint(y)):
+            unclear.append(p)
+    if not unclear:
+        return set()
     context, asked = Context({}, dict.fromkeys(values, 0)), asked_entries(outputs)
     factors: Any = iter(rewritten([x for p in unclear for x in p.op.inputs], context, change))
-    return _found([(p, Product(next(factors), next(factors), asked[p])) for p in unclear])
+    return _found([(p, (next(factors), next(factors), asked[p])) for p in unclear])
 
 
 def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
-    """All scores by one lowering; where the engine refuses it, by one of each half of them."""
+    """The scores whose products are certainly not 0, by one lowering; where that is refused, by one of each half."""
     try:
         with warnings.catch_warnings():  # of the user's functions: `law` shows them
             warnings.simplefilter("ignore")
@@ -78,32 +88,8 @@ def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
     return {score for (score, _), entries in zip(products, found, strict=True) if entries.any()}
 
 
-def _in_limit(value: Value) -> bool:
-    """Whether a value is a score whose width goes to infinity."""
-    return isinstance(value.op, Dot) and value.op.power == 0.5 and value.op.x.width.name is not None
-
-
-def _gaussian_sources(values: Sequence[Value]) -> dict[Value, frozenset[Source] | None]:
-    """The matrices and initial vectors of Gaussian vectors of mean 0 that each vector is a combination of, or None."""
-    made: dict[Value, frozenset[Source] | None] = {}
-    for value in values:
-        if not isinstance(value, Vector):
-            continue
-        match value.op:
-            case Gaussian(source, mean):
-                made[value] = None if mean.any() else frozenset([source])
-            case MatMul(weight):
-                made[value] = frozenset([weight.source])
-            case op:
-                parts = [made[x] for x in op.inputs if isinstance(x, Vector)]
-                known = [part for part in parts if part is not None]
-                linear = (op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate)) and len(known) == len(parts)
-                made[value] = frozenset().union(*known) if linear else None
-    return made
-
-
 def certain(products: Sequence[Product]) -> list[Bools]:
-    """Of each ⟨x_i, y_j⟩/n asked for, whether its limit is certainly not 0."""
+    """Whether the limit of each ⟨x_i, y_j⟩/n is certainly not 0; False for those not asked for."""
     scalars: list[Scalar] = []
     for x, y, asked in products:
         scalars.append(Scalar(Dot(x, y, 1.0), asked.shape))
@@ -128,4 +114,4 @@ def certain(products: Sequence[Product]) -> list[Bools]:
         moved = limits(make_plan(scalars, bound, shift=shift))
         for limit, other, entries in zip(found[::3], moved[::3], known, strict=True):
             entries &= np.abs(limit) > CERTAIN * np.abs(other - limit)
-    return [np.asarray(entries.any(axis=0)).reshape(p.asked.shape) for entries, p in zip(known, products, strict=True)]
+    return [np.reshape(entries.any(axis=0), p[2].shape) for entries, p in zip(known, products, strict=True)]

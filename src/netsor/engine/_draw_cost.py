@@ -42,10 +42,8 @@ class Draw(NamedTuple):
         return self.bytes * min(draws, replicas_per_block(self.bytes, self.seconds, self.steps, long))
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
-        """The bytes of a process that makes a plan, keeps it, and draws so many by it.
-
-        Steps have temporary arrays of their own, so that a block takes up to twice the bytes of its arrays.
-        """
+        """The bytes of a process that makes a plan, keeps it and makes so many draws."""
+        # Steps have temporary arrays of their own, so a block takes up to twice the bytes of its arrays.
         block = 2 * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
         return BASE + max(self.planning_bytes, self.bytes) + max(MIN_DRAW_BYTES, block)
 

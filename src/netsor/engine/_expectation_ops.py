@@ -1,10 +1,9 @@
 """Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities at infinite width.
 
-Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
-the space has means. Each coordinate is Gaussian: with the first entry for mean, and the products of the others for
-covariance. To see what errors of expectations do to a law, `shift` 1 moves all of them upward by their errors, and 2
-with alternating signs like a chessboard (a Gram matrix stays positive). Shifts 3 to 5 have other quasi-random nodes: a
-quarter as many, or four times.
+An infinitely wide vector is a row of coordinates along orthonormal directions, the first along (1, …, 1) if there are
+means. Each of its entries is Gaussian, with the first coordinate as its mean. A `shift` shows the effect of errors: 1
+moves all expectations upward by their errors, 2 with alternating signs like a chessboard (a Gram matrix stays
+positive), and 3 to 5 use other quasi-random nodes, a quarter as many or four times as many.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ from .._sobol import Sobol
 from ..activations import Function
 from ._exceptions import InfiniteError
 from ._ops import gram, squares
-
-
-class HostOnly(Exception):
-    """Raised in other array libraries for an expectation that only numpy computes: by a series, table or quadrature."""
-
 
 NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
 NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
@@ -50,7 +44,7 @@ def kernel(
         single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
         found = expect.closed_form(f, g, *gaussian) if single else None
         if found is None:
-            raise HostOnly
+            raise NotImplementedError  # by a series, a table or quadrature: numpy alone computes these
         return found
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)
@@ -73,7 +67,7 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     from . import expect  # as above
 
     if xp is not np:
-        raise HostOnly
+        raise NotImplementedError
     mu, a = _law(u, constant)
     x = expect.BatchedFunction(f, mu, params)
     if a.shape[-2] == 1:
@@ -110,9 +104,8 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
     return value
 
 
-# Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at
-# quasi-random points stand in for the coordinates of an infinitely wide vector. Every replica has points of its own, so
-# that the error of these means is independent between replicas and is part of their standard errors.
+# Nodes replace the coordinates of an infinitely wide vector where a nonlinearity acts on combinations of outputs of
+# other nonlinearities. Every replica has its own, so their errors are independent and part of the standard errors.
 
 
 @cache
@@ -125,11 +118,10 @@ def _sobol_set(number: int, count: int) -> Array:
 
 def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
     """Values (…, sources, count)/√count of independent N(0, 1) variables, the sources `first` and following."""
-    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), uniform for shifts (…, sources) ~ N(0, 1), and joined
-    # by their mirror images. Rows are orthonormal, also to the rows of earlier sources and to (1, …, 1), so that
-    # products of Gaussian vectors are exact.
+    # The points of a Sobol set are shifted modulo 1 by Φ(shifts), which is uniform, and joined by their mirror images.
+    # Rows are orthonormal, also to those of earlier sources and to (1, …, 1): products of Gaussian vectors are exact.
     if xp is not np:
-        raise HostOnly
+        raise NotImplementedError
     stop = first + shifts.shape[-1]
     points = np.concatenate([_sobol_set(k, count // 2) for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))])
     start = first - first % DIMENSIONS

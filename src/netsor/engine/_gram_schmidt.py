@@ -1,74 +1,118 @@
 """Gram–Schmidt orthonormalisation of vectors (docs/theory.md, equations 5 and 6).
 
 A Gram matrix loses parts below 3e-7 of a vector's norm; the vectors themselves resolve parts down to 1e-12. Gram
-matrices cost less, so their Cholesky factor is used where every pivot is well above rounding, and the other matrices
-are recomputed vector by vector (each projected twice). The choice is made for each matrix.
+matrices cost less, so their Cholesky factor is used where every pivot is well above rounding. The other matrices are
+recomputed vector by vector, each projected twice. The choice is made for each matrix.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .._array_api import Array
-from ._ops import gram, product, squares
-from ._psd_cholesky import basis, inverse, lower_factor, safe_pivot_ratio, solve, tolerance
+from ._ops import gram, join, product, squares
+from ._psd_cholesky import inverse, lower_factor, safe_pivot_ratio, solve, tolerance
 
+HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
+GROWN = 1e4  # times the tolerance: of a row's squared length, what it may be longer by
+APART = 1.0  # times the tolerance and the number of rows: the part of its own that a row gets where errors grow
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
 REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
 COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 LOST = 1e-18  # relative to squares of the vectors in question: what is below is rounding
-# The same for what is left of ε parts: a direction may be 1e-12 of its vectors, and rounding of its ε part 1e-4
-RESIDUAL_LOST = 1e-7
+RESIDUAL_LOST = 1e-7  # the same for ε parts: if a direction is 1e-12 of its vectors, rounding of its ε part is 1e-4
 
 
 class LinalgBackend:
-    """How an array library factors many matrices, and solves for triangular ones; here with the array API alone."""
+    """The instructions that factor matrices, in one array library; `Library` in `backends` does more in fewer calls."""
 
     wide = True  # whether rows of single precision that are nearly equal are factored in double precision
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
 
-    def factor(self, gram: Array, floor: Array) -> Array:
-        """C with C C^T = gram: 0 are the pivots whose squares are at most the floor."""
+    def lower_factor(self, gram: Array, floor: Array) -> Array:
+        """C with C C^T = gram; pivots whose squares are at most the floor become 0."""
         return lower_factor(self.xp, gram, floor)
 
     def try_factor(self, gram: Array) -> Array:
-        """The same, but any pivot that is not sure may be wrong, or NaN."""
-        return self.factor(gram, tolerance(self.xp, gram.dtype) * self.xp.linalg.diagonal(gram))
+        """The same, but a pivot near rounding may be wrong, or NaN."""
+        return self.lower_factor(gram, tolerance(self.xp, gram.dtype) * self.xp.linalg.diagonal(gram))
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for rows that have errors: one of whose square the floor or less is left may depend."""
-        return self.factor(gram, floor)
+        """The same for rows with errors: a row with at most the floor left of its square may depend on earlier ones."""
+        return self.lower_factor(gram, floor)
 
     def deflated(self, rows: Array) -> Array:
         """C with C C^T the products of rows that are nearly equal."""
-        return along(self.xp, rows, self.gram_schmidt(rows), own=True)
+        return self.along(rows, self.gram_schmidt(rows), own=True)
+
+    def factor(self, gram: Array) -> Array:
+        """The lower triangular C with C C^T = gram; the pivot is 0 if a row depends linearly on earlier rows."""
+        return self.residual(gram, gram)
+
+    def residual(self, rest: Array, whole: Array, shift: int = 0) -> Array:
+        """The triangular factor of `rest`, the Gram matrix `whole` less its part along known directions."""
+        # A residual has the rounding errors of the whole row, so it counts as 0 if it is small relative to that row. A
+        # `shift` adds residuals of the size of those errors, and the dropped ones: a law that depends on what rounding
+        # hides then changes visibly (see `_expectation_ops`).
+        xp, lengths = self.xp, self.xp.linalg.diagonal(whole)
+        one, small = xp.eye(rest.shape[-1], dtype=rest.dtype), tolerance(xp, rest.dtype)
+
+        def apart(rest: Array, whole: Array) -> Array:
+            """Stable: every row gets a part of its own, well above rounding."""
+            lengths = xp.linalg.diagonal(whole)
+            more = (APART * rest.shape[-1] * small * lengths)[..., None, :]
+            return self.lower_factor(rest + one * more, 0.0 * lengths)
+
+        made = self.lower_factor(rest, small * lengths)
+        # Rounding errors grow where rows are nearly dependent: rows are then longer than they should be.
+        grown = xp.any(xp.linalg.diagonal(rest) - squares(xp, made) < -GROWN * small * lengths, axis=-1)
+        made = self.recompute_where(made, grown, apart, rest, whole)
+        if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
+            left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
+            own = xp.linalg.diagonal(made)
+            made = made + one * (xp.sqrt(own**2 + xp.maximum(HIDDEN * lengths, left)) - own)[..., None, :]
+        return made
 
     def solve(self, lower: Array, b: Array) -> Array:
-        """X with X C^T = b, for the triangular C; 0 where the pivot of C is."""
+        """X with X C^T = b for the triangular C; 0 where the pivot of C is 0."""
         return solve(self.xp, lower, b)
 
     def solve_lower(self, lower: Array, rows: Array) -> Array:
-        """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
+        """C^(−1) times rows for the triangular C; 0 where the pivot of C is 0."""
         xp = self.xp
         if type(lower) is np.ndarray and lower.shape[-1] <= min(MAX_INVERTED_ROWS, rows.shape[-1]):
             return inverse(lower) @ rows
         return xp.matrix_transpose(self.solve(lower, xp.matrix_transpose(rows)))
 
     def basis(self, rows: Array) -> Array:
-        """As `_psd_cholesky.basis`."""
-        return basis(self.xp, rows)
+        """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions."""
+        # From the rows, not their Gram matrix: small differences between nearly equal rows keep their digits.
+        q, r = self.xp.linalg.qr(self.xp.matrix_transpose(rows))
+        one = self.xp.ones((), dtype=rows.dtype)
+        return self.xp.matrix_transpose(q) * self.xp.where(self.xp.linalg.diagonal(r) < 0, -one, one)[..., None]
+
+    def spheres(self, known: Array, points: Array, *rest: Array) -> Array:
+        """Coordinates of orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
+        # With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square
+        # roots. `rest` are rows whose products are those of the part of G along directions outside the frame.
+        xp, one = self.xp, self.xp.eye(points.shape[-2], dtype=points.dtype)
+        left = self.residual(one - gram(xp, known, known), one)
+        alive = xp.astype(xp.linalg.diagonal(left) > 0, points.dtype)[..., None]  # 0 if all of a vector is known
+        points = points * alive
+        products = sum((gram(xp, rows * alive, rows * alive) for rows in rest), gram(xp, points, points))
+        found = left @ xp.matrix_transpose(self.solve(self.factor(products), xp.matrix_transpose(points)))
+        return join(xp, known, found, axis=len(found.shape) - 2)
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
-        """As `orthonormalise`, vector by vector: what is left of one is known to the rounding error of the whole."""
+        """As `span`, vector by vector: what is left of one is known to the rounding error of the whole."""
         xp = self.xp
         floor = zero_threshold(xp, rows)
         made = xp.zeros_like(rows)
@@ -96,59 +140,94 @@ class LinalgBackend:
 
     def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
         """Matrices (…, ·, ·), some of them computed again from arrays with the same batch or one for all."""
-        xp = self.xp
-        batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
-        if not count:
-            return made
-        if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):
-            return remake(*arrays)  # no copies; numpy's sums would depend on how the arrays are stored
-        chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
-        made[again] = remake(*chosen)
+        if self.xp is not np:
+            return self.xp.where(again[..., None, None], remake(*arrays), made)
+        if again.any():
+            made[again] = remake(*(np.broadcast_to(a, (*again.shape, *a.shape[-2:]))[again] for a in arrays))
         return made
 
+    def span(self, rows: Array, *known: Array) -> Array:
+        """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
+        # 0 for a row that adds nothing. By blocks, twice: the second pass removes errors of the first. Or vector by
+        # vector.
+        xp = self.xp
+        made = project_out(xp, rows, known)
+        square = squares(xp, made)
+        real = square > zero_threshold(xp, rows)
+        if type(real) is not np.ndarray or not (real | (square == 0)).all():
+            made = made * xp.astype(real, rows.dtype)[..., None]
+        products = gram(xp, made, made)
+        lower = self.try_factor(products)
+        again = has_small_pivot(xp, lower, xp.linalg.diagonal(products))
+        made = self._once_more(self.solve_lower(lower, made), *known)
+        again = self.undetermined(again, lower, xp.linalg.diagonal(products), made, rows, *known)
+        return self.recompute_where(made, again, self.gram_schmidt, rows, *known)
 
-_default_linalg = cache(LinalgBackend)  # of numpy, or of any other library
+    def spanned(self, lower: Array, rows: Array, by: float = 1.0) -> Array:
+        """`span` if nothing is known, times a number, given the factor of the rows' products."""
+        # Once is enough if rows lean little.
+        lengths = squares(self.xp, lower)
+        made = self.solve_lower(lower, rows)
+        leans = _leans(self.xp, lower, lengths)
+        if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
+            made = self.recompute_where(made, leans, self._once_more, made)
+            weak = has_small_pivot(self.xp, lower, lengths)
+            again = self.undetermined(weak, lower, lengths, made, rows)
+            made = self.recompute_where(made, again, self.gram_schmidt, rows)
+        made *= by  # an array of our own
+        return made
 
+    def _once_more(self, made: Array, *known: Array) -> Array:
+        """Rows that are orthonormal but for rounding errors, without these."""
+        made = project_out(self.xp, made, known)
+        floor = 0.0 * squares(self.xp, made) + REAL
+        return self.solve_lower(self.lower_factor(gram(self.xp, made, made), floor), made)
 
-def orthonormalise(xp: Any, rows: Array, *known: Array, linalg: LinalgBackend | None = None) -> Array:
-    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
-    # 0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors,
-    # the second time of rows that are orthonormal but for those; or vector by vector, see above.
-    linalg = linalg or _default_linalg(xp)
-    made = project_out(xp, rows, known)
-    square = squares(xp, made)
-    real = square > zero_threshold(xp, rows)
-    if type(real) is not np.ndarray or not (real | (square == 0)).all():
-        made = made * xp.astype(real, rows.dtype)[..., None]
-    products = gram(xp, made, made)
-    lower = linalg.try_factor(products)
-    again = has_small_pivot(xp, lower, xp.linalg.diagonal(products))
-    made = _once_more(xp, linalg.solve_lower(lower, made), known, linalg)
-    again = linalg.undetermined(again, lower, xp.linalg.diagonal(products), made, rows, *known)
-    return linalg.recompute_where(made, again, linalg.gram_schmidt, rows, *known)
+    def along(self, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
+        """Coefficients of rows along `by` times orthonormal directions; those as small as rounding errors become 0."""
+        # With `own`, the last directions are those that `span` found for these rows, one each, and no row has a part
+        # along a later one. `known` is the factor of the rows' products, if `spanned` used it.
+        xp = self.xp
+        if xp is np and known:
+            again = _leans(xp, known[0], squares(xp, known[0]))
+            return self.recompute_where(known[0].copy(), again, partial(self.along, by=by, own=own), rows, directions)
+        found = by * gram(xp, rows, directions)
+        rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
+        small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
+        found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
+        return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
 
+    def reduced(self, products: Array, rows: Array) -> Array:
+        """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own."""
+        # By the products, and where these do not resolve how the rows differ, by the rows; in single precision by
+        # `wide_factor`. numpy factors in double precision, which takes no time compared with the products.
+        xp, single = self.xp, self.wide and rows.dtype != self.xp.float64
+        lower = self.try_factor(products.astype(np.float64) if single and xp is np else products)
 
-def orthonormalise_from_factor(
-    xp: Any, lower: Array, rows: Array, by: float = 1.0, linalg: LinalgBackend | None = None
-) -> Array:
-    """The same if nothing is known, times a number, given the factor of the rows' products."""
-    # Once is enough if rows lean little.
-    linalg = linalg or _default_linalg(xp)
-    lengths = squares(xp, lower)
-    made = linalg.solve_lower(lower, rows)
-    leans = _leans(xp, lower, lengths)
-    if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
-        made = linalg.recompute_where(made, leans, lambda some: _once_more(xp, some, (), linalg), made)
-        again = linalg.undetermined(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
-        made = linalg.recompute_where(made, again, linalg.gram_schmidt, rows)
-    made *= by  # an array of our own
-    return made
+        def again(rows: Array) -> Array:
+            if single:
+                return xp.astype(wide_factor(xp, xp.astype(rows, xp.float64), self.factor_roughly), lower.dtype)
+            return self.deflated(rows)
 
+        weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
+        made = self.recompute_where(lower, weak, again, rows)
+        return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
 
-def _once_more(xp: Any, made: Array, known: tuple[Array, ...], linalg: LinalgBackend) -> Array:
-    """Rows that are orthonormal but for rounding errors, without these."""
-    made = project_out(xp, made, known)
-    return linalg.solve_lower(linalg.factor(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+    def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
+        """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
+        xp = self.xp
+
+        def again(rows: Array, others: Array) -> Array:
+            if not self.wide or rows.dtype == xp.float64:
+                return gram(xp, others, self.gram_schmidt(rows))
+            wide = xp.astype(rows, xp.float64)
+            found = self.solve(
+                wide_factor(xp, wide, self.factor_roughly), gram(xp, xp.astype(others, xp.float64), wide)
+            )
+            return xp.astype(found, rows.dtype)
+
+        found = self.solve(lower, gram(xp, others, rows))
+        return self.recompute_where(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
@@ -179,45 +258,10 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     return rows
 
 
-def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
-    """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
-
-    `own`: the last directions are those that `orthonormalise` found for these rows, one each, and no row has a part
-    along a later one. `known` is the factor of the rows' products, if `orthonormalise_from_factor` used it.
-    """
-    if xp is np and known:
-        again = _leans(xp, known[0], squares(xp, known[0]))
-        remake = partial(along, xp, by=by, own=own)
-        return _default_linalg(np).recompute_where(known[0].copy(), again, remake, rows, directions)
-    found = by * gram(xp, rows, directions)
-    rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
-    small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
-    found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
-    return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
-
-
-def reduced(xp: Any, products: Array, rows: Array, linalg: LinalgBackend | None = None) -> Array:
-    """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own."""
-    # By the products, and where these do not resolve how the rows differ, by the rows; in single precision by
-    # `wide_factor`. numpy factors in double precision, which takes no time compared with the products.
-    linalg = linalg or _default_linalg(xp)
-    single = linalg.wide and rows.dtype != xp.float64
-    lower = linalg.try_factor(products.astype(np.float64) if single and xp is np else products)
-
-    def again(rows: Array) -> Array:
-        if single:
-            return xp.astype(wide_factor(xp, xp.astype(rows, xp.float64), linalg.factor_roughly), lower.dtype)
-        return linalg.deflated(rows)
-
-    weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype))
-    made = linalg.recompute_where(lower, weak, again, rows)
-    return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
-
-
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
-    # Without their part along the first row, rows that are nearly equal have products that tell how they differ. What
-    # is left of a row counts as it does for `orthonormalise`.
+    # Without their part along the first row, products of nearly equal rows tell how they differ. `span` has the same
+    # floor.
     first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
@@ -226,22 +270,6 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array],
     rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
     made = factored(gram(xp, rest, rest), floor)
     return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
-
-
-def oriented(xp: Any, lower: Array, rows: Array, others: Array, linalg: LinalgBackend | None = None) -> Array:
-    """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
-    linalg = linalg or _default_linalg(xp)
-    found = linalg.solve(lower, gram(xp, others, rows))
-
-    def again(rows: Array, others: Array) -> Array:
-        if linalg.wide and rows.dtype != xp.float64:
-            wide = xp.astype(rows, xp.float64)
-            lower = wide_factor(xp, wide, linalg.factor_roughly)
-            found = linalg.solve(lower, gram(xp, xp.astype(others, xp.float64), wide))
-            return xp.astype(found, rows.dtype)
-        return gram(xp, others, linalg.gram_schmidt(rows))
-
-    return linalg.recompute_where(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
 
 
 def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
@@ -266,3 +294,6 @@ def nan_if_lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
         wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
     wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))
     return xp.where(wrong, xp.asarray(float("nan"), dtype=left.dtype), xp.asarray(0.0, dtype=left.dtype))
+
+
+NUMPY = LinalgBackend(np)

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array_api import Array, Ints
+from .._array_api import Array
 from .._validate import Shape
 from ..language._check_function import content
 from ._cost_model import CPU
 
-# Sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
-ORTHANT_SIZES_PER_BATCH = 2**16
+ORTHANT_SIZES_PER_BATCH = 2**16  # sizes of a vector in a pattern at once: 512 KiB; with fewer Python takes longer
 
 DRAWS = ("normals", "chi", "positive")
 VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
@@ -26,10 +25,9 @@ FUNCTIONS = ("apply", "kernel", "moments", "nodes")
 
 
 class Register:
-    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas.
+    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas."""
 
-    The value of a hyperparameter is a placeholder, which `Plan.bind` replaces: nothing is computed from it in advance.
-    """
+    # The value of a hyperparameter is a placeholder that `Plan.bind` replaces; no constant is computed from it.
 
     def __init__(self, shape: Shape, value: Array | None = None, hyperparameter: str | None = None) -> None:
         self.shape, self.value, self.hyperparameter = shape, value, hyperparameter
@@ -111,10 +109,8 @@ def terms(kind: str, args: Sequence[Register]) -> int:
 
 
 # Loops: equal blocks of a deep network make equal steps, one block after the other. They are found from the steps, so
-# that it does not matter how a program was written, and serve to print a block once and to compile it once. Nothing
-# that is computed depends on them.
-# Steps back within which an argument must be the same step of a block; others may be made before the loop
-MAX_ARGUMENT_DISTANCE = 64
+# that it does not matter how a program was written. A block is printed once and compiled once; no number depends on it.
+MAX_ARGUMENT_DISTANCE = 64  # steps back to an argument that every block must have; others may precede the loop
 MIN_STEPS_SAVED = 16  # steps that a loop saves, at least
 MAX_PERIODS_TRIED = 32  # periods that are tried: the most common distances between equal steps
 
@@ -138,29 +134,22 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
     kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
 
     def among(first: int, end: int) -> list[Loop]:
-        best = _longest(kinds[first:end])
-        if best is None:
-            return []
-        loop = best._replace(start=first + best.start)
-        return [*among(first, loop.start), loop, *among(loop.stop, end)]
+        """The loop that saves most steps, with the shortest period of those that do, and the loops on both sides."""
+        some, best, most = kinds[first:end], None, MIN_STEPS_SAVED - 1
+        order = np.argsort(some, kind="stable")
+        apart = Counter(
+            np.diff(order)[some[order][1:] == some[order][:-1]].tolist()
+        )  # from a step to the next equal one
+        for period in sorted(period for period, _ in apart.most_common(MAX_PERIODS_TRIED)):
+            same = np.concatenate([[False], some[period:] == some[:-period], [False]])
+            begins, ends = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
+            longest = int(np.argmax(ends - begins))
+            times = int(ends[longest] - begins[longest]) // period + 1
+            if (times - 1) * period > most:
+                best, most = Loop(first + int(begins[longest]), period, times), (times - 1) * period
+        return [] if best is None else [*among(first, best.start), best, *among(best.stop, end)]
 
     return among(0, len(kinds))
-
-
-def _longest(kinds: Ints) -> Loop | None:
-    """The loop that saves most steps, and of those the one with the shortest period."""
-    # Periods are tried that are the most common distances from a step to the next one that is equal to it.
-    order = np.argsort(kinds, kind="stable")
-    apart = Counter(np.diff(order)[kinds[order][1:] == kinds[order][:-1]].tolist())
-    best, most = None, MIN_STEPS_SAVED - 1
-    for period in sorted(period for period, _ in apart.most_common(MAX_PERIODS_TRIED)):
-        same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]])
-        begins, ends = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
-        longest = int(np.argmax(ends - begins))
-        times = int(ends[longest] - begins[longest]) // period + 1
-        if (times - 1) * period > most:
-            best, most = Loop(int(begins[longest]), period, times), (times - 1) * period
-    return best
 
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:

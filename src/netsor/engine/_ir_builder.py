@@ -16,8 +16,9 @@ from .._validate import Shape
 from ..activations import Function
 from ..language._check_function import content_of
 from . import _psd_cholesky
+from ._gram_schmidt import NUMPY
 from ._ir import Register, Step, given_number, key_of, terms
-from ._plan import RULES
+from ._plan import compute
 
 VARIES = attrgetter("varies")
 MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
@@ -44,8 +45,8 @@ class Builder:
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register."""
-        # So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
-        # which can be as large as what a layer draws.
+        # So results of equal constants are shared too. Those of a deep network's layers can be as large as what a layer
+        # draws.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:
@@ -118,7 +119,7 @@ class Builder:
         seen = (kind, tuple(arg.shape for arg in args), key[-1]) if key else object()
         if seen not in self.shapes:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
-            self.shapes[seen] = RULES[kind](np, *empty, **params).shape[1:]
+            self.shapes[seen] = compute(NUMPY, kind, empty, params).shape[1:]
         return self.shapes[seen]
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
@@ -188,7 +189,7 @@ def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
         some, axis = _psd_cholesky.directions(values[0]), -1 if kind == "gram" else -2
         if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:
             values = [values[0][..., some], np.take(values[1], some, axis)]
-    return RULES[kind](np, *values, **params)
+    return compute(NUMPY, kind, values, params)
 
 
 def named(f: Function) -> str:

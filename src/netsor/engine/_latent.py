@@ -1,7 +1,7 @@
-"""A plan as a function of standard normals, which are given and not drawn: for Markov chains over them.
+"""A plan as a function of standard normals that are given, not drawn.
 
-χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
-standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.
+χ are functions of normals (see `backends._chi`), so a replica is a function of one row z of independent normals. Given
+z, the outputs are N(mean(z), cov(z)): all that Markov chains over z need.
 """
 
 from __future__ import annotations
@@ -62,19 +62,18 @@ class Latent:
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
-        replicas = len(z)
-        return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+        return np.broadcast_to(mean, (len(z), self.entries)), np.broadcast_to(columns, (len(z), *columns.shape[1:]))
 
     def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
         """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
-        parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
+        parts = [z[k : k + self.block] for k in range(0, len(z), self.block)]
 
-        def one(part: slice) -> Any:
-            return what(*self.given(z[part]))
+        def one(part: Floats) -> Any:
+            return what(*self.given(part))
 
         with one_blas_thread():
             if self.workers == 1 or len(parts) == 1:
-                return [one(part) for part in parts]
+                return list(map(one, parts))
             with thread_pool(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 
@@ -94,18 +93,15 @@ class Latent:
     def _drawn(self, step: Step, z: Floats) -> Any:
         own: Any = z[:, self.places[step]].reshape(len(z), *self.shape(step))
         if step.kind == "chi":
-            recipe = chi(step.params["freedom"], "float64")
-            own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
+            own = chi(step.params["freedom"], "float64").of(np, own)
         own = _laid_out(own)
         own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
         return own
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:
-    """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
-
-    The first entries along every axis are the same ones. None if there is no such draw.
-    """
+    """The places of a plan's normals among those of another plan whose draws have the same keys, or None."""
+    # A draw of the other plan may be larger: its first entries along every axis are those of the smaller one.
     of = {(step.kind, step.params["key"]): step for step in large.places}
     places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
@@ -120,10 +116,8 @@ def matched(small: Latent, large: Latent) -> Ints | None:
 
 
 def embedding(small: Latent, large: Latent) -> Ints | None:
-    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
-
-    That these come out the same is tried with random normals; None if they do not.
-    """
+    """The places of a plan's normals among those of a plan with more outputs; None if its outputs are not the first."""
+    # Whether they are is tried with random normals.
     found = matched(small, large)
     if found is None:
         return None

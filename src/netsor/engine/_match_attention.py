@@ -1,6 +1,6 @@
 """Recognises an output of one attention layer over tokens with a fixed kernel: its limit has a formula.
 
-Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a} x_j), each matrix used once, for any tokens.
+It is W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a} x_j), each matrix used once, for any tokens.
 """
 
 from __future__ import annotations
@@ -48,14 +48,12 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
     while isinstance(output.op, Take):
         output = output.op.x
     match output.op:
-        case MatMul(wo, Value(op=Concat(Vector(op=Mix(a, v)), 0)), False):
-            pass
+        case MatMul(wo, Value(op=Concat(Vector(op=Mix(Value(op=Apply(f, (p, *mask), 1)), v)), 0)), False):
+            attends = f is SOFTMAX or f is MASKED_SOFTMAX
         case _:
             return None
-    match a.op, v.op:
-        case Apply(f, (Value(op=Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5)), *mask), 1), (
-            MatMul(wv, z, False)
-        ) if f is SOFTMAX or f is MASKED_SOFTMAX:
+    match p.op, v.op:
+        case Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5), MatMul(wv, z, False) if attends:
             pass
         case _:
             return None

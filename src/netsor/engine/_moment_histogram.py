@@ -1,8 +1,8 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
-The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells of log v and, where conditional
-means vary, of m/√v; each cell keeps its count and a few moments, and becomes two Gaussians with its mean and covariance
-of (m, v) in the law. Moments are sums of integers, which do not depend on the order in which chunks are added.
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, where means vary, of m/√v keeps its
+count and a few moments, and becomes two Gaussians. Moments are sums of integers, so the order of chunks does not
+matter.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ class MomentGrid:
         return self.rows * self.columns
 
     def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """Of each replica: its cell, 1 and its moments (sums, replicas) for the cell's sums, and whether it is outside.
-
-        A replica outside of all cells has zeros for these, so that its cell does not matter.
-        """
+        """For each replica its cell, what it adds to the sums of the cell, and whether it is outside of all cells."""
+        # It adds 1 and its moments, (sums, replicas); outside of all cells these are 0, and the cell does not matter.
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
         unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
@@ -71,9 +69,8 @@ class MomentGrid:
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians that the cells become in the law, two each."""
-        # Where all replicas have one mean, two points with the mean, the variance and the third moment of v. Else v is
-        # at its mean ± its standard deviation, and m on its regression on v; the variance of m about that regression is
-        # added to v of both.
+        # With one mean, two points with the mean, the variance and the third moment of v. Else v is at its mean ± its
+        # standard deviation, m on its regression on v, and the variance of m about it is added to both v.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
         up, up2, *more = sums[1:, index] / UNIT / count

@@ -1,10 +1,9 @@
-"""The instruction set of a plan: what each kind of step does to its arrays, in pure array code.
+"""The instruction set of a plan: what each kind of step does to its arrays. Factors of matrices are in `_gram_schmidt`.
 
-Arrays are (replicas, …); what is the same for all replicas has one of them. Every function takes the array library
-first. Nothing here draws a number or looks at one to decide what to do. Factors of matrices are in `_psd_cholesky`.
-
-In numpy, arrays with few entries a replica are stored with the replicas innermost in memory, so that inner loops are
-long. Only speed depends on it: `_replicas_innermost` recognises such arrays, and the functions below keep the layout.
+Arrays are (replicas, …), with one replica for what is the same in all. The array library is the first argument. Nothing
+here draws a number or branches on one. In numpy, arrays with few entries a replica are stored with the replicas
+innermost in memory, which makes inner loops long. `_replicas_innermost` recognises them, and the functions keep the
+layout.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ import numpy as np
 from .._array_api import Array
 from .._validate import Shape
 
-# Multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
-EINSUM_MAX_MULTIPLICATIONS = 128
-# Terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
-MAX_UNROLLED_TERMS = 8
-# Entries passed to a function of coordinates at once: its temporary arrays fit a cache
-FUNCTION_ENTRIES_PER_BATCH = 2**15
+EINSUM_MAX_MULTIPLICATIONS = 128  # of a matrix product up to which einsum over all replicas is faster than BLAS
+MAX_UNROLLED_TERMS = 8  # of sums that JAX and PyTorch add one by one: they are slow at many small matrix products
+FUNCTION_ENTRIES_PER_BATCH = 2**15  # of a function of coordinates at once: its temporary arrays fit a cache
 PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once: what a cache holds
 DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
 EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
@@ -138,21 +134,6 @@ def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
     flat = join(xp, *pieces, zero, axis=1)
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
-
-
-def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
-    """Coordinates of the first unit vector along new directions, given those along the known ones.
-
-    They lie on a sphere of radius √(1 − |known|²); `rest` is the norm of the normals outside the frame.
-    """
-    square = squares(xp, point)
-    for norm in rest:
-        square = square + norm[..., 0] * norm[..., 0]
-    left = 1.0 - squares(xp, known) if known.shape[-1] else xp.ones_like(square)
-    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else all is known
-    ratio = xp.sqrt(left / square)[..., None]
-    found = point * ratio
-    return join(xp, known, found, axis=len(found.shape) - 2)
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:

@@ -1,6 +1,6 @@
 """Running work in chunks: threads or any executor, progress, and cancellation.
 
-Nothing is drawn here. What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
+What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ class Cancelled(Exception):
 
 
 class Tick:
-    """The progress callback of a worker, called after each block: counts the draws done, and raises once cancelled.
+    """The progress callback of a worker, called after each block: counts the draws, and raises once cancelled."""
 
-    Another process gets a copy that nobody reads: counts made there do not come back.
-    """
+    # Another process gets a copy, whose counts do not come back.
 
     def __init__(self) -> None:
         self.cancelled, self.lock, self.draws = threading.Event(), threading.Lock(), 0
@@ -92,16 +91,11 @@ def run(
     progress: Progress = True,
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
-    """Do the work for every chunk, and yield (chunk, result) as each is done.
-
-    `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
-    run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
-    as cores, if None; where none can start, chunks are done here), or any `concurrent.futures.Executor`; one with other
-    processes reports progress by whole chunks, and finishes the chunks that it has begun. Up to `together` chunks are
-    one task of an executor, because each task has an overhead. A Dask cluster is sent the work once, and repeats the
-    chunks of a worker that died. `progress` is a function of (draws done, draws in all), or True for a bar on a
-    terminal.
-    """
+    """Do the work for every chunk, and yield (chunk, result) as each is done."""
+    # `work(part, tick)` calls `tick(draws)` after every block. That moves the progress bar, and raises once the run has
+    # ended early: after an interrupt no thread works longer than a block. Executors with other processes report
+    # progress by whole chunks, and finish those that they have begun. Up to `together` chunks are one task of an
+    # executor.
     progress_of(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._array_api import Array
 from .._html import note, table, title
-from . import _expectation_ops, _gram_schmidt, _ops, _psd_cholesky
+from . import _expectation_ops, _gram_schmidt, _ops
 from ._cost_model import CPU
 from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
 from ._rng_keys import NODE_SHIFTS
@@ -29,23 +29,15 @@ RULES: dict[str, Callable[..., Any]] = {
         for name, rule in vars(_ops).items()
         if getattr(rule, "__module__", "") == _ops.__name__ and not name.startswith("_")
     },
-    **{name: getattr(_psd_cholesky, name) for name in ("factor", "residual", "solve", "basis", "spheres")},
     **{name: getattr(_expectation_ops, name) for name in ("kernel", "moments", "nodes")},
-    **{name: getattr(_gram_schmidt, name) for name in ("along", "reduced", "oriented")},
-    "span": _gram_schmidt.orthonormalise,
-    "spanned": _gram_schmidt.orthonormalise_from_factor,
     "left_over": _gram_schmidt.fluctuation_residual,
     "lost": _gram_schmidt.nan_if_lost,
 }
 
-# Those that take the `LinalgBackend` of an array library.
-WITH_LINALG = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
-
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
-# Node sets that a law without other random numbers is averaged over: one for so many draws, for a set costs as much as
-# a few hundred draws of a usual law, and enough of them for a standard error
-DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16
+# A law without other random numbers is averaged over node sets: a set costs as much as a few hundred usual draws
+DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # at least so many, for a standard error
 MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
 
 
@@ -60,10 +52,7 @@ def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
 
 
 def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set[Register], int | None]]:
-    """For each step, the arrays that no later step reads; and one of them that the result may overwrite, or None.
-
-    The latter is the index of an argument, and only entrywise steps have one.
-    """
+    """For each step, the arrays that no later step reads, and the index of an argument that it may overwrite."""
     owner: dict[Register, Register] = {}  # whose memory an array shares
     for step in steps:
         owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
@@ -267,12 +256,10 @@ def run(
     constant: Callable[[Register], Array],
     compute: Callable[[Step, Sequence[Array], int | None], Array],
 ) -> tuple[Array, Array]:
-    """Mean and coefficients of one coordinate of the outputs, (replicas or 1, entries) and (replicas or 1, entries, ·).
-
-    Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a step,
-    (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does any
-    other step; `place` is the index of an array that no later step reads, so that the result may overwrite it, or None.
-    """
+    """Mean (replicas or 1, entries) and coefficients (replicas or 1, entries, ·) of one coordinate of the outputs."""
+    # Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a
+    # step, (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does
+    # any other step; the result may overwrite the array at the index `place`, unless that is None.
     arrays: dict[Any, Array] = {}
     for step, (dead, place) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:
@@ -286,10 +273,16 @@ def run(
     return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
 
 
+def compute(linalg: _gram_schmidt.LinalgBackend, kind: str, inputs: Sequence[Array], params: dict[str, Any]) -> Array:
+    """Execute one instruction in an array library; those without a rule are methods of its linear algebra."""
+    rule = RULES.get(kind)
+    return getattr(linalg, kind)(*inputs, **params) if rule is None else rule(linalg.xp, *inputs, **params)
+
+
 def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
-    """Execute one instruction with numpy, in place if the buffer is dead and not broadcast over replicas."""
+    """Execute one step with numpy, in place if the buffer is dead and not broadcast over replicas."""
     if place is not None and inputs[place].flags.writeable and len(inputs[place]) == max(map(len, inputs)):
         if step.kind == "apply":
             return _ops.apply(np, *inputs, **step.params, out=inputs[place])
         return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
-    return RULES[step.kind](np, *inputs, **step.params)
+    return compute(_gram_schmidt.NUMPY, step.kind, inputs, step.params)

@@ -1,12 +1,11 @@
 """Whether single precision is accurate enough for a law, and how to undo what its rounding adds.
 
-Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and differences of nearly equal
-numbers lose their digits. No array library reports that as an error. So some replicas are first computed in both
-precisions from the same random numbers, and compared output by output. If replicas are nearly the same in both, so is
-the law: the paired differences bound how far its mean and its standard deviation move, and the replicas that cross a
-point how far its distribution function does. The law may also be right although replicas differ: rounding decides the
-direction in which nearly equal vectors differ, and deep networks can be chaotic. So if replicas differ, as many as the
-law has must not tell the precisions apart.
+Single precision overflows at 1e38, squares of numbers below 1e-22 underflow, and differences of nearly equal numbers
+lose their digits; no array library reports that. So some replicas are first computed in both precisions from the same
+random numbers. If they are nearly the same, so is the law: the paired differences bound how far its mean and standard
+deviation move, and the replicas that cross a point how far its distribution function does. If they differ, the law may
+still be right, because rounding decides the direction in which nearly equal vectors differ, and deep networks can be
+chaotic. Then as many replicas as the law has must not tell the precisions apart.
 """
 
 from __future__ import annotations
@@ -44,12 +43,9 @@ DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single pre
 
 
 def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> tuple[Backend, float]:
-    """The backend in the precision for so many draws of a plan, and the error of the law in that precision.
-
-    The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Single precision
-    is refused where it is not accurate enough. Outputs that agree to a relative error of `digits` always are, even if
-    their spread is rounded away.
-    """
+    """The backend in the precision for so many draws of a plan, and the error of the law in that precision."""
+    # The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Where single
+    # precision is not accurate enough it is refused, unless outputs agree to a relative error of `digits`.
     if backend.precision == AUTO:
         single = float32_suffices(plan, draws)
         return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0
@@ -63,8 +59,7 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
     """Whether single precision gives five digits of the draws of a plan, or a hundredth of their spread, and pays."""
-    # It pays where a plan has many coordinates in long rows. Gaussian expectations, at infinite width, stay in double
-    # precision: so are their errors known.
+    # It pays where a plan has many coordinates in long rows. The errors of Gaussian expectations are those of double.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -215,10 +210,10 @@ def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
 
 def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backend: Backend) -> Floats:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused."""
-    # Single precision has so few numbers that draws of a continuous law coincide. A value without variance that several
-    # replicas share is an atom if two draws in double precision are equal there, or so near that rounding parts them,
-    # and then has their value. If not, it was rounded: each of its replicas gets a random number among those that round
-    # to it, at the same relative position for all outputs of the replica, so that equal outputs stay equal.
+    # Single precision has so few numbers that draws of a continuous law coincide. A value that several replicas share
+    # is an atom if two draws in double precision are equal there, or differ by no more than rounding; it gets their
+    # value. If not, each of its replicas gets a random number among those that round to it, at the same relative
+    # position for all outputs of the replica, so that equal outputs stay equal.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -229,7 +224,10 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         if known is None:
             made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
         points = np.sort(known[~np.isnan(known[:, k]), k])
-        atom = _atoms(points, at)
+        known_at, times = np.unique(points, return_counts=True)  # atoms are numbers that repeat
+        atoms = known_at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
+        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # the most frequent that round alike
+        atom = np.append(atoms, np.inf)[np.searchsorted((atoms[1:] + atoms[:-1]) / 2, at)]  # the nearest one
         near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
         values = np.where(near, atom, at)
         _check_frequent(values, near, count / len(mean), points, len(known))
@@ -242,14 +240,6 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
 def _spacing(values: Floats) -> Floats:
     """The distance of numbers of single precision there."""
     return np.spacing(np.abs(values).astype(np.float32)).astype(float)
-
-
-def _atoms(points: Floats, values: Floats) -> Floats:
-    """The nearest atom to each value, infinity if there is none; atoms are numbers that repeat among points."""
-    at, times = np.unique(points, return_counts=True)
-    at = at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
-    at = at[np.unique(at.astype(np.float32), return_index=True)[1]]  # the most frequent of those that are rounded alike
-    return np.append(at, np.inf)[np.searchsorted((at[1:] + at[:-1]) / 2, values)]
 
 
 def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int) -> None:

@@ -1,67 +1,24 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
-A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix: no replica
-depends on the others. `linalg` is the `LinalgBackend` of an array library; without one the array API is enough.
+The pivot is 0 if a row depends linearly on earlier rows, which is decided for each matrix: replicas are independent.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
 import scipy
 
 from .._array_api import Array
-from ._ops import join, squares
 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
 TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
-HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
 LOST = 1e-8  # of two rows of length 1: what their product may lose before rows are factored in another order
-GROWN = 1e4  # times the tolerance: of a row's squared length, what it may be longer by
-APART = 1.0  # times the tolerance and the number of rows: the part of its own that a row gets where errors grow
 SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
-
-
-def factor(xp: Any, gram: Array, linalg: Any = None) -> Array:
-    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows."""
-    # A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
-    return residual(xp, gram, gram, linalg=linalg)
-
-
-def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, linalg: Any = None) -> Array:
-    """The triangular factor of `rest`: the Gram matrix `whole` less products of coordinates along known directions."""
-    # A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
-    # row. With a `shift`, residuals of the size of those errors are added, and those that were dropped: a law that
-    # depends on what rounding hides then changes visibly (see `_expectation_ops`).
-    lengths, small = xp.linalg.diagonal(whole), tolerance(xp, rest.dtype)
-    make = linalg.factor if linalg else partial(lower_factor, xp)
-    made = make(rest, small * lengths)
-    left = xp.linalg.diagonal(rest) - squares(xp, made)
-    # Rounding errors grow where rows are nearly dependent: rows are then longer than they should be.
-    grown = xp.any(left < -GROWN * small * lengths, axis=-1)
-
-    def apart(rest: Array, whole: Array) -> Array:
-        """Stable: every row gets a part of its own, well above rounding."""
-        lengths, one = xp.linalg.diagonal(whole), xp.eye(rest.shape[-1], dtype=rest.dtype)
-        return make(rest + one * (APART * rest.shape[-1] * small * lengths)[..., None, :], 0.0 * lengths)
-
-    if linalg:
-        made = linalg.recompute_where(made, grown, apart, rest, whole)
-    elif xp is not np:
-        made = xp.where(grown[..., None, None], apart(rest, whole), made)
-    elif grown.any():
-        made[grown] = apart(rest[grown], np.broadcast_to(whole, rest.shape)[grown])
-    if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
-        left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
-        own = xp.linalg.diagonal(made)
-        more = xp.sqrt(own**2 + xp.maximum(HIDDEN * lengths, left)) - own
-        made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
-    return made
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -159,11 +116,9 @@ def directions(rows: Any) -> Any:
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
-def solve(xp: Any, lower: Array, b: Array, linalg: Any = None) -> Array:
+def solve(xp: Any, lower: Array, b: Array) -> Array:
     """X with X C^T = b for lower triangular C: coordinates along the directions of its rows, from their products."""
     # The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
-    if linalg:
-        return linalg.solve(lower, b)
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
         return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
@@ -191,29 +146,3 @@ def inverse(lower: Any) -> Any:
     size = np.where(none, 1.0, size).astype(lower.dtype)
     rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
-
-
-def basis(xp: Any, rows: Array, linalg: Any = None) -> Array:
-    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions."""
-    # It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
-    if linalg:
-        return linalg.basis(rows)
-    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    one = xp.ones((), dtype=rows.dtype)
-    return xp.matrix_transpose(q) * xp.where(xp.linalg.diagonal(r) < 0, -one, one)[..., None]
-
-
-def spheres(xp: Any, known: Array, points: Array, *rest: Array, linalg: Any = None) -> Array:
-    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
-    # With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
-    # `rest` are rows whose products are those of the part of G along directions outside the frame.
-    one = xp.eye(points.shape[-2], dtype=points.dtype)
-    left = residual(xp, one - known @ xp.matrix_transpose(known), one, linalg=linalg)
-    alive = xp.linalg.diagonal(left) > 0  # False for a vector whose known coordinates are all of it
-    points = points * xp.astype(alive, points.dtype)[..., None]
-    gram = points @ xp.matrix_transpose(points)
-    for rows in rest:
-        rows = rows * xp.astype(alive, points.dtype)[..., None]
-        gram = gram + rows @ xp.matrix_transpose(rows)
-    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram, linalg), xp.matrix_transpose(points), linalg))
-    return join(xp, known, found, axis=len(found.shape) - 2)

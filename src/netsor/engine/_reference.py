@@ -1,7 +1,6 @@
-"""The literal interpreter: draws every weight matrix and computes what the program says.
+"""The reference interpreter: draws every weight matrix and computes what the program says. It is slow and plain.
 
-Slow, plain, and the ground truth of everything else. Vectors are arrays (replicas, *shape, width), scalars
-(replicas, *shape).
+It is the ground truth of everything else. Vectors are arrays (replicas, *shape, width), scalars (replicas, *shape).
 """
 
 from __future__ import annotations
@@ -45,22 +44,45 @@ def simulate(
 ) -> list[Floats]:
     """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
     narrowed, draws = narrow(outputs), sampling.draws
-    work = _Chunk(narrowed, topological_order(narrowed), sources, widths, sampling.seed, coordinates)
-    bytes_held = 16.0 * work.numbers()  # of a draw: a batch of matrices is held twice while it acts
+    values = topological_order(narrowed)
+
+    def full(value: Value) -> tuple[int, ...]:
+        return (*value.shape, int(value.width.bind(widths))) if isinstance(value, Vector) else value.shape
+
+    matrices = (w.out_width.bind(widths) * w.in_width.bind(widths) * w.members.size for w in weights_of(values))
+    numbers = int(sum(matrices)) + sum(math.prod(full(value)) for value in values)
+    bytes_held = 16.0 * numbers  # of a draw: a batch of matrices is held twice while it acts
     bound = ", ".join(f"{name}={width}" for name, width in widths.items())
     remedy = "take smaller widths, or net.law, which draws no matrix"
     check_memory(bytes_held, f"one draw at {bound}, every matrix of it,", remedy)
-    shapes = work.shapes()
-    numbers = sum(math.prod(shape) for shape in shapes)
-    check_memory(8.0 * draws * numbers, f"draws={draws} of {numbers} numbers", "take fewer draws, or coordinates=0")
+    indices = [_index(coordinates, full(v)[-1]) if isinstance(v, Vector) else ... for v in narrowed]
+    shapes = [np.empty((1, *full(v)))[0][index].shape for v, index in zip(narrowed, indices, strict=True)]
+    kept = sum(map(math.prod, shapes))
+    check_memory(8.0 * draws * kept, f"draws={draws} of {kept} numbers", "take fewer draws, or coordinates=0")
+    size = max(1, CHUNK_BYTES // (8 * numbers))  # a property of the program, so that workers cannot change the draws
     if sampling.executor is None:  # no more at a time than there is memory for
-        room = max(1, int(memory() // (bytes_held * work.size())))
+        room = max(1, int(memory() // (bytes_held * size)))
         sampling = replace(sampling, workers=min(at_once(sampling.workers, None), room))
     results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
-    for part, arrays in sampling.run(work, chunks(draws, work.size())):
+    work = _Chunk(narrowed, indices, values, sources, widths, sampling.seed, size)
+    for part, arrays in sampling.run(work, chunks(draws, size)):
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
     return results
+
+
+def _index(coordinates: Coordinates, width: int) -> Any:
+    """The index that picks coordinates of a vector."""
+    if coordinates is None:
+        return ...
+    try:
+        places = coordinates if isinstance(coordinates, slice) else np.asarray(coordinates)
+        if isinstance(places, np.ndarray) and (places.ndim > 1 or places.dtype.kind not in "iu"):
+            raise TypeError("it must be an integer, a list of integers or a slice")
+        np.empty(width)[places]
+    except Exception as error:  # of numpy, or of an object that is made an array
+        raise ValueError(f"coordinates={shown(coordinates)}: {' '.join(str(error).split())}") from None
+    return (..., coordinates)
 
 
 @dataclass(frozen=True)
@@ -68,48 +90,20 @@ class _Chunk:
     """The work for one chunk of replicas; called by a worker, possibly in another process."""
 
     outputs: list[Value]
+    indices: list[Any]
     values: list[Value]
     sources: Mapping[Source, int]
     widths: Mapping[str, float]
     seed: int
-    coordinates: Coordinates
-
-    def numbers(self) -> int:
-        """The numbers that one replica holds: matrices and vectors."""
-        bind = self.widths
-        matrices = (w.out_width.bind(bind) * w.in_width.bind(bind) * w.members.size for w in weights_of(self.values))
-        return int(sum(matrices)) + sum(math.prod(self._full(value)) for value in self.values)
-
-    def size(self) -> int:
-        """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
-        return max(1, CHUNK_BYTES // (8 * self.numbers()))
-
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of one draw of each output."""
-        return [np.empty((1, *self._full(value)))[0][self._picked(value)].shape for value in self.outputs]
-
-    def _full(self, value: Value) -> tuple[int, ...]:
-        return (*value.shape, int(value.width.bind(self.widths))) if isinstance(value, Vector) else value.shape
-
-    def _picked(self, value: Value) -> Any:
-        if self.coordinates is None or not isinstance(value, Vector):
-            return ...
-        chosen = self.coordinates
-        try:
-            if not isinstance(chosen, slice) and (np.ndim(chosen) > 1 or np.asarray(chosen).dtype.kind not in "iu"):
-                raise TypeError("it must be an integer, a list of integers or a slice")
-            np.empty(int(value.width.bind(self.widths)))[chosen]
-        except Exception as error:  # of numpy, or of an object that is made an array
-            raise ValueError(f"coordinates={shown(chosen)}: {' '.join(str(error).split())}") from None
-        return (..., self.coordinates)
+    size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> list[Floats]:
         with one_blas_thread():
-            literal = _Literal(self.sources, self.widths, self.seed, part.start // self.size(), len(part))
+            literal = _Literal(self.sources, self.widths, self.seed, part.start // self.size, len(part))
             for value in self.values:
                 literal.evaluate(value)
                 tick(0)  # a chunk may be one huge replica
-            return [literal.drawn[value][self._picked(value)] for value in self.outputs]
+            return [literal.drawn[value][index] for value, index in zip(self.outputs, self.indices, strict=True)]
 
 
 @dataclass
@@ -235,16 +229,6 @@ def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
     return np.asarray(op.f(*arrays))
 
 
-def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Floats:
-    blocks = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
-    return blocks.reshape(*blocks.shape[:-2], -1)
-
-
-def _split(run: _Literal, op: ops.Split, value: Vector) -> Floats:
-    whole = run.drawn[op.x]
-    return np.moveaxis(whole.reshape(*whole.shape[:-1], op.count, -1), -2, 1 + op.axis)
-
-
 def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
     """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
     x = run.drawn[op.x]  # (replicas, …, tokens, width)
@@ -285,8 +269,8 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
     ops.Add: lambda run, op, value: run.align_axes(op.x, value.ndim) + run.align_axes(op.y, value.ndim),
     ops.Scale: lambda run, op, value: run.align_axes(op.c, value.ndim)[..., None] * run.align_axes(op.x, value.ndim),
     ops.Mix: lambda run, op, value: run.align_axes(op.a, value.ndim + 1) @ run.align_axes(op.x, value.ndim),
-    ops.Concat: _concat,
-    ops.Split: _split,
+    ops.Concat: lambda run, op, value: np.concatenate(np.moveaxis(run.drawn[op.x], 1 + op.axis, 0), axis=-1),
+    ops.Split: lambda run, op, value: np.stack(np.split(run.drawn[op.x], op.count, axis=-1), axis=1 + op.axis),
     ops.Dot: _dot,
     ops.Apply: _apply,
     ops.Take: _take,

@@ -1,10 +1,10 @@
 """Random-number keys: which generator makes which number, so that a law depends on its seed and on nothing else.
 
 Each array that a plan draws has a stream with the key (place of the value in the program as written, a count, which of
-its groups, purpose, a count); the purpose is one of the constants below. numpy's generator is keyed by (seed, *key,
-chunk). Chunks depend on neither the workers nor the number of draws. JAX and PyTorch hash the same keys. χ have streams
-of their own: their generator consumes random bits that depend on the width, and laws at two widths share their normals,
-so that their difference has little noise (docs/theory.md, equation 8).
+its groups, purpose, a count). numpy's generator is keyed by (seed, *key, chunk); chunks depend on neither the workers
+nor the number of draws. JAX and PyTorch hash the same keys. χ have streams of their own, because they consume random
+bits that depend on the width: laws at two widths share their normals, which leaves little noise in their difference
+(docs/theory.md, equation 8).
 """
 
 from __future__ import annotations

@@ -38,11 +38,10 @@ NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of
 
 @dataclass(frozen=True)
 class Sampling:
-    """Draws and seed, which say what is drawn (with the backend); workers, executor and progress, which do not.
+    """Draws, seed and backend, on which the numbers depend; workers, executor and progress, on which they do not."""
 
-    `workers` are threads, all cores if None; an executor, if given, takes their place. `progress` is True for a bar on
-    a terminal, False for none, or a function of (draws done, draws in all).
-    """
+    # `workers` are threads, as many as cores if None; an executor replaces them. `progress` is True for a bar on a
+    # terminal, False for none, or a function of (draws done, draws in all).
 
     draws: int
     seed: int = 0
@@ -65,19 +64,17 @@ class Sampling:
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
     ) -> Iterator[tuple[range, T]]:
         """Every chunk, as it is done; `together` of them make a task that is worth sending."""
-        # Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much
-        # as drawing a fifth of its numbers.
+        # BLAS is limited to one thread here, because doing so for every chunk would cost a fifth of drawing its
+        # numbers.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """What is known of the coordinates of the outputs that were asked for, given all that was drawn: N(mean, cov).
+    """The law N(mean, cov) of the outputs' coordinates that were asked for, given all random numbers."""
 
-    The vectors (with their coordinates) and scalars of all outputs stand side by side along the last axes. If nothing
-    that was drawn matters, there is one replica.
-    """
+    # The entries of all outputs are concatenated. There is one replica if the law does not depend on random numbers.
 
     mean: Floats  # (replicas, k)
     cov: Floats  # (replicas, k, k)

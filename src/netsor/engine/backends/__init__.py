@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..._validate import ArgumentError, shown
+from ..._validate import ArgumentError
 from .._cost_model import Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
@@ -22,16 +22,9 @@ def choose(
     precision: object = "float64",
     precisions: Sequence[str] = PRECISIONS,
 ) -> Backend:
-    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU.
-
-    `precisions` are those that are allowed; AUTO is numpy's, and double precision elsewhere.
-    """
-    if isinstance(backend, Backend):
-        given = precision if precision != AUTO or AUTO not in precisions else backend.precision
-        if device not in (None, backend.device) or given not in ("float64", backend.precision):
-            raise ValueError(
-                f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already; leave them out"
-            )
+    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
+    # `precisions` are the allowed ones. AUTO means double precision except for numpy.
+    if isinstance(backend, Backend):  # chosen before, with its device and precision
         return backend
     if not isinstance(precision, str) or precision not in precisions:
         raise ArgumentError("precision", precision, f"one of {', '.join(precisions)}")

@@ -48,7 +48,7 @@ class Backend(ABC):
 
     def __post_init__(self) -> None:
         """Refuse a device that does not exist."""
-        return
+        return  # what a subclass overrides: without it, the `__init__` that they share would not call theirs
 
     @property
     def itemsize(self) -> int:
@@ -82,10 +82,7 @@ class Backend(ABC):
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
-
-        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_plan.run`.
-        """
+        """Conditional means and coefficients (see `_plan.run`) for the replicas of a chunk of `size`, in blocks."""
 
     @abstractmethod
     def cov(self, columns: Array) -> Array:
@@ -143,7 +140,7 @@ class Device(Backend):
 
     @abstractmethod
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
-        """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
+        """A function of random numbers, numpy arrays (replicas, *shape) by register.
 
-        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_plan.run`), on the device.
+        It returns `what(library, mean, columns)` of the outputs of the plan (see `_plan.run`), computed on the device.
         """

@@ -1,22 +1,19 @@
 """Factors of many matrices at once by an array library's own Cholesky factors and triangular solutions.
 
-Accelerators do these in a few calls, where a loop over columns is a call for each. The library's factor fails on
-singular matrices. Those are factored again, without the rows that depend on earlier ones, and the few matrices for
-which rounding leaves that undecided column by column.
+Accelerators do these in a few calls; a loop over columns needs a call for each. The library's factor fails on singular
+matrices. Those are factored again without the rows that depend on earlier ones. If rounding leaves open which rows
+these are, the matrix is factored column by column.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._ir import Step
 from .._ops import gram, squares
-from .._plan import RULES, WITH_LINALG
 from .._psd_cholesky import by_columns, safe_pivot_ratio, tolerance
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
@@ -46,12 +43,7 @@ class Library(_gram_schmidt.LinalgBackend):
         """`gram_schmidt`, slowly."""
         return super().gram_schmidt(rows, *known)
 
-    def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
-        """A step of a plan on arrays of the library."""
-        more = {"linalg": self} if step.kind in WITH_LINALG else {}
-        return RULES[step.kind](self.xp, *inputs, **step.params, **more)
-
-    def factor(self, gram: Array, floor: Array) -> Array:
+    def lower_factor(self, gram: Array, floor: Array) -> Array:
         """By columns where matrices are small, or the library's factor fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
@@ -87,9 +79,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
         """The same, for rows that have errors."""
-        # Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
-        # more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
-        # more than its errors. So that is the factor where it is undecided which rows depend on others.
+        # Where rows differ by more than the floor, nothing is added: that would change how they differ. Elsewhere the
+        # floor on the diagonal, more for many rows, makes Gram matrices regular and changes rows by little more than
+        # their errors. So that is the factor where it is undecided which rows depend on others.
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
@@ -101,10 +93,7 @@ class Library(_gram_schmidt.LinalgBackend):
             regular = self._cholesky(gram, floor[..., 0, :] == 0, floor[..., 0, :])
             made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
             made = xp.where(self._failed(made)[..., None, None], regular, made)
-            return self.recompute_where(made, self._failed(made), certain, gram, floor)
-
-        def certain(gram: Array, floor: Array) -> Array:
-            return self.factor(gram, floor[..., 0, :])
+            return self.recompute_where(made, self._failed(made), self._singular, gram, floor)
 
         lower = self.try_factor(gram)
         weak = xp.any(~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0), axis=-1)
@@ -112,9 +101,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones."""
-        # Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add
-        # a direction. Those among themselves are regular; the others have coefficients along the directions before
-        # them, and what is left of them is at most `slack` times the floor.
+        # With the floor on the diagonal, Gram matrices are `regular`, and their factors tell which rows add a
+        # direction. The others have coefficients along earlier directions, and at most `slack` times the floor is left
+        # of them.
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
@@ -180,8 +169,8 @@ class Library(_gram_schmidt.LinalgBackend):
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
         """By Cholesky factors of products, thrice (Fukaya et al. 2020)."""
         # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        # little of what they have: of that, products tell what is left, to the rounding error of the row. The third
-        # factor takes the errors of the second away.
+        # little of what they have: products of that tell what is left. The third factor removes the errors of the
+        # second.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.singly(rows, *known)

@@ -1,9 +1,9 @@
 """χ of many degrees of freedom from one normal: for libraries whose gamma generators are slow.
 
-χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The map is smooth, and after Wilson and Hilferty (1931) the cube root
-of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree. It is fitted to
-the quantiles to 1e-12 of a standard deviation. One normal gives the χ of every width, so that laws of two widths with
-one seed are close together. Below MIN_QUANTILE_DOF degrees of freedom χ² is the sum of as many squares.
+χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The cube root of χ²/ν is nearly linear in z (Wilson and Hilferty 1931):
+√(9ν/2) ((χ²/ν)^(1/3) − 1) is a polynomial in z of low degree, fitted to the quantiles to 1e-12 of a standard deviation.
+One normal gives the χ of every width, so laws of two widths with one seed are close together. Below MIN_QUANTILE_DOF
+degrees of freedom χ² is the sum of as many squares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+from numpy.polynomial.chebyshev import cheb2poly, chebfit
 
 from ..._array_api import Array
 
@@ -24,52 +25,49 @@ COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations
 
 
 class Chi(NamedTuple):
-    """How to make a row of χ, one for each entry of `freedom`: from `normals` normals.
+    """How to make a row of χ from normals: those with many degrees of freedom, then those with few."""
 
-    χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k; where `squares` (normals, columns) is 1, sums of squares.
-    """
+    # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root of a sum of squares.
 
-    normals: int
     polynomial: Array  # (degree + 1, large): of the columns with many degrees of freedom
     scale: Array  # (large,): √ν
     squares: Array  # (normals − large, small)
-    order: tuple[int, ...]  # the places of the columns among (large, then small)
 
-    def of(self, xp: Any, z: Array, polynomial: Array, scale: Array, squares: Array) -> Array:
-        """The χ (…, columns) from normals (…, normals), with the tables as arrays of the library."""
-        large = self.scale.shape[0]
-        parts = []
+    @property
+    def normals(self) -> int:
+        """How many normals a row takes."""
+        return len(self.scale) + len(self.squares)
+
+    def of(self, xp: Any, z: Array) -> Array:
+        """The χ (…, columns) from normals (…, normals); these and the tables are arrays of the library."""
+        large, parts = len(self.scale), []
         if large:
             x = z[..., :large]
             add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch has both in one pass
-            w = polynomial[-1, :]
-            for k in range(self.polynomial.shape[0] - 2, -1, -1):
-                w = add(polynomial[k, :], w, x)
-            parts.append(scale * w * xp.sqrt(w))
+            w = self.polynomial[-1, :]
+            for k in range(len(self.polynomial) - 2, -1, -1):
+                w = add(self.polynomial[k, :], w, x)
+            parts.append(self.scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
             rest = z[..., large:]
-            parts.append(xp.sqrt((rest * rest) @ squares))
-        whole = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
-        if self.order == tuple(range(len(self.order))):
-            return whole
-        return xp.stack([whole[..., k] for k in self.order], axis=-1)
+            parts.append(xp.sqrt((rest * rest) @ self.squares))
+        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
 
 
 def chi(freedom: Array, precision: str) -> Chi:
-    """The recipe for a row of χ with these degrees of freedom."""
+    """The recipe for a row of χ with these degrees of freedom, in decreasing order, in numpy."""
     return _row(tuple(int(f) for f in freedom), precision)
 
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     freedom = np.array(degrees, dtype=np.int64)
+    assert (np.diff(freedom) <= 0).all()
     is_large = freedom >= MIN_QUANTILE_DOF
     large, counts = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
     polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))  # similar widths share one compiled program
-    order = np.argsort(np.argsort(~is_large, kind="stable")).tolist()  # large ones first
-    squares = np.repeat(np.eye(len(counts)), counts, axis=0)
-    return Chi(len(large) + int(counts.sum()), polynomial, np.sqrt(large), squares, tuple(order))
+    return Chi(polynomial, np.sqrt(large), np.repeat(np.eye(len(counts)), counts, axis=0))
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:
@@ -94,11 +92,8 @@ def _polynomials(freedom: Array, precision: str) -> Array:
 
 @cache
 def _powers() -> Array:
-    """The powers of x in each Chebyshev polynomial T_k, in column k: T_(k+1) = 2 x T_k − T_(k−1)."""
-    made = np.eye(DEGREE + 1)
-    for k in range(2, DEGREE + 1):
-        made[:, k] = 2 * np.roll(made[:, k - 1], 1) - made[:, k - 2]
-    return made
+    """The powers of x in each Chebyshev polynomial T_k, in column k."""
+    return np.stack([np.pad(cheb2poly(np.eye(k + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)], axis=1)
 
 
 def _degree(series: Array, precision: str) -> Array:
@@ -114,4 +109,4 @@ def _fitted(freedom: Array) -> Array:
     above = scipy.special.gammainccinv(half, scipy.special.ndtr(-MAX_NORMAL * x[:middle]))
     below = scipy.special.gammaincinv(half, scipy.special.ndtr(MAX_NORMAL * x[middle:]))
     square = np.concatenate([above, below]) / half
-    return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)
+    return chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

@@ -20,7 +20,7 @@ from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores
 from .._plan import Plan
 from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError
-from ._jax_program import LIBRARY, Piece, block, pieces, programs
+from ._jax_program import LIBRARY, block, pieces, programs
 
 COMPILE_SECONDS = 0.067  # of one core, for each step that differs from all others: measured, 0.058 to 0.076
 
@@ -94,7 +94,7 @@ class Jax(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
-        found = _pieces(plan, self)
+        found = pieces(plan, self.precision, self.rounded)
         compiled = programs(found, size, self._within)
         # On a CPU two blocks at once can wait for each other's threads of XLA forever.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
@@ -113,8 +113,9 @@ class Jax(Device):
             found, last = pieces(rest, self.precision), jax.jit(partial(what, LIBRARY))
 
         def made(drawn: Mapping[Register, Any]) -> Any:
-            asked = len(next(iter(drawn.values())))
-            replicas = MIN_BLOCK_REPLICAS * 4 ** -(-(-(-asked // MIN_BLOCK_REPLICAS) - 1).bit_length() // 2)
+            asked, replicas = len(next(iter(drawn.values()))), MIN_BLOCK_REPLICAS
+            while replicas < asked:
+                replicas *= 4
             compiled = programs(found, replicas, self._within)
             with self._within():
                 more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again
@@ -144,9 +145,3 @@ class Jax(Device):
             return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
         m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
         return BlockMoments(found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)])
-
-
-@lru_cache(maxsize=4)
-def _pieces(plan: Plan, backend: Jax) -> list[Piece]:
-    """The pieces of a plan, made once for all its chunks."""
-    return pieces(plan, backend.precision, backend.rounded)

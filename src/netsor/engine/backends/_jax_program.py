@@ -1,8 +1,8 @@
-"""Some steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
+"""Steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
 
-Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So a number depends neither on the
-size of a block nor on the process that draws it, and laws of two widths with one seed are coupled. Widths, constants
-and seeds are arguments of the compiled program: at another width or seed nothing is compiled again.
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So it depends neither on the block
+nor on the process, and laws of two widths with one seed are coupled. Widths, constants and seeds are arguments of the
+compiled program: at another width or seed nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from functools import cache, cached_property, partial
+from contextlib import AbstractContextManager, suppress
+from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -26,16 +26,15 @@ from ..._array_api import Array
 from .. import _gram_schmidt
 from .._ir import FUNCTIONS, Register, Step, key_of
 from .._ops import squares
-from .._plan import RULES, Plan
+from .._plan import RULES, Plan, compute
 from .._rng_keys import key_words
 from ._batched_linalg import Library
-from ._chi import chi
+from ._chi import Chi, chi
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
 MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
-# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-MAX_SHARED_NORMALS = 1024
+MAX_SHARED_NORMALS = 1024  # normals of a draw up to which it shares a call of the generator: fewer calls compile faster
 PROGRAMS = 256  # compiled programs that are kept in memory
 LONGEST = 40  # steps of a piece
 
@@ -156,10 +155,8 @@ class Piece:
         self.needed = (after - made) | set(self.reads)  # arrays that are read from it on
 
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> tuple[Any, ...]:
-        """What the compiled program is called with, for one seed and a block that begins with replica `start`.
-
-        The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
-        """
+        """The arguments of the compiled program for one seed and a block that begins with replica `start`."""
+        # The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
         earlier = [arrays[register] for register in self.reads]
@@ -169,15 +166,14 @@ class Piece:
     def _fixed(self) -> tuple[Any, ...]:
         """The tables of each χ (see `_chi`), the numbers of `scale` steps (functions of widths), and constants."""
         number = partial(np.asarray, dtype=self.precision)
-        table = partial(np.asarray, dtype=self.drawn)
-        tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
+        tables = [Chi(*(np.asarray(table, dtype=self.drawn) for table in c)) for c in self.chi.values()]
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
         return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
     def compiled(self, replicas: int) -> Any:
         """The program for any seed and any block of so many replicas."""
         shapes = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
-        traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options())
+        traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options(on_gpu()))
         return traced.lower(self.inputs(0, 0, shapes)).compile()
 
     @cached_property
@@ -190,7 +186,7 @@ class Piece:
             args = tuple(number[arg] for arg in step.args)
             if step in self.draws:
                 made = self.chi.get(step)
-                shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
+                shapes = (made.polynomial.shape, made.squares.shape) if made else None
                 parts.append((step.kind, step.out.shape, shapes))
             else:
                 params = {} if step.kind == "scale" else step.params
@@ -223,27 +219,23 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
         return [used.get(key) for key in keys]
 
 
-def _options() -> dict[str, Any]:
-    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
-    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu() else _older_emitters()
-
-
 @cache
-def _older_emitters() -> dict[str, Any]:
-    """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
-    options = {"xla_cpu_use_fusion_emitters": False}
-    try:
+def _options(gpu: bool) -> dict[str, Any]:
+    """Options of the compiler, for speed."""
+    if gpu:  # to try every kernel takes 5 to 9 s for each matrix product
+        return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    options = {"xla_cpu_use_fusion_emitters": False}  # the older emitters take half the time
+    with suppress(jax.errors.JaxRuntimeError):  # since JAX 0.11 there is no such option
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # it has no such option
-        return {}
-    return options
+        return options
+    return {}
 
 
 def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]:
     """The function that is compiled: the steps of a piece, for the replicas from the first on."""
     first_replica, keys, (tables, factors, constants), earlier = inputs
     key = dict(zip(piece.draws, keys, strict=True))
-    table = dict(zip(piece.chi, tables, strict=True))
+    recipes = dict(zip(piece.chi, tables, strict=True))
     arrays = dict(zip([*piece.constants, *piece.reads], [*constants, *earlier], strict=True))
     shape = {step: step.out.shape for step in piece.draws}
     shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
@@ -267,22 +259,21 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     for step in piece.steps:
         if step in key:
             z = known[step] if step in known else normals([step])[step]
-            made = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+            made = recipes[step].of(jnp, z) if step in recipes else z
             arrays[step.out] = made.astype(piece.precision)
         elif step.kind == "scale":
             arrays[step.out] = arrays[step.args[0]] * next(numbers)
         else:
-            arrays[step.out] = LIBRARY.compute(step, [arrays[arg] for arg in step.args])
+            arrays[step.out] = compute(LIBRARY, step.kind, [arrays[arg] for arg in step.args], step.params)
     # what depends on hyperparameters alone has one replica
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
+@lru_cache(maxsize=4)  # once for all chunks of a plan
 def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: user functions in numpy, kernels by quadrature.
-
-    And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
-    cut where they are long, to be compiled side by side. Random numbers may be `rounded` to single precision.
-    """
+    """The plan cut at the steps that JAX cannot trace: user functions in numpy, and kernels by quadrature."""
+    # Also between equal blocks of a deep network, whose pieces have one structure and are compiled once. Other long
+    # pieces are cut to be compiled in parallel. Random numbers may be `rounded` to single precision.
     if not plan.steps:
         return []
     bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
@@ -329,10 +320,10 @@ def block(
     seed: int,
     start: int,
     replicas: int,
-    before: Mapping[Register, Array] = MappingProxyType({}),
+    arrays: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
-    arrays = dict(before)
+    """The arrays of a block of replicas that the pieces of a plan write, and those that are there already."""
+    arrays = dict(arrays)
     for piece, program in zip(found, compiled, strict=True):
         if program is None:
             (step,) = piece.steps

@@ -22,8 +22,7 @@ from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-# Entries of a replica beyond which its matrices are multiplied one by one, by BLAS: it needs them compact
-MIN_BLAS_ENTRIES = 1024
+MIN_BLAS_ENTRIES = 1024  # of a replica from which BLAS multiplies its matrices one by one: it needs them compact
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
@@ -39,47 +38,43 @@ Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Ar
 def positive_products(
     key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
 ) -> Array:
-    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
-
-    From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes of
-    each vector in each pattern, have streams of their own: they do not depend on how replicas are divided into blocks.
-    `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
-    """
+    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory."""
+    # From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes
+    # of each vector in each pattern, have streams of their own, so they do not depend on the blocks. For the next
+    # replicas of a stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)
-    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
-    for start in range(0, replicas, most):
-        _add_products(made[..., start : start + most], key, width, following)
-    return made.transpose(2, 0, 1)[:, None]
-
-
-def _add_products(made: Array, key: tuple[int, ...], width: int, following: Next) -> None:
-    vectors, replicas = made.shape[1:]
     several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
-    counts = np.empty((replicas, 2**vectors), dtype=np.int64)  # of those patterns, of each vector alone, of none
-    for rng, some in following((*key, 0), counts):
-        some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
-    stream = 0
-    for pattern, count in zip(several, counts.T, strict=False):
-        edges = np.concatenate([[0], np.cumsum(count)])
-        sizes = np.empty((len(pattern), edges[-1] + 1), made.dtype)
-        sizes[:, -1] = 0.0  # so that the last sum has an end
-        for row in sizes:
-            stream, stop = stream + 1, 0
-            for rng, some in following((*key, stream), count):
-                start, stop = stop, stop + int(some.sum())
-                rng.standard_normal(dtype=made.dtype, out=row[start:stop])
-        np.abs(sizes, out=sizes)
-        products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
-        for i, j in combinations_with_replacement(range(len(pattern)), 2):
-            np.multiply(sizes[i], sizes[j], out=products)
-            made[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
-        del sizes, row, products  # before those of the next pattern are made
-    for i in range(vectors):  # half of a χ² each
-        alone = (counts[:, len(several) + i] / 2).astype(made.dtype)
-        for rng, some in following((*key, stream + 1 + i), alone):
-            some[:] = rng.standard_gamma(some, dtype=made.dtype)
-        made[i, i] += 2 * alone
-        made[i + 1 :, i] = made[i, i + 1 :]
+    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
+    for begin in range(0, replicas, most):
+        part = made[..., begin : begin + most]
+        counts = np.empty(
+            (part.shape[-1], 2**vectors), dtype=np.int64
+        )  # of those patterns, of each vector alone, of none
+        for rng, some in following((*key, 0), counts):
+            some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
+        stream = 0
+        for pattern, count in zip(several, counts.T, strict=False):
+            edges = np.concatenate([[0], np.cumsum(count)])
+            sizes = np.empty((len(pattern), edges[-1] + 1), dtype)
+            sizes[:, -1] = 0.0  # so that the last sum has an end
+            for row in sizes:
+                stream, stop = stream + 1, 0
+                for rng, some in following((*key, stream), count):
+                    start, stop = stop, stop + int(some.sum())
+                    rng.standard_normal(dtype=dtype, out=row[start:stop])
+            np.abs(sizes, out=sizes)
+            products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
+            for i, j in combinations_with_replacement(range(len(pattern)), 2):
+                np.multiply(sizes[i], sizes[j], out=products)
+                part[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
+            del sizes, row, products  # before those of the next pattern are made
+        for i in range(vectors):  # half of a χ² each
+            alone = (counts[:, len(several) + i] / 2).astype(dtype)
+            for rng, some in following((*key, stream + 1 + i), alone):
+                some[:] = rng.standard_gamma(some, dtype=dtype)
+            part[i, i] += 2 * alone
+            part[i + 1 :, i] = part[i, i + 1 :]
+    return made.transpose(2, 0, 1)[:, None]
 
 
 class Streams:
@@ -185,9 +180,8 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 @cache
 def hold_memory() -> None:
     """Once in a process: make glibc keep freed memory for the next block."""
-    # glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above
-    # another. Without this the system maps all pages anew for each block, which takes a quarter of the time of small
-    # plans, and a tenth of that of a model's gradients.
+    # glibc returns large freed arrays to the system, which then maps all pages anew for each block. That takes a
+    # quarter of the time of small plans, and a tenth of that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)

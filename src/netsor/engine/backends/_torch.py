@@ -1,8 +1,7 @@
 """PyTorch, step by step, on a CPU or a CUDA device: an alternative to JAX.
 
 The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan, and on the device only if it has too little memory. Laws of two widths with one seed are coupled where their
-blocks begin at the same replicas.
+the plan, and on a device with too little memory. Laws of two widths with one seed are coupled where their blocks are.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
 from .._ir import FUNCTIONS, Register, Step
-from .._plan import RULES, Plan, run
+from .._plan import RULES, Plan, compute, run
 from .._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
@@ -37,16 +36,14 @@ FASTER = 2000.0  # times that it is as fast as the one core for which plans esti
 PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
 MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
 SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
-# PyTorch loads its linear algebra at the first call, which fails if two threads make it at once.
-LOADING = threading.Lock()
+LOADING = threading.Lock()  # PyTorch loads its linear algebra at the first call, which fails in two threads at once
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
 
 
 class OnDevice:
-    """The functions of PyTorch as the array API has them, with new arrays on one device.
+    """The functions of PyTorch as the array API has them, with new arrays on one device."""
 
-    `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
-    """
+    # `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
 
     def __init__(self, device: str) -> None:
         self._xp, self._device = xp, device
@@ -87,6 +84,16 @@ class TorchLibrary(Library):
     def triangular(self, lower: Array, b: Array) -> Array:
         """X with X C^T = b."""
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
+
+    def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+        """The GPU is asked once, for how many; if those are all of them, nothing is copied."""
+        batch, count = again.shape, int(again.sum())
+        if not count:
+            return made
+        if count == again.numel() and all(a.shape[:-2] == batch for a in arrays):
+            return remake(*arrays)
+        made[again] = remake(*(a.expand(*batch, *a.shape[-2:])[again] for a in arrays))
+        return made
 
 
 library = cache(TorchLibrary)  # of a device
@@ -176,10 +183,9 @@ def _array(numbers: Array, precision: str, device: str) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def _tables(freedom: tuple[int, ...], precision: str, device: str) -> tuple[Chi, list[Array]]:
-    """How to make a row of χ with these degrees of freedom, and its tables on the device."""
-    made = chi(freedom, precision)
-    return made, [_array(table, precision, device) for table in (made.polynomial, made.scale, made.squares)]
+def _chi(freedom: tuple[int, ...], precision: str, device: str) -> Chi:
+    """The recipe for a row of χ on the device."""
+    return Chi(*(_array(table, precision, device) for table in chi(freedom, precision)))
 
 
 class _Block:
@@ -212,8 +218,8 @@ class _Block:
 
         if step.kind == "normals":
             return normals(*step.out.shape).to(self.dtype)
-        made, tables = _tables(tuple(step.params["freedom"]), precision, device)
-        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
+        made = _chi(tuple(step.params["freedom"]), precision, device)
+        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals)).to(self.dtype)
 
     def compute(self, step: Step, inputs: Sequence[Array | Future[Array]], _: int | None) -> Array | Future[Array]:
         """A step on tensors; on a GPU, eigenvalues and what is made of them follow later, on a stream of their own."""
@@ -235,7 +241,7 @@ class _Block:
     def _computed(self, step: Step, inputs: Sequence[Array]) -> Array:
         """A user function in numpy, or a kernel by quadrature, on the host."""
         if step.kind not in FUNCTIONS:
-            return self.library.compute(step, inputs)
+            return compute(self.library, step.kind, inputs, step.params)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
         if made is None:
             known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
@@ -245,7 +251,7 @@ class _Block:
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """The function applied to tensors; None if that fails."""
         with suppress(Exception), torch.device(self.backend.device):  # a user function may make arrays
-            return self.library.compute(step, inputs)
+            return compute(self.library, step.kind, inputs, step.params)
         return None
 
     def _as_in_numpy(self, step: Step) -> bool:

@@ -1,8 +1,8 @@
 """The breakpoints of a function of one argument: kinks, jumps, poles, and what is too narrow for an integral's panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
-halved; intervals that never become smooth close in on a kink or a jump. A much finer grid, of 25,600 points in an
-octave of |u|, shows spikes and thin steps that the first one steps over, on intervals that are not smooth even there.
+halved; intervals that never become smooth close in on a kink or a jump. A finer grid, of 25,600 points in an octave of
+|u|, shows spikes and thin steps between the points of the first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from ._gauss_legendre import NODE, NODES, POINTS, unresolved
 OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
 GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
 SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
-# Interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
-MIN_SMOOTH_INTERVAL = 1e-8
+MIN_SMOOTH_INTERVAL = 1e-8  # length over 1 + |u|: a shorter interval that is not smooth holds a kink or a jump
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
 INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points at most 6e-5 |u| apart
 VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to the function's size: less is ignored
-# Ends of such intervals in an octave: if there are more, they are noise or an oscillation, and are dropped
-MAX_NARROW_FEATURES = 2**10
+MAX_NARROW_FEATURES = 2**10  # ends of such intervals in an octave: more are noise or an oscillation, and are dropped
 MAX_VALUE = 1e100  # larger values count as this: their squares are still doubles
 
 # Values at distances from a break that fall by factors of 2^6 tell whether it is a pole. The differences of powers

@@ -79,13 +79,11 @@ def resolve(
     failing: int = 400,
     squares: bool = False,
 ) -> Resolved:
-    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
-
-    `density(left, right)` is the largest weight of the values on a panel, and `scale` by default their root mean square
-    under it. If more than `failing` panels of an integral fail in one round, that is noise or an endless oscillation:
-    they are not halved. With `squares`, for values that grow into the tails, the density is that of N(0, 1), and the
-    tolerance is for the root mean square of the unresolved part.
-    """
+    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale."""
+    # `density(left, right)` is the largest weight of the values on a panel, `scale` by default their root mean square.
+    # If more than `failing` panels of an integral fail in one round, that is noise or an endless oscillation: they are
+    # not halved. With `squares`, for values that grow into the tails, the density is that of N(0, 1), and the tolerance
+    # is for the root mean square of the unresolved part.
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
     long = right - left > 1e-15 * np.abs(left)  # near 0 short ones count too

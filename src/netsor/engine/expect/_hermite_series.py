@@ -73,10 +73,8 @@ def series(f: Single, terms: int) -> Series:
 
 @cache
 def _common(terms: int) -> tuple[Array, Array, Array]:
-    """The panels that all smooth rows share.
-
-    Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes, 1 + K): w, w h_0, w h_1, ….
-    """
+    """The panels that all smooth rows share."""
+    # Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes, 1 + K): w, w h_0, w h_1, ….
     edges = between(reach(terms), step(terms))
     half = 0.5 * np.diff(edges)[:, None]
     points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
@@ -113,10 +111,7 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
-    """For rows with panels of their own: with edges at the function's breaks.
-
-    With `far`, for a function that grows: as far out as φ² times the density is not negligible.
-    """
+    """Fill in rows whose panels have edges at the function's breaks; with `far`, of a function that grows."""
     whole = FARTHEST if far else reach(terms)
     own = f.take(rows)
     even = between(whole, step(terms))

@@ -41,8 +41,15 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
-    return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b) if kinds[0] is _ERF else _gelu(a, c, b)
+    if (
+        kinds[0] is _ERF
+    ):  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
+    # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
+    # E[ΦΦ'] = 1/4 + arcsin(r)/2π
+    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
+    angle, root = _angle(a, c, b)
+    return c * (0.25 + angle / (2 * np.pi)) + mixed / (2 * np.pi * root)
 
 
 def _is_zero(mean: Array) -> bool:
@@ -66,24 +73,11 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     return scale / (2 * np.pi) * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
 
 
-def _angle(a: Array, c: Array, b: Array) -> Array:
-    """arcsin(c/√((1+a)(1+b)))."""
+def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
+    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², which is at least 1 + a + b because c² ≤ ab."""
     xp = array_namespace(a, c, b)
-    return xp.atan2(c, xp.sqrt(_determinant(a, c, b)))
-
-
-def _determinant(a: Array, c: Array, b: Array) -> Array:
-    """(1+a)(1+b) − c², at least 1 + a + b because c² ≤ ab."""
-    xp = array_namespace(a, c, b)
-    return 1.0 + a + b + xp.clip(a * b - c * c, 0.0, None)
-
-
-def _gelu(a: Array, c: Array, b: Array) -> Array:
-    """Of x Φ(x), by Stein's lemma twice."""
-    # c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
-    xp = array_namespace(a, c, b)
-    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
-    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))
+    root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
+    return xp.atan2(c, root), root
 
 
 def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array:
@@ -101,9 +95,9 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
     return p * r * even + q * s * odd
 
 
-# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v
-# is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
-# over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
+# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a series. E[ψ(v) | u] is a formula
+# for every named activation, an integral for other functions. The integral over u has panels with edges at the
+# breakpoints of φ, and around those of ψ at distances of the order of the standard deviation of v given u.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
 STEP = 1.0  # of panels, in standard deviations, before they are halved
@@ -119,8 +113,7 @@ def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, 
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
     for block in slices(len(rho), CONDITIONED_PAIRS_PER_BATCH // (1 if y.f.smoothed is not None else 16)):
-        rows = np.arange(len(rho))[block]
-        value[block], error[block] = _block(x.take(rows), y.take(rows), rho[block], scale[block])
+        value[block], error[block] = _block(x.take(block), y.take(block), rho[block], scale[block])
     return value, error
 
 
@@ -312,11 +305,9 @@ def _parity(part: Series) -> tuple[int, int] | None:
 
 
 def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form.
-
-    xx (..., i, 1, 1) is the variance of the argument of a row of x, yy (..., j, 1, 1) of y, and xy (..., i, j, 1, 1)
-    the covariance of the argument of a row of x and that of a row of y.
-    """
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form."""
+    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are the variances of the arguments of x and y, and xy (..., i, j, 1, 1)
+    # their covariances.
     if not x.params and not y.params:
         a, b = (np.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
         mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
@@ -338,11 +329,9 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
-    """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i).
-
-    β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] where φ is smooth (Stein). The error is that of the mean and of
-    β √xx, whichever is larger.
-    """
+    """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i)."""
+    # β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β
+    # √xx's.
     rows, lead = _single(x, xx)
     (mean, first), _, error = coefficients(rows, 2)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,8 +1,7 @@
-"""Functions of several Gaussian arguments, from the coordinates of these along orthonormal directions.
+"""Functions of several Gaussian arguments, from their coordinates along orthonormal directions.
 
-Coordinates are used, not covariances, so that arguments of different scales, and nearly equal ones, keep their digits.
-Arguments that are equal or opposite vectors become one variable, so that a function that jumps where its arguments are
-equal is evaluated at exactly equal numbers.
+Coordinates keep the digits of arguments that have different scales or are nearly equal; covariances do not. Equal or
+opposite arguments become one variable, so a function that jumps where they are equal gets exactly equal numbers.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
 
 @cache
 def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Array]:
-    """Nodes (variables, N) and weights (N,) of the product Gauss–Hermite rule, without weights below the least.
-
-    And which of the nodes lie on the rim of what is left.
-    """
+    """Nodes (variables, N) of the product Gauss–Hermite rule, its weights (N,) above the least, and its rim."""
     x, w = scipy.special.roots_hermitenorm(nodes)
     w = w / w.sum()
     grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
@@ -74,11 +70,9 @@ INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts
 
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
-    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
-
-    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations in one call, the
-    fewer points has each.
-    """
+    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each."""
+    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations in a call have fewer
+    # points.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
@@ -154,14 +148,17 @@ COORDINATES_PER_BATCH = 2**21  # coordinates used at once, to bound memory
 
 
 def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error.
-
-    a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the arguments, without their means.
-    """
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error."""
+    # a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the arguments, without their means.
     one, two = _row_arguments(x, a), _row_arguments(y, b)
     shape, ix, iy = paired(one.lead, two.lead)
     r = one.mean.shape[-1]
-    factor, rank = _factors(one.rows, two.rows, ix, iy)
+    d, directions = r + two.mean.shape[-1], max(one.rows.shape[2], 1)
+    # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank` variables
+    factor, rank = np.zeros((len(ix), d, min(d, directions))), np.zeros(len(ix), dtype=int)
+    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
+        norm, vectors, std, rank[block] = _root(np.concatenate([one.rows[ix[block]], two.rows[iy[block]]], axis=1))
+        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
 
     def integrand(some: Array, z: Array) -> Array:
         deviation = factor[some][:, :, : len(z)] @ z
@@ -173,10 +170,8 @@ def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array
 
 
 def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Array]:
-    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute error (..., i).
-
-    The error is that of the mean and of the coordinates of β u, whichever is larger.
-    """
+    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute error (..., i)."""
+    # The error is the larger of those of the mean and of the coordinates of β u.
     flat = _row_arguments(x, a)
     arguments = flat.mean.shape[-1]
     norm, vectors, std, rank = _root(flat.rows)
@@ -227,16 +222,6 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
             which[:, later] = np.where(same != 0, which[:, earlier], which[:, later])
             sign[:, later] = np.where(same != 0, same * sign[:, earlier], sign[:, later])
     return _Arguments(x, lead, mean, rows, params, which, sign)
-
-
-def _factors(rows_x: Array, rows_y: Array, ix: Array, iy: Array) -> tuple[Array, Array]:
-    """Of each pair of rows: F with the arguments of both = means + F z, z ~ N(0, I) in `rank` variables."""
-    d, directions = rows_x.shape[1] + rows_y.shape[1], rows_x.shape[2]
-    factor, rank = np.zeros((len(ix), d, min(d, max(directions, 1)))), np.zeros(len(ix), dtype=int)
-    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * max(directions, 1))):
-        norm, vectors, std, rank[block] = _root(np.concatenate([rows_x[ix[block]], rows_y[iy[block]]], axis=1))
-        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
-    return factor, rank
 
 
 def _root(rows: Array) -> tuple[Array, Array, Array, Array]:

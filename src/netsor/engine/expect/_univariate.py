@@ -31,7 +31,7 @@ class Single:
     def __len__(self) -> int:
         return len(self.mean)
 
-    def take(self, rows: Array) -> Single:
+    def take(self, rows: Array | slice) -> Single:
         """Some of the rows."""
         return replace(self, mean=self.mean[rows], std=self.std[rows], params=tuple(p[rows] for p in self.params))
 
@@ -93,10 +93,9 @@ def slices(rows: int, size: int) -> Sequence[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-# How far out an integral against the normal density must go: to where φ² times the density has become negligible. For a
-# bounded function the density decides. A function that grows, e^(s x) say, has its mass at 2s standard deviations; one
-# that grows like e^(x²/4) has no second moment. So log(φ² density) is followed outward, and what lies beyond the end of
-# the integral is its tail. If that falls no faster than 1/x, the second moment counts as infinite.
+# An integral against the normal density ends where φ² times the density is negligible. For a bounded φ the density
+# decides; e^(s x) has its mass at 2s standard deviations, and e^(x²/4) has no second moment. So log(φ² density) is
+# followed outward. If the tail beyond the end falls no faster than 1/x, the second moment counts as infinite.
 FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
 FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
 STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations

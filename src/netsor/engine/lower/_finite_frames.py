@@ -125,7 +125,7 @@ class BartlettFrame(Frame):
                 chi = build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, rest), words, freedom=freedom)
                 outside = build.constant(np.zeros((frames, count, 0)))
                 pieces.append(self._triangle(outside, chi, (*key, ORIENTATION, 1), words))
-            known = build.step("sphere" if count == 1 else "spheres", *pieces)
+            known = build.step("spheres", *pieces)
         self.oriented = known
         return known
 

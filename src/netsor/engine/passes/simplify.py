@@ -26,7 +26,7 @@ from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .._exceptions import ExactError
-from .._psd_cholesky import factor
+from .._gram_schmidt import LinalgBackend
 from ._operations import Fuse
 from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
 
@@ -175,7 +175,7 @@ def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]
 
 def _root(gram: Any) -> Any:
     """The triangular L with L L^T = gram (…, k, k)."""
-    return factor(array_namespace(gram), gram)
+    return LinalgBackend(array_namespace(gram)).factor(gram)
 
 
 ROOT = Function("root", _root, bounded=False, lipschitz=False)
