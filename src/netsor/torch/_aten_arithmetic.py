@@ -15,12 +15,12 @@ from .._array_api import Floats
 from .._validate import Shape
 from ..activations import Function
 from ..models._training import exponential
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if, settled
+from ._axes import Linear, Refusal, Root, Scalars, Vectors, refuse_if, same_vectors, settled
 from ._random_parameters import Draws, Random
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
-Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates, Pairs or Random
-VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
+Tensor = Any  # a torch tensor, Vectors, Scalars, Linear or Random
+VALUES = (Vectors, Scalars, Linear, Random)
 
 
 class Call(NamedTuple):
@@ -45,8 +45,7 @@ class Call(NamedTuple):
 
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
-        refuse_if(isinstance(x, Pairs), "pairs of coordinates that are not set end to end")
-        return self.draws.vectors(x) if isinstance(x, Random) else settled(x) if isinstance(x, Coordinates) else x
+        return self.draws.vectors(x) if isinstance(x, Random) else settled(x) if isinstance(x, Linear) else x
 
     def ranked(self, *pair: Tensor) -> list[Tensor]:
         """Both settled: vectors before scalars, and scalars before numbers."""
@@ -56,7 +55,7 @@ class Call(NamedTuple):
 
 def kind(x: Tensor) -> str:
     """What an argument is, for messages."""
-    names = {Vectors: "vectors", Scalars: "scalars", Coordinates: "coordinates", Pairs: "pairs", Random: "a parameter"}
+    names = {Vectors: "vectors", Scalars: "scalars", Linear: "coordinates", Random: "a parameter"}
     return names.get(type(x), "numbers")
 
 
@@ -90,11 +89,8 @@ def _expanded(a: Vectors, shape: Shape) -> Vectors:
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """a + alpha · other."""
     b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
-    kinds = {type(a), type(b)}
-    if Coordinates in kinds and kinds <= {Coordinates, Vectors}:
-        left, right = Coordinates.of(a), Coordinates.of(b)
-        if left.x is right.x and left.shape[-1] == right.shape[-1]:
-            return Coordinates(left.x, (*left.terms, *right.terms))
+    if same_vectors(a, b) and a.shape == b.shape:
+        return Linear.of(torch.add, a, b)
     a, b = call.ranked(a, b)
     b = b if isinstance(b, VALUES) else numbers(b)
     if isinstance(a, Scalars):
@@ -149,14 +145,15 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     """Each coordinate of vectors times a number."""
-    if isinstance(a, Coordinates):
-        return a.scale(c)
+    scaled = partial(torch.mul, torch.from_numpy(c))
+    if isinstance(a, Linear) and c.ndim <= len(a.shape):
+        return Linear.of(scaled, a)
     if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
         return a
     a = call.vectors(a)
     same = _beside(a, c)
     if isinstance(same, ns.Vector):
-        return Coordinates.of(a).scale(c) if a.last else Vectors.of(same * a.plain, a.from_end)
+        return Linear.of(scaled, a) if a.last else Vectors.of(same * a.plain, a.from_end)
     return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
 
 

@@ -30,7 +30,7 @@ from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
-from ._axes import Coordinates, Refusal, Scalars, Vectors, settled
+from ._axes import Linear, Refusal, Scalars, Vectors, settled
 from ._fresh_modules import fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
@@ -364,5 +364,5 @@ class Reader:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
         x = Vectors.of(data(numbers(x))) if isinstance(x, torch.Tensor) else x
-        x = settled(x) if isinstance(x, Coordinates) else x
+        x = settled(x) if isinstance(x, Linear) else x
         return x.plain if isinstance(x, Vectors) else x.value
