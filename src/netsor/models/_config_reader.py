@@ -8,18 +8,23 @@ from typing import Any, NoReturn
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
 
-# What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
-# only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
+# Fields that do not change a network at initialisation, unless its family reads them: names, ids of tokens, dropout,
+# caches, precision, pooling, summaries, generation, biases (which are drawn as 0), training of routers.
 IMMATERIAL = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
-    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label label2id length_penalty max_length min_length model_type n_ctx
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores prefix pretraining_tp problem_type remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_bias
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
+    decoder_start_token_id directionality diversity_penalty do_sample dropout_rate dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label label2id
+    length_penalty max_length min_length mlp_bias model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams
+    num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits
+    output_scores pad_token_id pooler_act pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_output_size pooler_size_per_head pooler_type prefix pretraining_tp problem_type qkv_bias
+    remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p use_bfloat16
     use_cache
 """
 # What any configuration may hold at a value that says nothing, as objects of older versions do.
@@ -136,6 +141,7 @@ class Config:
         Families that turn a part of each head give its dimension, and what partial_rotary_factor is by default; the
         code of the others does not look at that field.
         """
+        self.unread.pop("max_position_embeddings", None)  # there is no table of positions
         new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
         rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
