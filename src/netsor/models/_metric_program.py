@@ -79,29 +79,21 @@ class Section(NamedTuple):
 class Probes:
     """Quantities of a model on given inputs, or of a program with probes. `Transformer.probes` makes it.
 
-    Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
-    the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
-    that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
-    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder); with
-    experts `largest_load` and `least_load`, the tokens of the busiest and of the idlest expert, over an even load. At
-    the beginning: `input_mean_square`, `input_cosine` and `input_effective_rank` of the embeddings, and
-    `decoder_input_mean_square` and so on. At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or
-    its own if nothing is masked; `uniform_loss` is ln V), `max_probability`, at the tokens that predict something.
+    The reference of audits in the documentation explains each quantity. A name such as `mean_square` or `entropy` is
+    of every block, `input_cosine` or `decoder_input_cosine` of the embeddings, `logit_std`, `loss` and
+    `max_probability` of the tokens that predict something.
 
     Parameters
     ----------
     source : ModelEnd
         The network of a model on its inputs, and the end of it; or a program with its widths.
     gradients : bool
-        Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
-        the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
-        `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
-        and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+        Whether to include gradients of the loss, or of a random readout of every token if there are no logits:
+        `grad_mean_square` of the stream, `grad_query` and `grad_query_ratio` of the matrices, and so on.
     ranges : bool
-        At finite widths, of each activation too (the stream, `query`, `hidden` and so on): `stream_largest`, the
-        largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the
-        smallest of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a
-        power of two.
+        Whether to include, at finite widths, the range of every activation: `query_largest` is the largest absolute
+        value, `query_below_fp16` the share of numbers other than 0 below the smallest of a format, and
+        `query_scaled_fp16` that share if a power of two brings the largest to the end of the format.
 
     Examples
     --------

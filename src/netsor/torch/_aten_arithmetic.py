@@ -64,11 +64,6 @@ def numbers(x: Any) -> Floats:
     return np.asarray(x.detach().cpu().double().numpy() if isinstance(x, torch.Tensor) else x, dtype=float)
 
 
-def as_list(x: Any) -> list[Any]:
-    """One axis or size, or several, as a list."""
-    return list(x) if isinstance(x, list | tuple) else [x]
-
-
 def _beside(a: Vectors, b: Tensor) -> Any:
     """What `a.plain` is added to or multiplied by for a tensor: vectors, or scalars or numbers for whole vectors."""
     at = a.from_end
@@ -198,7 +193,7 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
 def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: bool = False) -> Tensor:
     """Means, or sums, over axes: of coordinates they are scalars."""
     x = call.settled(x)
-    over = sorted({axis % len(x.shape) for axis in (range(len(x.shape)) if dim is None else as_list(dim))})
+    over = sorted({a % len(x.shape) for a in (range(len(x.shape)) if dim is None else np.ravel(dim).tolist())})
     factor = float(math.prod(x.shape[axis] for axis in over) if total else 1)
     shape = [1 if i in over else size for i, size in enumerate(x.shape) if keepdim or i not in over]
     if isinstance(x, Scalars):
@@ -218,7 +213,7 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
 def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
     """The Euclidean norm of vectors."""
     x = call.vectors(x)
-    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
+    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in np.ravel(dim)] != [x.axis]:
         raise Refusal("norms are read if they are Euclidean, and of vectors")
     return _raised(mean(call, multiply(call, x, x), dim, keepdim, total=True), 0.5)
 
@@ -241,7 +236,7 @@ def variance(
 ) -> Scalars:
     """The variance of coordinates, or its root."""
     x = call.vectors(x)
-    if [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
+    if [a % len(x.shape) for a in np.ravel(dim)] != [x.axis]:
         raise Refusal("variances are read over the coordinates of vectors")
     first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
     size = x.shape[x.axis]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from .._array_api import Floats
 from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed
-from ._fresh_modules import Module, Sample, drawn
+from ._fresh_modules import ModuleOrFactory, Sample, drawn
 
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
@@ -111,7 +111,7 @@ def _row(p: Parameter) -> tuple[str, ...]:
 
 
 def parameters(
-    module: Module | Callable[[], Module],
+    module: ModuleOrFactory,
     *,
     samples: int = 8,
     seed: int = 0,

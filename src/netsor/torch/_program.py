@@ -10,7 +10,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,22 +31,17 @@ from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, settled
-from ._fresh_modules import fresh
+from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
 
 EINSUM = torch.ops.aten.einsum.default
 ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d
-Module = Any
 Node = Any  # torch.fx.Node
 
 
 def program(
-    module: Module | Callable[[], Module],
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    laws: Parameters | None = None,
+    module: ModuleOrFactory, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, laws: Parameters | None = None
 ) -> Program:
     """The program that a PyTorch module computes at initialisation, on given inputs.
 
@@ -105,9 +100,7 @@ class Graph(NamedTuple):
     inputs: set[Node]  # placeholders of what the module is called with
 
 
-def captured(
-    module: Module | Callable[[], Module], args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None
-) -> Graph:
+def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None) -> Graph:
     """The graph of a module; torch computes all that does not depend on random parameters."""
     args, given = args if isinstance(args, tuple) else (args,), dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
@@ -274,16 +267,9 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
 
 
 class Reader:
-    """Values of the nodes of a graph, one after the other."""
+    """Computes the values of the nodes of a graph, one after the other. `how` has the other arguments of `Draws`."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        names: Mapping[str, str] | None = None,
-        head: str | None = None,
-        streams: Iterable[Node] = (),
-        trained: bool = False,
-    ) -> None:
+    def __init__(self, graph: Graph, streams: Iterable[Node] = (), **how: Any) -> None:
         self.graph, self.streams = graph, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
@@ -296,7 +282,7 @@ class Reader:
                 if isinstance(table, Random):
                     known = self.env[node.args[1]].numpy().ravel()
                     ids[table.name] = np.union1d(ids.get(table.name, known), known)
-        self.draws = Draws(graph.laws, ids, names, head, trained)
+        self.draws = Draws(graph.laws, ids, **how)
 
     def _parameter(self, name: str) -> Random:
         laws = self.graph.laws

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,20 +29,17 @@ class Random(View):
     name: str
 
 
+@dataclass(eq=False)
 class Draws:
     """The random objects of a program, by the names of their parameters."""
 
-    def __init__(
-        self,
-        laws: Mapping[str, Parameter],
-        ids: Mapping[str, Ints],
-        names: Mapping[str, str] | None = None,
-        head: str | None = None,
-        trained: bool = False,
-    ) -> None:
-        self.laws, self.ids = laws, ids
-        self.names, self.head = names or {}, head  # other names than the paths; the matrix whose products are logits
-        self.trained = trained  # tables are then matrices that act on unit vectors: an optimiser moves them
+    laws: Mapping[str, Parameter]
+    ids: Mapping[str, Ints]  # those that are looked up in each table
+    names: Mapping[str, str] = field(default_factory=dict)  # other names than the paths
+    head: str | None = None  # the matrix whose products are logits
+    trained: bool = False  # an optimiser moves tables: they are matrices that act on unit vectors
+
+    def __post_init__(self) -> None:
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
@@ -100,12 +97,11 @@ class Draws:
     def _table(self, name: str) -> Weight:
         """A table as a matrix that acts on unit vectors."""
         law = self._used(name, "a table")
-        why = f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}"
-        refuse_if(law.zero_rows or law.mean, why)
+        plain = not law.zero_rows and not law.mean
+        refuse_if(not plain, f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}")
         count, size = law.shape
-        place = (0, count * size)
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
-        return self._weights.setdefault(name, {}).setdefault(place, (matrix, False))[0]
+        return self._weights.setdefault(name, {}).setdefault((0, count * size), (matrix, False))[0]
 
     def rows(self, table: Random, ids: Ints) -> Vector:
         """The rows of a table at ids, in their shape."""

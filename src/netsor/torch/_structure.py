@@ -7,7 +7,7 @@ what is added to it is a branch, an attention branch if a softmax is in it. No n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -211,11 +211,7 @@ def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> l
 
 
 def _back(
-    graph: Graph,
-    root: Node,
-    stop: Iterable[Node] = (),
-    within: set[Node] | None = None,
-    ends: Callable[[Node], Any] = lambda x: False,
+    graph: Graph, root: Node, stop: Iterable[Node] = (), within: set[Node] | None = None, ends: Any = lambda x: False
 ) -> Iterator[Node]:
     """All that a node depends on and that is random, the nearest first.
 
