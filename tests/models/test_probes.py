@@ -206,5 +206,5 @@ def test_vectors_that_are_0_are_refused():
         gpt2.replace(std=0.0).probes(tokens=3)
     assert np.isfinite(gpt2.replace(std_embedding=0.0).probes(tokens=3).measure(2, workers=1)["cosine"]).all()
     gemma = models.read(CONFIGS["gemma2"])
-    with pytest.raises(ValueError, match="or other ids than padding"):
+    with pytest.raises(ValueError, match="or ids other than padding"):
         gemma.probes(ids=[gemma.padding] * 2)

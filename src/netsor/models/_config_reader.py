@@ -78,10 +78,7 @@ class Config:
         self.unread = dict(given)  # what `take` has not asked for
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
-        """The value of a field, which counts as read; without a default it must be there.
-
-        `kind` is what it must be: int (1 or more), float, bool, str, dict or list; or None, if that is the default.
-        """
+        """The value of a field, which counts as read; `kind` is one of `KINDS`, and None is allowed as a default."""
         value = self.unread.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
@@ -105,13 +102,10 @@ class Config:
             value = self.take(field, allowed)
             if value != allowed:
                 given = f"{field}={shown(value)} of this {self.family} configuration is not known here"
-                raise ValueError(
-                    f"{given}: it must be {allowed!r}. Write such a network in the language (netsor.nn), "
-                    "or set the field to compare without it"
-                )
+                raise ValueError(f"{given}: it must be {allowed!r}. Write it with netsor.nn, or change the field")
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by the names that they have here; a type stands for a default that is missing."""
+        """Fields of a description, by their names there; a type instead of a default says that there is none."""
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
             missing, own = isinstance(default, type), ALIASES[name]
@@ -136,10 +130,9 @@ class Config:
         return value % vocabulary
 
     def rotary(self, head_dim: int | None = None, fraction: float = 1.0) -> dict[str, Any]:
-        """Rotary positions, in the older way of writing (rope_scaling, which wins) and the newer (rope_parameters).
+        """Rotary positions, in the older form (rope_scaling, which wins) or the newer (rope_parameters).
 
-        Families that turn a part of each head give its dimension, and what partial_rotary_factor is by default; the
-        code of the others does not look at that field.
+        Families that turn a part of each head give its dimension, and the default of partial_rotary_factor.
         """
         self.unread.pop("max_position_embeddings", None)  # there is no table of positions
         new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
@@ -171,7 +164,5 @@ class Config:
                 named.append(f"{field if short else shown(field)}={shown(value)}")
         if named:
             fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
-            raise ValueError(
-                f"the {self.family} configuration has fields that are not known here and may matter at "
-                f"initialisation: {fields}. Remove them if they do not"
-            )
+            unknown = f"the {self.family} configuration has fields that are not known here and may matter"
+            raise ValueError(f"{unknown} at initialisation: {fields}. Remove them if they do not")

@@ -40,11 +40,10 @@ BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the br
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The fields of a `Transformer`, checked.
+    """The fields of a `Transformer`, checked. Every std is the standard deviation of the entries of a matrix.
 
-    Every std is the standard deviation of the entries of a matrix. `replace` changes a field alone: what a family
-    derives from it (GPT-2's smaller output projections from the number of layers) stays. Fields that are None follow:
-    `d` and `key_heads` are the values of `head_dim` and `groups`.
+    `replace` keeps what a family derives from a field, such as GPT-2's smaller output projections from the layers. The
+    properties `d` and `key_heads` have the values of `head_dim` and `groups`, also if these are None.
     """
 
     name: str

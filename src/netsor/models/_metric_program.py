@@ -206,10 +206,7 @@ class Probes:
 
 
 class ProgramModel:
-    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured.
-
-    `longer` are the same network on more tokens.
-    """
+    """A program with its widths as the model of an audit, which measures its probes; `longer` have more tokens."""
 
     def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
         self.program, self.name = program, program.name

@@ -142,15 +142,12 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Scalars:
-    """A tensor of scalars, `factor · base`, in the shape of the tensor; `allowed` says which scores a mask leaves.
-
-    If `root` is there, it is what `base` is.
-    """
+    """A tensor of scalars, `factor · base`, in the shape of the tensor."""
 
     base: Scalar
     factor: float = 1.0
-    allowed: Bools | None = None
-    root: Root | None = None
+    allowed: Bools | None = None  # the scores that a mask leaves
+    root: Root | None = None  # what `base` is, if it is known
 
     @property
     def shape(self) -> Shape:

@@ -301,10 +301,9 @@ def forward_backward(
     targets: Sequence[int] | None,
     masks: Sequence[Bools | None],
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
-    """The quantities of a pass, and the attention weights of each block, (heads, tokens, tokens).
+    """The quantities of a pass, by name and block, and the attention weights of each block, (heads, tokens, tokens).
 
-    Quantities are by name and block, in the order of the network, gradients last; those of the whole network are at
-    block 0. `numbers` are the parameters, and `masks` say which pairs of tokens the quantities are of.
+    Quantities are in the order of the network, gradients last; those of the whole network are at block 0.
     """
     parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
     values = _values(net, parameters)

@@ -11,7 +11,6 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -115,6 +114,12 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     held = {**program.state_dict, **program.constants}
     graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
     constants = graph.constants
+
+    def number(x: Node) -> Any:  # of what is random, something of its shape and type
+        return (
+            constants[x] if x in constants else torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
+        )
+
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -137,7 +142,7 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
                 at = LIKE.get(name_of(node))
                 shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
                 if all(x in constants or x in shaped for x in node.all_input_nodes):
-                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
+                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), number)
                     constants[node] = node.target(*args, **kwargs)
     return graph
 
@@ -188,7 +193,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for path, b in module.named_buffers():
         if b.device.type == "meta":
             raise ValueError(
-                f"the buffer {path} is on the meta device and has no numbers: pass a function that makes the module"
+                f"the buffer {path} is on the meta device, without numbers: pass a function that makes the module"
             )
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
@@ -196,9 +201,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if getattr(getattr(part, "config", None), "use_cache", False):
             part.config.use_cache = False
     if any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in pytree.tree_leaves((args, kwargs))):
-        raise ValueError(
-            "inputs on the meta device have no numbers: pass ids on the CPU; the module itself may be on meta"
-        )
+        raise ValueError("inputs on the meta device have no numbers: pass ids on the CPU; the module may be on meta")
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
@@ -213,9 +216,8 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except Exception as error:  # of torch, or of the module itself
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
-        raise UnsupportedError(
-            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {lines[0]}{code}"
-        ) from error
+        reason = f"{type(error).__name__}: {lines[0]}{code}"
+        raise UnsupportedError(f"torch.export cannot capture {type(module).__name__}: {reason}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         torch.nn.functional.scaled_dot_product_attention = ATTENTION
@@ -224,11 +226,6 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 # position of the argument that operations read only for its shape and type
 LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
 LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
-
-
-def _numbers(constants: dict[Node, Any], x: Node) -> Any:
-    """The numbers of a constant; for what is random something of its shape and type."""
-    return constants[x] if x in constants else torch.zeros(1, dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
 
 
 def schema_of(node: Node) -> Any:
@@ -245,7 +242,7 @@ def name_of(node: Node) -> str:
 
 
 def paths_of(node: Node) -> list[str]:
-    """The paths of all modules that an operation is inside of, the outermost first; the root has none."""
+    """The paths of the modules around an operation, the outermost first, without the root."""
     return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
 
 
@@ -255,7 +252,7 @@ def path_of(node: Node) -> str:
 
 
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
-    """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
+    """The paths of the modules that return each node: the last one that is used outside the module."""
     inside = {node: paths_of(node) for node in nodes}
     last: dict[str, Node] = {}
     for node in nodes:
@@ -293,10 +290,8 @@ class Reader:
             return self._parameter(str(law.of))
         if law.law not in GAUSSIAN:
             note = f" ({law.note})" if law.note else ""
-            raise UnsupportedError(
-                f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, "
-                f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
-            )
+            remedy = f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
+            raise UnsupportedError(f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, {remedy}")
         return Random(torch.empty(law.shape, device="meta"), name)
 
     def program(self) -> Program:

@@ -1,7 +1,7 @@
 """The parts of a network, found in the graph of a module: streams, blocks, branches, attention and matrices.
 
-Blocks are modules with numbered paths (`model.layers.0`, `h.1`). Inside a block the stream is followed from its input:
-what is added to it is a branch, an attention branch if a softmax is in it. No number of a parameter is read.
+Blocks are modules with numbered paths (`model.layers.0`, `h.1`). What a block adds to the stream is a branch, and an
+attention branch if it has a softmax.
 """
 
 from __future__ import annotations
@@ -98,10 +98,8 @@ def structure(graph: Graph) -> Structure:
         stacks += _stack(graph, before, parts)
     stacks = stacks or _loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
-        raise UnsupportedError(
-            "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
-            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(stacks)}"
-        )
+        needed = "an audit needs modules layers.0, layers.1, …, which add branches to a stream (1, tokens, width)"
+        raise UnsupportedError(f"no blocks were found: {needed}; stacks of such modules: {len(stacks)}")
     order = {node: k for k, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
     return Structure(graph, tuple(stacks), *_head(graph, stacks))
@@ -213,9 +211,9 @@ def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> l
 def _back(
     graph: Graph, root: Node, stop: Iterable[Node] = (), within: set[Node] | None = None, ends: Any = lambda x: False
 ) -> Iterator[Node]:
-    """All that a node depends on and that is random, the nearest first.
+    """The random nodes that a node depends on, the nearest first, within `within`.
 
-    The search goes up to nodes in `stop`, stays inside `within`, and does not go past nodes for which `ends` is true.
+    The search stops before nodes in `stop`, and after those for which `ends` is true.
     """
     pending, seen = [root], {root, *stop}
     while pending:
