@@ -98,7 +98,7 @@ REFUSED = [
     (
         "gemma2",
         {"layer_types": ["full_attention"] * 3},
-        "layer_types=.* of this gemma2 configuration must be alternating",
+        "layer_types=.* of this gemma2 configuration must be sliding_attention and full_attention by turns",
     ),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of this gemma2"),
     ("bert", {"is_decoder": True}, "is_decoder=True of this bert configuration"),

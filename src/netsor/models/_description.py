@@ -32,8 +32,7 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
-MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
-STDS = tuple(f"std_{matrix}" for matrix in MATRICES)
+STDS = tuple(f"std_{name}" for name in ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits"))
 SCALAR_STDS = ("std", *STDS)  # that may be scalars of a program
 BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
 

@@ -158,13 +158,17 @@ def olmo2(config: Config) -> Fields:
     return {**llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
 
 
+def _check_layer_types(config: Config, *cycle: str) -> None:
+    types = config.take("layer_types", None, list) or []
+    if any(kind != cycle[i % len(cycle)] for i, kind in enumerate(types)):
+        config.refuse("layer_types", types, " and ".join(cycle) + " by turns" * (len(cycle) > 1))
+
+
 @family("qwen2", "sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
     """Qwen2. A window in some of the blocks is refused; without it its size and its layers do not matter."""
     config.require(use_sliding_window=False)
-    types = config.take("layer_types", None, list)
-    if types is not None and not all(kind == "full_attention" for kind in types):
-        config.refuse("layer_types", types, "'full_attention' throughout")
+    _check_layer_types(config, "full_attention")
     return llama(config)
 
 
@@ -174,34 +178,22 @@ def qwen3(config: Config) -> Fields:
     return {**qwen2(config), "qk_norm": True}
 
 
-@family(
-    "gemma2",
-    head_dim=256,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-    pad_token_id=0,
-    sliding_window=4096,
-    attn_logit_softcapping=50.0,
-    final_logit_softcapping=30.0,
-)
+@family("gemma2", head_dim=256, num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=0)
 def gemma2(config: Config) -> Fields:
     """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
     # hidden_activation is what the model reads; older files also hold hidden_act
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     if bidirectional := config.take("use_bidirectional_attention", None):
         config.refuse("use_bidirectional_attention", bidirectional, "false")
-    types = config.take("layer_types", None, list)
+    _check_layer_types(config, "sliding_attention", "full_attention")
     fields = llama(config)
-    every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
-    if types is not None and list(types) != every_second:
-        config.refuse("layer_types", types, "alternating, sliding_attention first")
     return fields | {
         "order": "sandwich",
-        "window": config.take("sliding_window", None, int),
+        "window": config.take("sliding_window", 4096),
         "window_every": 2,
         "score_scale": config.take("query_pre_attn_scalar", 256, int) ** -0.5,
-        "score_cap": config.take("attn_logit_softcapping", None, float),
-        "logit_cap": config.take("final_logit_softcapping", None, float),
+        "score_cap": config.take("attn_logit_softcapping", 50.0),
+        "logit_cap": config.take("final_logit_softcapping", 30.0),
         "embedding_scale": math.sqrt(fields["width"]),
     }
 
@@ -217,12 +209,10 @@ def t5(config: Config) -> Fields:
     config.require(is_decoder=False, is_encoder_decoder=True, initializer_factor=1.0)
     sizes = config.fields(num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128)
     width, heads, d, hidden = (sizes[name] for name in ("width", "heads", "head_dim", "hidden"))
-    gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
+    feed_forward = config.take("feed_forward_proj", "relu", str)
+    gate, _, activation = feed_forward.rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
-        given = f"{gate}-{activation}".strip("-")
-        config.refuse(
-            "feed_forward_proj", given, f"an activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
-        )
+        config.refuse("feed_forward_proj", feed_forward, f"one of {', '.join(sorted(ACTIVATION))}, or gated- and one")
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it
     return {

@@ -132,8 +132,7 @@ def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Arra
 class LogitMoments:
     """Moments, and log Σ e^x, of rows (…, t, words) that come piece by piece; Chan et al. (1979) join squares so."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def add(self, x: Array) -> tuple[Array, Array]:
         """Add a piece, which is overwritten where the library can do so.

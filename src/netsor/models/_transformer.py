@@ -23,7 +23,7 @@ from ._families import READERS
 from ._loss_gradient import ModelEnd
 from ._metric_program import Probes
 
-ID = re.compile(r"[\w.-]+/[\w.-]+")
+ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+(?<!\.json)")  # of Hugging Face's hub
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -108,8 +108,6 @@ class Transformer(Description):
     Examples
     --------
     >>> model = ns.models.read("gpt2")
-    >>> model.layers, model.width, model.tied
-    (12, 768, True)
     >>> model.weights, model.widths()
     (124318464, {'n': 768, 'd': 64, 'm': 3072})
     >>> model.program(tokens=4).shape
@@ -237,7 +235,7 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             meant = f": did you mean {' or '.join(near)}?" if near else "."
             allowed = f"the path of a file{readable}, or the name of a model that ships{meant} "
             allowed += "`netsor audit --models` lists all"
-            if on_hub and not str(source).startswith(".") and path.suffix != ".json":
+            if on_hub:
                 allowed += f". It is not in the cache of Hugging Face: run `hf download {source} config.json` first"
             raise ArgumentError("model", str(source), allowed) from None
         folder = path.absolute().parent.name

@@ -226,23 +226,16 @@ def clamp(call: Call, x: Tensor, min: float = math.inf, max: Any = None) -> Tens
 
 
 def variance(
-    call: Call,
-    x: Tensor,
-    dim: Any = (),
-    keepdim: bool = False,
-    unbiased: bool = True,
-    correction: Any = None,
-    root: bool = False,
+    call: Call, x: Tensor, dim: Any = (), keepdim: bool = False, unbiased: bool = True, correction: Any = None
 ) -> Scalars:
-    """The variance of coordinates, or its root."""
+    """The variance of coordinates."""
     x = call.vectors(x)
     if [a % len(x.shape) for a in np.ravel(dim)] != [x.axis]:
         raise Refusal("variances are read over the coordinates of vectors")
     first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
     size = x.shape[x.axis]
     free = size - float(unbiased if correction is None else correction)
-    squares = (square - first * first) * (size / free)
-    return Scalars(squares**0.5 if root else squares)
+    return Scalars((square - first * first) * (size / free))
 
 
 def normalised(
@@ -265,14 +258,10 @@ def normalised(
 EXP = Function("exp", exponential, bounded=False, lipschitz=False, derivative=exponential)
 
 
-def exp(x: Any) -> Any:
-    """e^x, of coordinates or of scalars."""
-    return ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x)
-
-
-FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
+FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos)
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{f.__name__: entrywise(f) for f in FUNCTIONS},
+    "exp": entrywise(lambda x: (ns.nonlin if isinstance(x, ns.Vector) else ns.apply)(EXP, x)),
     "add": add,
     "sub": lambda call, x, other, alpha=1: add(call, x, other, -float(alpha)),
     "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
@@ -293,7 +282,9 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "clamp_min": clamp,
     "clamp": clamp,
     "var": variance,
-    "std": partial(variance, root=True),
+    "std": lambda call, x, dim=(), keepdim=False, unbiased=True, correction=None: _raised(
+        variance(call, x, dim, keepdim, unbiased, correction), 0.5
+    ),
     "layer_norm": partial(normalised, ns.layer_norm),
     "rms_norm": partial(normalised, ns.rms_norm, eps=torch.finfo(torch.float32).eps),
 }  # each as in `OPS` of `_aten_ops`

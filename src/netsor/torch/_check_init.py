@@ -159,7 +159,7 @@ def check_init(
     if own:
         notes.append("without reference, the module is compared with its own function: mistakes inside are not found")
     try:
-        net = structure(captured(real, inputs, named, as_found(real)))
+        net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
         if len(net.blocks) != len(known.masks):
             unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
     except UnsupportedError as error:
@@ -284,22 +284,8 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
 
 
-def as_found(module: Any) -> Parameters:
-    """The parameters of a module by their own numbers: enough to distinguish constants from what is random."""
-    rows = {}
-    for name, p in module.named_parameters():
-        x = p.detach().float().reshape(-1)
-        constant = p.ndim < 2 and bool((x == x[0]).all())
-        kind, value = ("constant", float(x[0])) if constant else ("normal", None)
-        rows[name] = Parameter(name, tuple(p.shape), kind, std=1.0, value=value)
-    return Parameters(rows, 1)
-
-
 def forward_backward(
-    net: Structure,
-    numbers: Mapping[str, Any],
-    targets: Sequence[int] | None,
-    masks: Sequence[Bools | None],
+    net: Structure, numbers: Mapping[str, Any], targets: Sequence[int] | None, masks: Sequence[Bools | None]
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
     """The quantities of a pass, by name and block, and the attention weights of each block, (heads, tokens, tokens).
 

@@ -29,19 +29,6 @@ class Sample(NamedTuple):
     problem: str = ""  # the operation that made it, if that was not entry by entry
 
 
-def drawn(module: ModuleOrFactory, samples: int, seed: int) -> tuple[Module, dict[str, list[Sample]]]:
-    """A module, perhaps without the numbers of large parameters, and so many samples of each parameter."""
-    by_name: dict[str, list[Sample]] = {}
-    instance = module
-    with torch.random.fork_rng(devices=[]):
-        for k in range(samples):
-            torch.manual_seed(seed + k)
-            instance, replay = fresh(module)
-            for name, p in instance.named_parameters():
-                by_name.setdefault(name, []).append(replay.sample(name, p))
-    return instance, by_name
-
-
 def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
     """A module with new parameters, and what stands for the large ones."""
     if isinstance(module, torch.nn.Module):

@@ -15,7 +15,7 @@ import torch
 from .._array_api import Floats
 from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed
-from ._fresh_modules import ModuleOrFactory, Sample, drawn
+from ._fresh_modules import ModuleOrFactory, Sample, fresh
 
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
@@ -146,7 +146,13 @@ def parameters(
     """
     if samples < 2:
         raise ArgumentError("samples", samples, "2 or more: one sample does not show what is random")
-    instance, by_name = drawn(module, samples, chosen_seed(seed, rng))
+    seed, by_name = chosen_seed(seed, rng), dict[str, list[Sample]]()
+    with torch.random.fork_rng(devices=[]):
+        for k in range(samples):
+            torch.manual_seed(seed + k)
+            instance, replay = fresh(module)
+            for name, p in instance.named_parameters():
+                by_name.setdefault(name, []).append(replay.sample(name, p))
     given = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
     rows: dict[str, Parameter] = {}
     first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
