@@ -116,11 +116,6 @@ class Description:
         for name, wrong, allowed in self._conflicts():
             if wrong:
                 raise ArgumentError(name, getattr(self, name), allowed)
-        turned = self.rotary_fraction * self.d
-        if self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d):
-            share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
-            size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
-            raise ValueError(f"{size}{share} must be even: rotary positions turn pairs of coordinates")
 
     def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
         """Fields that must suit others: each with whether it does not, and what is allowed."""
@@ -141,6 +136,9 @@ class Description:
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
         many = self.experts_per_token > (self.experts or math.inf)
         yield "experts_per_token", many, f"at most experts={self.experts}"
+        turned = self.rotary_fraction * self.d
+        odd = self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d)
+        yield "rotary_fraction", odd, f"an even number over d={self.d}: rotary positions turn pairs of coordinates"
         yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
         yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
         decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}

@@ -28,8 +28,8 @@ BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def _forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
-    """The row of a block; `crossed` says that some block has attention to an encoder."""
+def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
+    """The row of a block; `branches` are those of all blocks."""
     row = [of_stream(value_of(block, "stream"))]
     if names := [name for name in ATTENTION if name in block]:
         allowed = mask_of(block)
@@ -37,16 +37,14 @@ def _forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
         each = [_joined([p.value.reshape(-1, *allowed.shape) for p in block[name]]) for name in (names[0], names[-1])]
         numbers = apply(partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention")
         row.append(numbers if len(names) == 2 else numbers[:2] if names == ["scores"] else numbers[2:])
-    if branches := [name for name in BRANCHES if name in block]:
-        squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in branches))])
+    shares = constant(np.zeros(len(branches)))
+    if own := [name for name in branches if name in block]:
+        squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in own))])
         middle = [stack([_square(value_of(block, "middle"))])] if "middle" in block else []
         shares = apply(of_shares, squares, *middle, axes=1)
-        if crossed and "cross" not in block:
-            by_name = {name: shares[i] for i, name in enumerate(branches)} | {"cross": shares[0] * 0.0}
-            shares = stack([by_name[name] for name in BRANCHES if name in by_name])
-        row.append(shares)
-    elif crossed:
-        row.append(constant(np.zeros(1)))
+        if len(own) < len(branches):  # no attention to an encoder
+            shares = stack([shares[own.index(name)] if name in own else 0.0 * shares[0] for name in branches])
+    row += [shares] if branches else []
     if "experts" in block:
         row.append(apply(of_experts, _joined([each.value for each in block["experts"]], axis=1), axes=2))
     return join(row)
@@ -187,9 +185,10 @@ class Probes:
         end = self.source.end(limit, self.gradients, ranged)
         has = {name for block in net.blocks for name in block}
         attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
-        shares = [f"{name}_share" for name in BRANCHES if name in has]
+        branches = [name for name in BRANCHES if name in has]
+        shares = [f"{name}_share" for name in branches]
         names = (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
-        rows = [_forward_row(*each, "cross" in has) for each in zip(net.before, net.blocks, strict=True)]
+        rows = [_forward_row(*each, branches) for each in zip(net.before, net.blocks, strict=True)]
         sections = [Section("block", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
             sections.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))

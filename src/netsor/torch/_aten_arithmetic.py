@@ -156,8 +156,7 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The quotient; vectors are divided by numbers and scalars."""
     if not isinstance(other, VALUES):
         return multiply(call, a, 1.0 / numbers(other))
-    if not isinstance(other, Scalars):
-        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+    refuse_if(not isinstance(other, Scalars), f"divides by {kind(other)}: only numbers and scalars can divide")
     if isinstance(a, VALUES):
         return multiply(call, a, _raised(other, -1.0))
     return Scalars(numbers(a) / other.value)
@@ -230,8 +229,7 @@ def variance(
 ) -> Scalars:
     """The variance of coordinates."""
     x = call.vectors(x)
-    if [a % len(x.shape) for a in np.ravel(dim)] != [x.axis]:
-        raise Refusal("variances are read over the coordinates of vectors")
+    refuse_if([a % len(x.shape) for a in np.ravel(dim)] != [x.axis], "variances are read over coordinates of vectors")
     first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
     size = x.shape[x.axis]
     free = size - float(unbiased if correction is None else correction)

@@ -127,8 +127,7 @@ class Vectors(View):
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
-        part: Vectors = self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))
-        return part
+        return self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,10 +88,7 @@ def _initialise_again(module: Module) -> None:
 
 
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Makes large tensors on the meta device, and answers for them as if they had the numbers of their samples.
-
-    Without that `trunc_normal_`, which looks at what it drew, would leave them as they are.
-    """
+    """Makes large tensors on the meta device; `trunc_normal_`, which looks at what it drew, sees their samples."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__()

@@ -227,11 +227,7 @@ def _distribution(law: Parameter) -> Any:
         return stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)).cdf
     if law.law == "normal" or not 1.85 < law.kurtosis < 2.99:
         return stats.norm.cdf
-
-    def excess(c: float) -> float:
-        return float(stats.truncnorm(-c, c).stats(moments="k")) + 3 - law.kurtosis
-
-    cut = optimize.brentq(excess, 0.3, 5.0)
+    cut = optimize.brentq(lambda c: float(stats.truncnorm(-c, c).stats(moments="k")) + 3 - law.kurtosis, 0.3, 5.0)
     return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
 
 

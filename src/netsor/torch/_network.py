@@ -153,13 +153,10 @@ def training(
     lr: Any,
     ids: Sequence[int] | None,
 ) -> tuple[Callable[[int], tuple[Program, Any]], str]:
-    """A function of the width that returns the program of the loss and its learning rates; the name of the step.
-
-    `width` is one at which an optimiser is made, to see what it is.
-    """
+    """A function of the width that returns the program of the loss and its learning rates; the name of the step."""
     kind: Any = optimiser
     if not isinstance(optimiser, str):
-        made = optimiser(build(width))
+        made = optimiser(build(width))  # to see what it is
         kind = KINDS.get(type(made).__name__)
         if kind is None or not hasattr(made, "param_groups"):
             raise ArgumentError("optimiser", type(made).__name__, f"an optimiser of torch.optim: {', '.join(KINDS)}")

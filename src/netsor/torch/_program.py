@@ -127,8 +127,7 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
                 if kind is InputKind.PARAMETER:
                     name = graph.parameters[node] = names[target]
                     if name in laws and not laws[name].random:
-                        value, shape = torch.as_tensor(laws[name].value), laws[name].shape
-                        constants[node] = value.expand(shape)
+                        constants[node] = torch.as_tensor(laws[name].value).expand(laws[name].shape)
                 elif kind is InputKind.USER_INPUT:
                     constants[node] = next(inputs)
                     graph.inputs.add(node)
@@ -155,17 +154,11 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
 
 
 def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **more: Any
 ) -> Any:
-    if enable_gqa:
+    if more.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scale = more.get("scale")
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if is_causal else attn_mask
     if mask is not None:
@@ -254,9 +247,7 @@ def path_of(node: Node) -> str:
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
     """The paths of the modules that return each node: the last one that is used outside the module."""
     inside = {node: paths_of(node) for node in nodes}
-    last: dict[str, Node] = {}
-    for node in nodes:
-        last |= {path: node for path in inside[node] if any(path not in inside[user] for user in node.users)}
+    last = {path: node for node in nodes for path in inside[node] if any(path not in inside[x] for x in node.users)}
     paths: dict[Node, list[str]] = {}
     for path, node in last.items():
         paths.setdefault(node, []).append(path)
