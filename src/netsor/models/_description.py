@@ -19,7 +19,6 @@ from ._config_reader import ACTIVATION, ALIASES
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
-
 Index = Annotated[int, partial(whole, least=0)]
 Size = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE)]
 Std = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)]
@@ -29,7 +28,6 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     Stretch: lambda text: Stretch(*map(float, text.split(","))),
 }
-
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 STDS = tuple(f"std_{name}" for name in ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits"))

@@ -21,7 +21,6 @@ from ..language._probe import Probe
 from ..language._softmax import MASKED_SOFTMAX
 
 Block = dict[str, list[Probe]]
-
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
 ENDS = ("logits", "loss")  # outside of the blocks
 MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}

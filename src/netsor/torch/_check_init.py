@@ -155,9 +155,8 @@ def check_init(
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    net, notes, unchecked = None, [], ""
-    if own:
-        notes.append("without reference, the module is compared with its own function: mistakes inside are not found")
+    alone = "without reference, the module is compared with its own function: mistakes inside are not found"
+    net, notes, unchecked = None, [alone] if own else [], ""
     try:
         net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
         if len(net.blocks) != len(known.masks):

@@ -98,10 +98,8 @@ def _reference_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         probes.names  # noqa: B018 (gradients are refused here)
     except ValueError:
         probes = model.probes()
-    ends: dict[str, Any] = {
-        "embedding": net.structure.words[0] if net.structure.words else None,
-        "head": net.structure.head,
-    }
+    words = net.structure.words
+    ends: dict[str, Any] = {"embedding": words[0] if words else None, "head": net.structure.head}
     stds = _stds(model.net, {})
     stds |= {(None, kind): laws[name].std for kind, name in ends.items() if name in laws and laws[name].random}
     tied = ends["head"] is not None and ends["head"] == ends["embedding"]

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from .. import nn
 from .._array_api import Ints
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
-from ..nn import Embedding
-from ..nn import logits as logits_of
 from ..nn._embedding import root
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._parameters import Parameter
@@ -43,7 +42,7 @@ class Draws:
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
-        self._embeddings: dict[str, Embedding] = {}
+        self._embeddings: dict[str, nn.Embedding] = {}
         self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
         self._tables: dict[Vector, tuple[str, Ints]] = {}  # vectors of rows: the table, and which rows
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
@@ -74,7 +73,7 @@ class Draws:
         refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
         refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and whole:
-            return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
+            return Scalars(nn.logits(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
         known = self._weights.setdefault(w.name, {})
         overlap = any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known)
@@ -85,12 +84,12 @@ class Draws:
         matrix, as_it_was = known[place]
         return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
 
-    def _embedding(self, name: str) -> Embedding:
+    def _embedding(self, name: str) -> nn.Embedding:
         law = self._used(name, "a table")
         refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
         refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            table = Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
+            table = nn.Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
             self._embeddings[name], self._tables[table.vectors] = table, (name, table.known)
         return self._embeddings[name]
 

@@ -13,12 +13,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import PARTS, SOFTMAX, TURNS
-from ._aten_ops import VIEWS as SHAPES
+from ._aten_ops import PARTS, SOFTMAX, TURNS, VIEWS
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
-VIEWS = (*SHAPES, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
+REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
@@ -236,7 +235,7 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
 
 def _viewed(node: Node) -> Node:
     """What a node is a view of."""
-    while node.op == "call_function" and name_of(node) in VIEWS:
+    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
         node = node.args[0]
     return node
 
