@@ -156,7 +156,8 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
     """The quotient; vectors are divided by numbers and scalars."""
     if not isinstance(other, VALUES):
         return multiply(call, a, 1.0 / numbers(other))
-    refuse_if(not isinstance(other, Scalars), f"divides by {kind(other)}: only numbers and scalars can divide")
+    if not isinstance(other, Scalars):
+        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
     if isinstance(a, VALUES):
         return multiply(call, a, _raised(other, -1.0))
     return Scalars(numbers(a) / other.value)
