@@ -35,10 +35,10 @@ def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["refs/main", f"snapshots/{COMMIT}/config.json"])
 def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
-    with pytest.raises(ValueError, match=r"`hf download meta-llama/Llama-3.1-8B config.json` puts it there"):
+    with pytest.raises(ValueError, match=r"run `hf download meta-llama/Llama-3.1-8B config.json` first"):
         ns.models.read("meta-llama/Llama-3.1-8B")
     (cache / broken).unlink()
-    with pytest.raises(ValueError, match="is not in the cache of this machine"):
+    with pytest.raises(ValueError, match="is not in the cache of Hugging Face"):
         ns.models.read("some-one/tiny-gpt2.1")
 
 

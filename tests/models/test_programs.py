@@ -90,8 +90,8 @@ def test_repeated_ids_and_padding():
 @pytest.mark.parametrize(
     ("family", "given", "message"),
     [
-        ("gpt2", {}, "give ids or tokens"),
-        ("gpt2", {"ids": IDS, "tokens": 3}, "give ids or tokens"),
+        ("gpt2", {}, "give either ids or tokens"),
+        ("gpt2", {"ids": IDS, "tokens": 3}, "give either ids or tokens"),
         ("gpt2", {"ids": []}, "ids=\\[\\] must be one id or more"),
         ("gpt2", {"ids": [31]}, "ids=31 must be an integer from 0 to 30"),
         ("gpt2", {"ids": [1.5]}, "ids=1.5 must be an integer"),

@@ -98,7 +98,7 @@ REFUSED = [
     (
         "gemma2",
         {"layer_types": ["full_attention"] * 3},
-        "layer_types=.* of this gemma2 configuration must be alternating",
+        "layer_types=.* of this gemma2 configuration must be sliding_attention and full_attention by turns",
     ),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of this gemma2"),
     ("bert", {"is_decoder": True}, "is_decoder=True of this bert configuration"),
@@ -111,7 +111,7 @@ REFUSED = [
     ("gpt2", {"n_head": 5}, "heads=5 must be a divisor of width=32"),
     ("llama", {ROPE: {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5 .* it must be 1\.0"),
     ("llama", {"pad_token_id": 31}, "pad_token_id=31 of this llama configuration must be null or an id"),
-    ("gpt_neox", {"rotary_pct": 0.2}, r"width/heads=16 times rotary_fraction=0\.1875 must be even"),
+    ("gpt_neox", {"rotary_pct": 0.2}, r"rotary_fraction=0\.1875 must be an even number over d=16"),
     ("vit", {"initializer_range": 0.5}, r"initializer_range=0\.5 of this vit configuration must be .* at most 0\.2"),
 ]
 
@@ -272,10 +272,13 @@ def test_replace_checks_names_and_values():
         ({"tied": 1}, "tied=1 must be True or False"),
         ({"groups": 5}, "groups=5 must be a divisor of heads=12"),
         ({"heads": 10}, "heads=10 must be a divisor of width=768 where head_dim is None: set that too"),
-        ({"positions": "rotary", "head_dim": 9}, "head_dim=9 must be even: rotary positions"),
+        (
+            {"positions": "rotary", "head_dim": 9},
+            r"rotary_fraction=1\.0 must be an even number over d=9: rotary positions",
+        ),
         (
             {"positions": "rotary", "rotary_fraction": 0.3},
-            r"width/heads=64 times rotary_fraction=0\.3 must be even",
+            r"rotary_fraction=0\.3 must be an even number over d=64",
         ),
         ({"rotary_stretch": (1.0, 4.0, 1.0, 5.0), "positions": "rotary"}, "with low below high"),
         ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "must be None unless positions='rotary'"),

@@ -9,8 +9,9 @@ transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
 from netsor.models._metric_program import ProgramModel  # noqa: E402
-from netsor.torch._check_init import as_found, forward_backward  # noqa: E402
+from netsor.torch._check_init import forward_backward  # noqa: E402
 from netsor.torch._network import read_network  # noqa: E402
+from netsor.torch._parameters import Parameters  # noqa: E402
 from netsor.torch._program import captured  # noqa: E402
 from netsor.torch._structure import structure  # noqa: E402
 
@@ -51,7 +52,7 @@ def test_entropy_loss_and_gradients_have_the_law_of_real_initialisations(name):
     for seed in range(REAL):
         torch.manual_seed(3000 + seed)
         module = build().eval()
-        graph = graph or structure(captured(module, args, kwargs, as_found(module)))
+        graph = graph or structure(captured(module, args, kwargs, Parameters({}, 0)))
         rows.append(forward_backward(graph, dict(module.named_parameters()), net.targets, net.masks)[0])
     real = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     ours, fixed = columns(law)
@@ -73,7 +74,7 @@ def test_the_quantities_of_a_pass_are_those_that_transformers_computes(name):
     torch.manual_seed(4)
     module, ids = build().eval(), args[0]
     net = read_network(build, args)
-    graph = structure(captured(module, args, {}, as_found(module)))
+    graph = structure(captured(module, args, {}, Parameters({}, 0)))
     found = forward_backward(graph, dict(module.named_parameters()), net.targets, net.masks)[0]
     module.set_attn_implementation("eager")
     out = module(ids, labels=ids, output_hidden_states=True, output_attentions=True)

@@ -308,6 +308,28 @@ def test_what_cannot_be_read_is_refused_by_name(build, message):
     assert ns.torch.program(Orthogonal, IDS, laws=laws).shape == (1, 6)
 
 
+def _mixed(x, positions, sign=-1.0):
+    angles = positions[..., None] * (0.5 ** torch.arange(8)).repeat(2)
+    a, b = x.chunk(2, dim=-1)
+    return x * angles.cos() + torch.cat((sign * b, a), dim=-1) * angles.sin()
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (lambda x: _mixed(x, torch.arange(6), sign=1.0), "by one angle each"),  # a mirror
+        (lambda x: x + torch.cat((x[..., 3:], x[..., :3]), dim=-1), "by one angle each"),
+        (lambda x: _mixed(x, torch.arange(6) ** 2), "positions are not consecutive"),
+        (lambda x: _mixed(x, torch.arange(24).reshape(4, 6)), "differ between heads or sequences"),
+        (lambda x: x[..., :8] + x[..., 8:], "no rotary position"),
+        (lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).sum(-1), "not set end to end"),
+    ],
+)
+def test_what_is_almost_a_rotary_position_is_refused(turn, message):
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(lambda: Parallel(turn), IDS)
+
+
 def test_inputs_on_the_meta_device_are_refused():
     with pytest.raises(ValueError, match="pass ids on the CPU"):
         ns.torch.program(MODULES["llama"][0], (torch.zeros((1, 4), dtype=torch.long, device="meta"),))

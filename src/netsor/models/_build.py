@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-import netsor.nn as nn
-
 from .. import language as ns
+from .. import nn
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError, shown, whole
 from ..language._operation import MatMul
@@ -29,6 +28,8 @@ from ._metrics import of_router
 from ._probed_program import matrix_kind, values_by_block
 
 n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
+Ids = Sequence[int] | None
+Patches = npt.ArrayLike | None
 Mask = Bools | None
 Bias = ns.Scalar | Floats | None
 ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]]
@@ -45,21 +46,14 @@ class Inputs:
     patches: Floats | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
 
 
-def inputs_of(
-    model: Description,
-    ids: Sequence[int] | None,
-    tokens: int | None,
-    decoder_ids: Sequence[int] | None,
-    patches: npt.ArrayLike | None,
-) -> Inputs:
+def inputs_of(model: Description, ids: Ids, tokens: int | None, decoder_ids: Ids, patches: Patches) -> Inputs:
     """The inputs that a user gave, or `tokens` different ids."""
     if decoder_ids is not None and not model.decoder_layers:
         raise ArgumentError("decoder_ids", decoder_ids, f"left out: {model.name} has no decoder")
     if model.inputs == "patches":
         most = model.length or 2
         if ids is not None or (patches is None) == (tokens is None):
-            either = "patches, or tokens (a class token and patches of standard normal pixels)"
-            raise ValueError(f"{model.name} reads images: give {either}")
+            raise ValueError(f"{model.name} reads images: give patches, or tokens (a class token and random patches)")
         if patches is None:
             return Inputs(whole(tokens, "tokens", least=2, most=most))
         given = np.array(patches, dtype=np.float64)
@@ -69,8 +63,7 @@ def inputs_of(
     if patches is not None:
         raise ValueError(f"patches are for models of images, and {model.name} reads ids")
     if (ids is None) == (tokens is None):
-        got = f"got ids={shown(ids)}, tokens={shown(tokens)}"
-        raise ValueError(f"give ids or tokens (a number of different ids), one of them; {got}")
+        raise ValueError(f"give either ids or tokens (a number of different ids), got {shown(ids)} and {shown(tokens)}")
     if ids is None:
         count = whole(tokens, "tokens", most=model.length or 2**20)
         words = (model.vocabulary or math.inf) - (model.padding is not None)

@@ -8,18 +8,23 @@ from typing import Any, NoReturn
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
 
-# What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
-# only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
+# Fields that do not change a network at initialisation, unless its family reads them: names, ids of tokens, dropout,
+# caches, precision, pooling, summaries, generation, biases (which are drawn as 0), training of routers.
 IMMATERIAL = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
-    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label label2id length_penalty max_length min_length model_type n_ctx
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores prefix pretraining_tp problem_type remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_bias
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
+    decoder_start_token_id directionality diversity_penalty do_sample dropout_rate dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label label2id
+    length_penalty max_length min_length mlp_bias model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams
+    num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits
+    output_scores pad_token_id pooler_act pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_output_size pooler_size_per_head pooler_type prefix pretraining_tp problem_type qkv_bias
+    remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p use_bfloat16
     use_cache
 """
 # What any configuration may hold at a value that says nothing, as objects of older versions do.
@@ -73,10 +78,7 @@ class Config:
         self.unread = dict(given)  # what `take` has not asked for
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
-        """The value of a field, which counts as read; without a default it must be there.
-
-        `kind` is what it must be: int (1 or more), float, bool, str, dict or list; or None, if that is the default.
-        """
+        """The value of a field, which counts as read; `kind` is one of `KINDS`, and None is allowed as a default."""
         value = self.unread.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
@@ -100,13 +102,10 @@ class Config:
             value = self.take(field, allowed)
             if value != allowed:
                 given = f"{field}={shown(value)} of this {self.family} configuration is not known here"
-                raise ValueError(
-                    f"{given}: it must be {allowed!r}. Write such a network in the language (netsor.nn), "
-                    "or set the field to compare without it"
-                )
+                raise ValueError(f"{given}: it must be {allowed!r}. Write it with netsor.nn, or change the field")
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by the names that they have here; a type stands for a default that is missing."""
+        """Fields of a description, by their names there; a type instead of a default says that there is none."""
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
             missing, own = isinstance(default, type), ALIASES[name]
@@ -131,11 +130,11 @@ class Config:
         return value % vocabulary
 
     def rotary(self, head_dim: int | None = None, fraction: float = 1.0) -> dict[str, Any]:
-        """Rotary positions, in the older way of writing (rope_scaling, which wins) and the newer (rope_parameters).
+        """Rotary positions, in the older form (rope_scaling, which wins) or the newer (rope_parameters).
 
-        Families that turn a part of each head give its dimension, and what partial_rotary_factor is by default; the
-        code of the others does not look at that field.
+        Families that turn a part of each head give its dimension, and the default of partial_rotary_factor.
         """
+        self.unread.pop("max_position_embeddings", None)  # there is no table of positions
         new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
         rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
@@ -165,7 +164,5 @@ class Config:
                 named.append(f"{field if short else shown(field)}={shown(value)}")
         if named:
             fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
-            raise ValueError(
-                f"the {self.family} configuration has fields that are not known here and may matter at "
-                f"initialisation: {fields}. Remove them if they do not"
-            )
+            unknown = f"the {self.family} configuration has fields that are not known here and may matter"
+            raise ValueError(f"{unknown} at initialisation: {fields}. Remove them if they do not")

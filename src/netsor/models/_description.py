@@ -19,7 +19,6 @@ from ._config_reader import ACTIVATION, ALIASES
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
-
 Index = Annotated[int, partial(whole, least=0)]
 Size = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE)]
 Std = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)]
@@ -30,21 +29,18 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     Stretch: lambda text: Stretch(*map(float, text.split(","))),
 }
 
-
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
-MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
-STDS = tuple(f"std_{matrix}" for matrix in MATRICES)
+STDS = tuple(f"std_{name}" for name in ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits"))
 SCALAR_STDS = ("std", *STDS)  # that may be scalars of a program
 BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The fields of a `Transformer`, checked.
+    """The fields of a `Transformer`, checked. Every std is the standard deviation of the entries of a matrix.
 
-    Every std is the standard deviation of the entries of a matrix. `replace` changes a field alone: what a family
-    derives from it (GPT-2's smaller output projections from the number of layers) stays. Fields that are None follow:
-    `d` and `key_heads` are the values of `head_dim` and `groups`.
+    `replace` keeps what a family derives from a field, such as GPT-2's smaller output projections from the layers. The
+    properties `d` and `key_heads` have the values of `head_dim` and `groups`, also if these are None.
     """
 
     name: str
@@ -118,11 +114,6 @@ class Description:
         for name, wrong, allowed in self._conflicts():
             if wrong:
                 raise ArgumentError(name, getattr(self, name), allowed)
-        turned = self.rotary_fraction * self.d
-        if self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d):
-            share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
-            size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
-            raise ValueError(f"{size}{share} must be even: rotary positions turn pairs of coordinates")
 
     def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
         """Fields that must suit others: each with whether it does not, and what is allowed."""
@@ -143,6 +134,9 @@ class Description:
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
         many = self.experts_per_token > (self.experts or math.inf)
         yield "experts_per_token", many, f"at most experts={self.experts}"
+        turned = self.rotary_fraction * self.d
+        odd = self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d)
+        yield "rotary_fraction", odd, f"an even number over d={self.d}: rotary positions turn pairs of coordinates"
         yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
         yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
         decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}

@@ -15,14 +15,12 @@ Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
 READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
 
-# Stored with the sizes; biases are drawn as 0, so that it does not matter whether they are there.
-IGNORED = "attention_dropout max_position_embeddings attention_bias"
 STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
 MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 
 
-def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader], Reader]:
-    """Register a reader: the fields that do not matter for it, and its defaults where they differ from the others'."""
+def family(model_type: str, ignored: str = "", **defaults: Any) -> Callable[[Reader], Reader]:
+    """Register a reader, with the fields that it ignores, and its defaults where they differ from those of Llama."""
 
     def register(read: Reader) -> Reader:
         def reader(given: Fields) -> Fields:
@@ -37,11 +35,10 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
     return register
 
 
-@family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")
+@family("bert")
 def bert(config: Config) -> Fields:
     """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
     config.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    config.unread = {name: value for name, value in config.unread.items() if not name.startswith("pooler_")}
     sizes = config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     sizes |= config.fields(vocab_size=30522, max_position_embeddings=512)
     return sizes | {
@@ -56,10 +53,7 @@ def bert(config: Config) -> Fields:
     }
 
 
-@family(
-    "vit",
-    "attention_probs_dropout_prob hidden_dropout_prob encoder_stride pooler_act pooler_output_size qkv_bias",
-)
+@family("vit")
 def vit(config: Config) -> Fields:
     """ViT: patches of an image after a class token, whose last vector gives the logits."""
     std = config.take("initializer_range", 0.02, float)
@@ -89,11 +83,7 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-@family(
-    "gpt2",
-    "attn_pdrop embd_pdrop resid_pdrop pad_token_id reorder_and_upcast_attn summary_activation summary_first_dropout "
-    "summary_proj_to_labels summary_type summary_use_proj",
-)
+@family("gpt2")
 def gpt2(config: Config) -> Fields:
     """GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches smaller by 1/√(2L)."""
     config.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
@@ -109,10 +99,7 @@ def gpt2(config: Config) -> Fields:
     }
 
 
-@family(
-    "gpt_neox",
-    f"{IGNORED} hidden_dropout is_decoder pad_token_id attention_probs_dropout_prob hidden_dropout_prob",
-)
+@family("gpt_neox", "is_decoder")
 def gpt_neox(config: Config) -> Fields:
     """GPT-NeoX, as Hugging Face draws it: both branches act on the same stream, and part of a head is rotated."""
     # rotary_emb_base and rotary_pct are what the model reads; files of older versions repeat them under other names
@@ -131,7 +118,7 @@ def gpt_neox(config: Config) -> Fields:
     }
 
 
-@family("llama", f"{IGNORED} mlp_bias")
+@family("llama")
 def llama(config: Config) -> Fields:
     """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
     # Its relatives read the same. Sizes have no defaults here, since each relative has others.
@@ -152,81 +139,66 @@ def llama(config: Config) -> Fields:
     }
 
 
-@family("mistral", "attention_dropout max_position_embeddings", num_key_value_heads=8, sliding_window=4096)
+@family("mistral", num_key_value_heads=8, sliding_window=4096)
 def mistral(config: Config) -> Fields:
     """Mistral: Llama with a window."""
     return {**llama(config), "window": config.take("sliding_window", None, int)}
 
 
-@family(
-    "mixtral",
-    "attention_dropout max_position_embeddings output_router_logits router_aux_loss_coef router_jitter_noise",
-    num_key_value_heads=8,
-    rms_norm_eps=1e-5,
-    rope_theta=1e6,
-)
+@family("mixtral", num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
 def mixtral(config: Config) -> Fields:
     """Mixtral: Mistral with experts. The noise of the router is of training alone."""
     fields = mistral(config) | config.fields(num_local_experts=8, num_experts_per_tok=2)
     return {**fields, "std_router": fields["std_q"]}
 
 
-@family("olmo2", IGNORED, rms_norm_eps=1e-5, pad_token_id=1)
+@family("olmo2", rms_norm_eps=1e-5, pad_token_id=1)
 def olmo2(config: Config) -> Fields:
     """OLMo 2: Llama with norms after each branch, and of all queries and keys of a token."""
     return {**llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
 
 
-@family("qwen2", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32)
+def _check_layer_types(config: Config, *cycle: str) -> None:
+    types = config.take("layer_types", None, list) or []
+    if any(kind != cycle[i % len(cycle)] for i, kind in enumerate(types)):
+        config.refuse("layer_types", types, " and ".join(cycle) + " by turns" * (len(cycle) > 1))
+
+
+@family("qwen2", "sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
     """Qwen2. A window in some of the blocks is refused; without it its size and its layers do not matter."""
     config.require(use_sliding_window=False)
-    types = config.take("layer_types", None, list)
-    if types is not None and not all(kind == "full_attention" for kind in types):
-        config.refuse("layer_types", types, "'full_attention' throughout")
+    _check_layer_types(config, "full_attention")
     return llama(config)
 
 
-@family("qwen3", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
+@family("qwen3", "sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
 def qwen3(config: Config) -> Fields:
     """Qwen3: Qwen2 with a norm of queries and keys."""
     return {**qwen2(config), "qk_norm": True}
 
 
-@family(
-    "gemma2",
-    IGNORED,
-    head_dim=256,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-    pad_token_id=0,
-    sliding_window=4096,
-    attn_logit_softcapping=50.0,
-    final_logit_softcapping=30.0,
-)
+@family("gemma2", head_dim=256, num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=0)
 def gemma2(config: Config) -> Fields:
     """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
     # hidden_activation is what the model reads; older files also hold hidden_act
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     if bidirectional := config.take("use_bidirectional_attention", None):
         config.refuse("use_bidirectional_attention", bidirectional, "false")
-    types = config.take("layer_types", None, list)
+    _check_layer_types(config, "sliding_attention", "full_attention")
     fields = llama(config)
-    every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
-    if types is not None and list(types) != every_second:
-        config.refuse("layer_types", types, "alternating, sliding_attention first")
     return fields | {
         "order": "sandwich",
-        "window": config.take("sliding_window", None, int),
+        "window": config.take("sliding_window", 4096),
         "window_every": 2,
         "score_scale": config.take("query_pre_attn_scalar", 256, int) ** -0.5,
-        "score_cap": config.take("attn_logit_softcapping", None, float),
-        "logit_cap": config.take("final_logit_softcapping", None, float),
+        "score_cap": config.take("attn_logit_softcapping", 50.0),
+        "logit_cap": config.take("final_logit_softcapping", 30.0),
         "embedding_scale": math.sqrt(fields["width"]),
     }
 
 
-@family("t5", "dense_act_fn is_gated_act dropout_rate n_positions pad_token_id")
+@family("t5", "dense_act_fn is_gated_act n_positions")
 def t5(config: Config) -> Fields:
     """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides."""
     # Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
@@ -237,12 +209,10 @@ def t5(config: Config) -> Fields:
     config.require(is_decoder=False, is_encoder_decoder=True, initializer_factor=1.0)
     sizes = config.fields(num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128)
     width, heads, d, hidden = (sizes[name] for name in ("width", "heads", "head_dim", "hidden"))
-    gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
+    feed_forward = config.take("feed_forward_proj", "relu", str)
+    gate, _, activation = feed_forward.rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
-        given = f"{gate}-{activation}".strip("-")
-        config.refuse(
-            "feed_forward_proj", given, f"an activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
-        )
+        config.refuse("feed_forward_proj", feed_forward, f"one of {', '.join(sorted(ACTIVATION))}, or gated- and one")
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it
     return {

@@ -1,8 +1,8 @@
-"""The backward half of the quantities of an audit: gradients of the first loss, block by block and by kind of weight.
+"""The gradients of the first loss that an audit measures, block by block and by kind of weight.
 
-One backward pass has the cotangents √n ∂L/∂x of the stream and of all products of matrices. If y_i = W x_i, then
-∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram matrices. Cotangents and
-widths are in the units of the model: at n = ∞ its own widths turn means into sums.
+One backward pass gives the cotangents √n ∂L/∂x of the stream and of all products of matrices. If y_i = W x_i, then
+∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram matrices. At n = ∞ the
+widths of the model turn means into sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Recipes: how a model is drawn, as one choice of standard deviations and multipliers, each with its source.
 
-n is the width and L the number of blocks, those of encoder and decoder together unless a recipe says otherwise. It
-changes the law of the weights, and what scores and logits are multiplied by, and nothing else: orders and norms stay
-those of the model.
+A recipe keeps orders and norms. n is the width, L the number of blocks, by default of encoder and decoder together.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ def _depth(model: Description) -> int:
 
 
 def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
-    """With some standard deviations multiplied."""
     return made | {name: made[name] * factor for name in names}
 
 

@@ -28,8 +28,8 @@ BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def _forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
-    """The row of a block; `crossed` says that some block has attention to an encoder."""
+def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
+    """The row of a block; `branches` are those of all blocks."""
     row = [of_stream(value_of(block, "stream"))]
     if names := [name for name in ATTENTION if name in block]:
         allowed = mask_of(block)
@@ -37,16 +37,14 @@ def _forward_row(before: Vector, block: Block, crossed: bool) -> Scalar:
         each = [_joined([p.value.reshape(-1, *allowed.shape) for p in block[name]]) for name in (names[0], names[-1])]
         numbers = apply(partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention")
         row.append(numbers if len(names) == 2 else numbers[:2] if names == ["scores"] else numbers[2:])
-    if branches := [name for name in BRANCHES if name in block]:
-        squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in branches))])
+    shares = constant(np.zeros(len(branches)))
+    if own := [name for name in branches if name in block]:
+        squares = stack([_square(u) for u in (before, *(value_of(block, name) for name in own))])
         middle = [stack([_square(value_of(block, "middle"))])] if "middle" in block else []
         shares = apply(of_shares, squares, *middle, axes=1)
-        if crossed and "cross" not in block:
-            by_name = {name: shares[i] for i, name in enumerate(branches)} | {"cross": shares[0] * 0.0}
-            shares = stack([by_name[name] for name in BRANCHES if name in by_name])
-        row.append(shares)
-    elif crossed:
-        row.append(constant(np.zeros(1)))
+        if len(own) < len(branches):  # no attention to an encoder
+            shares = stack([shares[own.index(name)] if name in own else 0.0 * shares[0] for name in branches])
+    row += [shares] if branches else []
     if "experts" in block:
         row.append(apply(of_experts, _joined([each.value for each in block["experts"]], axis=1), axes=2))
     return join(row)
@@ -79,29 +77,21 @@ class Section(NamedTuple):
 class Probes:
     """Quantities of a model on given inputs, or of a program with probes. `Transformer.probes` makes it.
 
-    Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
-    the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
-    that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
-    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder); with
-    experts `largest_load` and `least_load`, the tokens of the busiest and of the idlest expert, over an even load. At
-    the beginning: `input_mean_square`, `input_cosine` and `input_effective_rank` of the embeddings, and
-    `decoder_input_mean_square` and so on. At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or
-    its own if nothing is masked; `uniform_loss` is ln V), `max_probability`, at the tokens that predict something.
+    The reference of audits in the documentation explains each quantity. A name such as `mean_square` or `entropy` is
+    of every block, `input_cosine` or `decoder_input_cosine` of the embeddings, `logit_std`, `loss` and
+    `max_probability` of the tokens that predict something.
 
     Parameters
     ----------
     source : ModelEnd
         The network of a model on its inputs, and the end of it; or a program with its widths.
     gradients : bool
-        Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
-        the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
-        `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
-        and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+        Whether to include gradients of the loss, or of a random readout of every token if there are no logits:
+        `grad_mean_square` of the stream, `grad_query` and `grad_query_ratio` of the matrices, and so on.
     ranges : bool
-        At finite widths, of each activation too (the stream, `query`, `hidden` and so on): `stream_largest`, the
-        largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the
-        smallest of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a
-        power of two.
+        Whether to include, at finite widths, the range of every activation: `query_largest` is the largest absolute
+        value, `query_below_fp16` the share of numbers other than 0 below the smallest of a format, and
+        `query_scaled_fp16` that share if a power of two brings the largest to the end of the format.
 
     Examples
     --------
@@ -195,9 +185,10 @@ class Probes:
         end = self.source.end(limit, self.gradients, ranged)
         has = {name for block in net.blocks for name in block}
         attention = [name for probe, names in ATTENTION.items() if probe in has for name in names]
-        shares = [f"{name}_share" for name in BRANCHES if name in has]
+        branches = [name for name in BRANCHES if name in has]
+        shares = [f"{name}_share" for name in branches]
         names = (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
-        rows = [_forward_row(*each, "cross" in has) for each in zip(net.before, net.blocks, strict=True)]
+        rows = [_forward_row(*each, branches) for each in zip(net.before, net.blocks, strict=True)]
         sections = [Section("block", names, rows, False)]
         for prefix, start in zip(("input_", "decoder_input_"), net.starts, strict=False):
             sections.append(Section("input", tuple(prefix + name for name in STREAM), [of_stream(start)], True))
@@ -214,10 +205,7 @@ class Probes:
 
 
 class ProgramModel:
-    """A program with its widths, which has what an audit asks of a model: what it names with `ns.probe` is measured.
-
-    `longer` are the same network on more tokens.
-    """
+    """A program with its widths as the model of an audit, which measures its probes; `longer` have more tokens."""
 
     def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
         self.program, self.name = program, program.name

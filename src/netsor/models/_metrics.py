@@ -132,8 +132,7 @@ def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Arra
 class LogitMoments:
     """Moments, and log Σ e^x, of rows (…, t, words) that come piece by piece; Chan et al. (1979) join squares so."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def add(self, x: Array) -> tuple[Array, Array]:
         """Add a piece, which is overwritten where the library can do so.
@@ -175,10 +174,7 @@ def of_router(logits: Array, *, chosen: int) -> Array:
 
 
 def of_experts(given: Array) -> Array:
-    """(…, tokens, experts), what tokens give to experts → (…, 2): largest and least load, over that of equal loads.
-
-    The load of an expert is the number of tokens that give it something.
-    """
+    """Weights (…, tokens, experts) → (…, 2): the most and the fewest tokens of an expert, over an even load."""
     xp = array_namespace(given)
     loads = xp.sum(xp.astype(given != 0, given.dtype), axis=-2)
     even = xp.mean(loads, axis=-1)
@@ -199,9 +195,9 @@ def of_shares(squares: Array, *middle: Array) -> Array:
 
 
 def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
-    """Gram matrices (…, matrices, s, s), two and two → (…, sums): Σ of the products of both, over pairs and entries.
+    """Pairs of Gram matrices (…, matrices, s, s) → (…, sums): a factor times Σ of the products of both, over entries.
 
-    Each sum has a factor, and the places of the first of each of its pairs.
+    Each of `sums` is this factor, and the places where its pairs begin.
     """
     xp = array_namespace(*grams)
     pairs = {k: xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1)) for _, places in sums for k in places}

@@ -21,7 +21,6 @@ from ..language._probe import Probe
 from ..language._score import MASKED_SOFTMAX
 
 Block = dict[str, list[Probe]]
-
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
 ENDS = ("logits", "loss")  # outside of the blocks
 MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
@@ -60,10 +59,8 @@ class ProbedProgram:
             name = watched.name
             if name == "embedding":
                 if len(self.starts) == 2 or (self.starts and not self.blocks) or block:
-                    raise ValueError(
-                        f"{self.name} has the probe 'embedding' twice: once is allowed, and once more between two "
-                        "blocks, where a decoder begins"
-                    )
+                    allowed = "once is allowed, and once more between two blocks, where a decoder begins"
+                    raise ValueError(f"{self.name} has the probe 'embedding' twice: {allowed}")
                 self.layers = len(self.blocks)
                 self.starts.append(watched.value)  # type: ignore[arg-type]  # `probe` checks it
                 continue
@@ -76,10 +73,8 @@ class ProbedProgram:
                 self.blocks.append(block)
                 block = {}
         if not self.starts or not self.blocks or (self.layers and len(self.starts) == 1):
-            raise ValueError(
-                f"{self.name} must name its streams for an audit: ns.probe('embedding', x) before the first block, "
-                "and ns.probe('stream', x) after each"
-            )
+            needed = "ns.probe('embedding', x) before the first block, and ns.probe('stream', x) after each"
+            raise ValueError(f"{self.name} must name its streams for an audit: {needed}")
         if block or self.layers == len(self.blocks):
             last = next(iter(block), "embedding")
             raise ValueError(f"{self.name} has the probe {last!r} after its last stream: no block has it")

@@ -1,8 +1,7 @@
 """A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
 
-The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so embeddings, positions and logits have weights
-as all else, and tied logits are W^E^T y. Biases and gains of norms begin at 0 and 1. They are trained only if asked
-for: trained gains need all coordinates of the stream.
+The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, and tied logits are W^E^T y. Biases and gains of
+norms begin at 0 and 1. They are trained only on request: trained gains need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -71,10 +70,9 @@ class Training(NamedTuple):
 def training(
     model: Description, ids: Sequence[int], targets: Sequence[int], vectors_of: Collection[str] = ()
 ) -> Training:
-    """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them.
+    """The network on these ids, and the mean cross-entropy of their targets.
 
-    `vectors_of` are the vectors that are trained: with "bias", every matrix of the blocks and every layer norm has one,
-    with "gain" every norm.
+    `vectors_of` says which vectors are trained: "bias" of matrices of the blocks and of layer norms, "gain" of norms.
     """
     refuse(model)
     biases, gains = (name in vectors_of for name in VECTORS)
@@ -109,10 +107,7 @@ def training(
 
 
 def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], biases: bool, gains: bool) -> Trace:
-    """With the matrices of all heads on top of each other, one parameter as in real code: Muon depends on it.
-
-    And with the biases and gains that are asked for, which are added to `vectors`.
-    """
+    """With one matrix for all heads, as in real code, since Muon depends on it, and with the trained `vectors`."""
 
     def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
         new_value = ns.gaussian(width, mean=start, cov=0.0, name=kind)

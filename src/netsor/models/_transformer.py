@@ -1,7 +1,4 @@
-"""A transformer at initialisation: the programs that it is, and how to read it from what you have.
-
-That is a name, a file, a dict, an object, or arguments of nanoGPT or PyTorch.
-"""
+"""A transformer at initialisation: its programs, and how to read it from a name, a file, a dict or an object."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,20 +14,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from .._files import content, fields
 from .._program import Program
 from .._validate import ArgumentError, one_of, shown, whole
-from ._build import Trace, inputs_of, trace
+from ._build import Ids, Patches, Trace, inputs_of, trace
 from ._description import Description
 from ._families import READERS
 from ._loss_gradient import ModelEnd
 from ._metric_program import Probes
 
-Ids = Sequence[int] | None
-Patches = npt.ArrayLike | None
-ID = re.compile(r"[\w.-]+/[\w.-]+")
+ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+(?<!\.json)")  # of Hugging Face's hub
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -79,14 +72,13 @@ class Transformer(Description):
         "layer" or "rms".
     eps : float
         Of all norms.
-    input_norm : bool
-        Whether there is a norm of the embeddings.
-    final_norm : bool
-        Whether there is a norm of the last vectors.
+    input_norm, gated, shared, tied : bool
+        Whether embeddings are normalised; whether a perceptron is activation(gate) * in; whether all blocks begin as
+        copies of one draw; whether the embedding vectors give the logits.
+    final_norm, causal : bool
+        Whether the last vectors are normalised; whether tokens see only themselves and those before them.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
-    gated : bool
-        activation(gate) * in.
     experts : int, optional
         Perceptrons; None: one, for all tokens.
     experts_per_token : int
@@ -101,14 +93,8 @@ class Transformer(Description):
         A token sees this many tokens, itself included.
     window_every : int
         Which blocks have the window: 0, window_every, …; a decoder continues the count.
-    causal : bool
-        Whether tokens see themselves and those before them alone.
-    shared : bool
-        Whether all blocks begin as copies of one draw.
     readout : str
         Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
-    tied : bool
-        Logits by the embedding vectors.
     embedding_scale, logit_scale, decoder_gain : float
         What embeddings, logits, and the decoder's std_v, std_o, std_in, std_gate and std_out are multiplied by.
     std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float
@@ -122,8 +108,6 @@ class Transformer(Description):
     Examples
     --------
     >>> model = ns.models.read("gpt2")
-    >>> model.layers, model.width, model.tied
-    (12, 768, True)
     >>> model.weights, model.widths()
     (124318464, {'n': 768, 'd': 64, 'm': 3072})
     >>> model.program(tokens=4).shape
@@ -184,10 +168,8 @@ class Transformer(Description):
             raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
         empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {self.padding}
         if empty and not self.std_type and not (self.positions == "learned" and self.std_position != 0):
-            raise ValueError(
-                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens makes all vectors 0, which "
-                "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
-            )
+            given = f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
+            raise ValueError(f"{given} makes all vectors 0: an audit needs a std above 0, or ids other than padding")
         return Probes(ModelEnd(self, inputs), gradients, ranges)
 
 
@@ -253,20 +235,15 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             meant = f": did you mean {' or '.join(near)}?" if near else "."
             allowed = f"the path of a file{readable}, or the name of a model that ships{meant} "
             allowed += "`netsor audit --models` lists all"
-            if on_hub and not str(source).startswith(".") and path.suffix != ".json":
-                allowed += (
-                    ". As an id of Hugging Face's hub it is not in the cache of this machine: "
-                    f"`hf download {source} config.json` puts it there, and prints a path that you can also give"
-                )
+            if on_hub:
+                allowed += f". It is not in the cache of Hugging Face: run `hf download {source} config.json` first"
             raise ArgumentError("model", str(source), allowed) from None
         folder = path.absolute().parent.name
         return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping) or hasattr(source, "to_dict"):
         return _build(dict(source) if isinstance(source, Mapping) else source.to_dict())
-    raise ValueError(
-        f"source of type {type(source).__name__} must be the name of a model (ns.models.names() lists them), a path to "
-        "a config.json, a dict, or an object with to_dict"
-    )
+    allowed = "the name of a model (see ns.models.names()), a path to a config.json, a dict, or an object with to_dict"
+    raise ValueError(f"source of type {type(source).__name__} must be {allowed}")
 
 
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
@@ -292,9 +269,7 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     """
     given = {"vocab_size": 50304, **(config if isinstance(config, Mapping) else vars(config))}
     if extra := given.keys() - {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "dropout", "bias"}:
-        raise ValueError(
-            f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter"
-        )
+        raise ValueError(f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if you can")
     own = {"n_positions": given.pop("block_size", 1024), "activation_function": "gelu"}
     sizes = {name: value for name, value in given.items() if name not in ("dropout", "bias")}
     return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](sizes | own))

@@ -15,12 +15,12 @@ from .._array_api import Floats
 from .._validate import Shape
 from ..activations import Function
 from ..models._training import exponential
-from ._axes import Coordinates, Pairs, Refusal, Root, Scalars, Vectors, refuse_if, settled
+from ._axes import Linear, Refusal, Root, Scalars, Vectors, refuse_if, same_vectors, settled
 from ._random_parameters import Draws, Random
 
 MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
-Tensor = Any  # a torch tensor, Vectors, Scalars, Coordinates, Pairs or Random
-VALUES = (Vectors, Scalars, Coordinates, Pairs, Random)
+Tensor = Any  # a torch tensor, Vectors, Scalars, Linear or Random
+VALUES = (Vectors, Scalars, Linear, Random)
 
 
 class Call(NamedTuple):
@@ -45,8 +45,7 @@ class Call(NamedTuple):
 
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
-        refuse_if(isinstance(x, Pairs), "pairs of coordinates that are not set end to end")
-        return self.draws.vectors(x) if isinstance(x, Random) else settled(x) if isinstance(x, Coordinates) else x
+        return self.draws.vectors(x) if isinstance(x, Random) else settled(x) if isinstance(x, Linear) else x
 
     def ranked(self, *pair: Tensor) -> list[Tensor]:
         """Both settled: vectors before scalars, and scalars before numbers."""
@@ -56,18 +55,13 @@ class Call(NamedTuple):
 
 def kind(x: Tensor) -> str:
     """What an argument is, for messages."""
-    names = {Vectors: "vectors", Scalars: "scalars", Coordinates: "coordinates", Pairs: "pairs", Random: "a parameter"}
+    names = {Vectors: "vectors", Scalars: "scalars", Linear: "coordinates", Random: "a parameter"}
     return names.get(type(x), "numbers")
 
 
 def numbers(x: Any) -> Floats:
     """Constants as an array."""
     return np.asarray(x.detach().cpu().double().numpy() if isinstance(x, torch.Tensor) else x, dtype=float)
-
-
-def as_list(x: Any) -> list[Any]:
-    """One axis or size, or several, as a list."""
-    return list(x) if isinstance(x, list | tuple) else [x]
 
 
 def _beside(a: Vectors, b: Tensor) -> Any:
@@ -90,11 +84,8 @@ def _expanded(a: Vectors, shape: Shape) -> Vectors:
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """a + alpha · other."""
     b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
-    kinds = {type(a), type(b)}
-    if Coordinates in kinds and kinds <= {Coordinates, Vectors}:
-        left, right = Coordinates.of(a), Coordinates.of(b)
-        if left.x is right.x and left.shape[-1] == right.shape[-1]:
-            return Coordinates(left.x, (*left.terms, *right.terms))
+    if same_vectors(a, b) and a.shape == b.shape:
+        return Linear.of(torch.add, a, b)
     a, b = call.ranked(a, b)
     b = b if isinstance(b, VALUES) else numbers(b)
     if isinstance(a, Scalars):
@@ -149,14 +140,15 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     """Each coordinate of vectors times a number."""
-    if isinstance(a, Coordinates):
-        return a.scale(c)
+    scaled = partial(torch.mul, torch.from_numpy(c))
+    if isinstance(a, Linear) and c.ndim <= len(a.shape):
+        return Linear.of(scaled, a)
     if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
         return a
     a = call.vectors(a)
     same = _beside(a, c)
     if isinstance(same, ns.Vector):
-        return Coordinates.of(a).scale(c) if a.last else Vectors.of(same * a.plain, a.from_end)
+        return Linear.of(scaled, a) if a.last else Vectors.of(same * a.plain, a.from_end)
     return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
 
 
@@ -201,7 +193,7 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
 def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: bool = False) -> Tensor:
     """Means, or sums, over axes: of coordinates they are scalars."""
     x = call.settled(x)
-    over = sorted({axis % len(x.shape) for axis in (range(len(x.shape)) if dim is None else as_list(dim))})
+    over = sorted({a % len(x.shape) for a in (range(len(x.shape)) if dim is None else np.ravel(dim).tolist())})
     factor = float(math.prod(x.shape[axis] for axis in over) if total else 1)
     shape = [1 if i in over else size for i, size in enumerate(x.shape) if keepdim or i not in over]
     if isinstance(x, Scalars):
@@ -221,7 +213,7 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
 def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
     """The Euclidean norm of vectors."""
     x = call.vectors(x)
-    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
+    if float(ord) != 2 or dim is None or [a % len(x.shape) for a in np.ravel(dim)] != [x.axis]:
         raise Refusal("norms are read if they are Euclidean, and of vectors")
     return _raised(mean(call, multiply(call, x, x), dim, keepdim, total=True), 0.5)
 
@@ -234,23 +226,15 @@ def clamp(call: Call, x: Tensor, min: float = math.inf, max: Any = None) -> Tens
 
 
 def variance(
-    call: Call,
-    x: Tensor,
-    dim: Any = (),
-    keepdim: bool = False,
-    unbiased: bool = True,
-    correction: Any = None,
-    root: bool = False,
+    call: Call, x: Tensor, dim: Any = (), keepdim: bool = False, unbiased: bool = True, correction: Any = None
 ) -> Scalars:
-    """The variance of coordinates, or its root."""
+    """The variance of coordinates."""
     x = call.vectors(x)
-    if [a % len(x.shape) for a in as_list(dim)] != [x.axis]:
-        raise Refusal("variances are read over the coordinates of vectors")
+    refuse_if([a % len(x.shape) for a in np.ravel(dim)] != [x.axis], "variances are read over coordinates of vectors")
     first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
     size = x.shape[x.axis]
     free = size - float(unbiased if correction is None else correction)
-    squares = (square - first * first) * (size / free)
-    return Scalars(squares**0.5 if root else squares)
+    return Scalars((square - first * first) * (size / free))
 
 
 def normalised(
@@ -273,14 +257,10 @@ def normalised(
 EXP = Function("exp", exponential, bounded=False, lipschitz=False, derivative=exponential)
 
 
-def exp(x: Any) -> Any:
-    """e^x, of coordinates or of scalars."""
-    return ns.nonlin(EXP, x) if isinstance(x, ns.Vector) else ns.apply(EXP, x)
-
-
-FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos, exp)
+FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos)
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{f.__name__: entrywise(f) for f in FUNCTIONS},
+    "exp": entrywise(lambda x: (ns.nonlin if isinstance(x, ns.Vector) else ns.apply)(EXP, x)),
     "add": add,
     "sub": lambda call, x, other, alpha=1: add(call, x, other, -float(alpha)),
     "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
@@ -301,7 +281,9 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "clamp_min": clamp,
     "clamp": clamp,
     "var": variance,
-    "std": partial(variance, root=True),
+    "std": lambda call, x, dim=(), keepdim=False, unbiased=True, correction=None: _raised(
+        variance(call, x, dim, keepdim, unbiased, correction), 0.5
+    ),
     "layer_norm": partial(normalised, ns.layer_norm),
     "rms_norm": partial(normalised, ns.rms_norm, eps=torch.finfo(torch.float32).eps),
 }  # each as in `OPS` of `_aten_ops`

@@ -14,7 +14,7 @@ import torch
 from .. import language as ns
 from .._validate import Shape
 from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, kind, multiply, numbers
-from ._axes import Coordinates, Pairs, Refusal, Scalars, Vectors, end_to_end, refuse_if
+from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, same_vectors
 from ._random_parameters import Random
 
 # Products
@@ -70,8 +70,8 @@ def viewed(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
 def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
     """Another shape: that of the result, if none is given."""
     shape = call.shape if shape is None else shape
-    if isinstance(x, Pairs) and tuple(shape) == x.flat.shape:
-        return x.flat
+    if isinstance(x, Linear) and tuple(shape) == (*x.x.shape[:-1], math.prod(x.shape[len(x.x.shape) - 1 :])):
+        return Linear.of(lambda image: image.flatten(len(shape)), x)  # of pairs
     return viewed(call, x, lambda entries: entries.reshape(shape))
 
 
@@ -89,14 +89,12 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     index = index.numpy() if isinstance(index, torch.Tensor) else index
     if isinstance(x, Random | Scalars):
         return x.viewed(lambda entries: entries[(slice(None),) * axis + (index,)])
-    if isinstance(x, Coordinates) and axis == len(x.shape) - 1 and isinstance(index, slice):
-        return x.pick(index)
-    x = call.settled(x)
-    if axis != x.axis:
+    x = x if isinstance(x, Linear) and axis == len(x.shape) - 1 else call.settled(x)
+    if isinstance(x, Vectors) and axis != x.axis:
         return x.pick(axis, index)
     refuse_if(not isinstance(index, slice), "single coordinates of a vector")
-    if x.last:
-        return Coordinates.of(x).pick(index)
+    if isinstance(x, Linear) or x.last:
+        return Linear.of(lambda image: image[..., index], x)
     return x.part(*index.indices(x.shape[axis])[:2])
 
 
@@ -115,18 +113,11 @@ def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     return pick(call, x, *given[0])
 
 
-def _coordinates(call: Call, parts: list[Tensor], axis: int) -> list[Coordinates]:
-    """The parts, if all are coordinates of the same vectors, and the axis that they meet along is the last."""
-    same = len({id(part.x if isinstance(part, Coordinates) else part) for part in parts}) == 1
-    some = any(isinstance(part, Coordinates) for part in parts) and axis == len(call.shape) - 1
-    return [Coordinates.of(part) for part in parts] if same and some else []
-
-
 def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
     axis = dim % len(call.shape)
-    if coordinates := _coordinates(call, parts, axis):
-        return end_to_end(coordinates)
+    if axis == len(call.shape) - 1 and same_vectors(*parts):
+        return Linear.of(lambda *images: torch.cat(images, -1), *parts)
     parts = [call.settled(part) for part in parts if part.shape[axis]]
     if all(isinstance(part, Scalars) for part in parts):
         return Scalars(ns.join([part.value for part in parts], axis))
@@ -144,10 +135,8 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     """Tensors along a new axis."""
     axis = dim % len(call.shape)
-    if coordinates := _coordinates(call, parts, axis):
-        whole = end_to_end(coordinates)
-        interleaved = np.arange(whole.shape[-1]).reshape(len(parts), -1).T.ravel()
-        return Pairs(whole.pick(interleaved), call.shape)
+    if axis == len(call.shape) - 1 and same_vectors(*parts):
+        return Linear.of(lambda *images: torch.stack(images, -1), *parts)
     one = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
     return cat(call, [view(call, part, one) for part in parts], axis)
 

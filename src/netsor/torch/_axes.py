@@ -4,15 +4,15 @@ A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vec
 Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
 `split`, and a flattened axis of heads is a `concat`.
 
-Rotary positions are recognised from their arithmetic: x_f cos − x_g sin and x_g cos + x_f sin for pairs (f, g), which
-are (f, f + r/2), or neighbours (2f, 2f + 1). The rows of a random matrix are exchangeable, so both have the same law,
-and `Rotate`, which turns the former, stands for both.
+Rotary positions are recognised by what they do to a probe: if the pairs of coordinates (f, f + r/2), or neighbours
+(2f, 2f + 1), are complex numbers, they multiply each by e^(iθ). The rows of a random matrix are exchangeable, so both
+have the same law, and `Rotate`, which turns the former, stands for both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -107,6 +107,13 @@ class Vectors(View):
             return parts.take(starts // part)
         return concat(parts.take(starts[..., None] // part + np.arange(size // part)), axis=-1)
 
+    @cached_property
+    def probe(self) -> Any:
+        """(2, 1, …, coordinates): ones, and arbitrary numbers, which show what a module does to coordinates."""
+        numbers = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
+        probe = np.stack([np.ones_like(numbers), numbers]).reshape(2, *(1,) * (len(self.shape) - 1), -1)
+        return torch.tensor(probe, requires_grad=True)
+
     def _copied(self, f: Callable[[Any], Any]) -> Any:
         plain = Vectors.of(self.plain, self.axis)
         refuse_if(plain.entries.stride() == self.entries.stride(), "a view that cuts across axes")
@@ -120,8 +127,7 @@ class Vectors(View):
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
-        part: Vectors = self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))
-        return part
+        return self.viewed(lambda entries: entries.narrow(self.axis, start, stop - start))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +141,12 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Scalars:
-    """A tensor of scalars, `factor · base`, in the shape of the tensor; `allowed` says which scores a mask leaves.
-
-    If `root` is there, it is what `base` is.
-    """
+    """A tensor of scalars, `factor · base`, in the shape of the tensor."""
 
     base: Scalar
     factor: float = 1.0
-    allowed: Bools | None = None
-    root: Root | None = None
+    allowed: Bools | None = None  # the scores that a mask leaves
+    root: Root | None = None  # what `base` is, if it is known
 
     @property
     def shape(self) -> Shape:
@@ -175,58 +178,38 @@ class Scalars:
 
 
 @dataclass(frozen=True, eq=False)
-class Coordinates:
-    """Coordinates of vectors with a constant for each, Σ factor · x[index] over the terms: half of a rotary position.
+class Linear:
+    """A linear function of the coordinates of each vector, known by its values on `Vectors.probe`.
 
-    `index` has one entry for each coordinate of the result, `factor` broadcasts to the shape of the tensor. The
-    coordinates are along the last axis.
+    The coordinates are along the last axis, or the last two axes while they are stacked in pairs.
     """
 
     x: Vectors
-    terms: tuple[tuple[Ints, Floats], ...]
+    image: Any  # a torch tensor (2, …, coordinates); its other axes broadcast to those of x
 
     @classmethod
-    def of(cls, x: Vectors | Coordinates) -> Coordinates:
-        """All coordinates, as they are."""
-        return x if isinstance(x, Coordinates) else cls(x, ((np.arange(x.shape[-1]), np.ones(1)),))
+    def of(cls, f: Callable[..., Any], *parts: Vectors | Linear) -> Linear:
+        """A linear function f of parts that are linear functions of the same vectors."""
+        x = next((part.x for part in parts if isinstance(part, Linear)), parts[0])
+        images = [part.image if isinstance(part, Linear) else part.probe for part in parts]
+        lead = np.broadcast_shapes(*(image.shape[:-1] for image in images))
+        with torch.enable_grad():
+            return cls(x, f(*(image.expand(*lead, -1) for image in images)))  # type: ignore[arg-type]
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return (*self.x.shape[:-1], len(self.terms[0][0]))
-
-    def pick(self, index: slice | Ints) -> Coordinates:
-        """Some of the coordinates."""
-        terms = ((i[index], f[..., index] if f.shape[-1] == len(i) else f) for i, f in self.terms)
-        return Coordinates(self.x, tuple(terms))
-
-    def scale(self, c: Floats) -> Coordinates:
-        """Each times a constant."""
-        return Coordinates(self.x, tuple((i, np.atleast_1d(f * c)) for i, f in self.terms))
+        return (*self.x.shape[:-1], *self.image.shape[len(self.x.shape) :])
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Coordinates of the same vectors stacked along a new last axis: interleaved, once that is flattened."""
-
-    flat: Coordinates
-    shape: Shape
-
-
-def end_to_end(parts: Sequence[Coordinates]) -> Coordinates:
-    """Coordinates of the same vectors, one part after the other; a part with fewer terms has zeros for the others."""
-    parts = [part for part in parts if part.shape[-1]]
-    terms = []
-    for k in range(max(len(part.terms) for part in parts)):
-        each = [part.terms[k] if k < len(part.terms) else (part.terms[0][0], np.zeros(1)) for part in parts]
-        lead = np.broadcast_shapes(*(f.shape[:-1] for _, f in each))
-        factors = [np.broadcast_to(f, (*lead, len(i))) for i, f in each]
-        terms.append((np.concatenate([i for i, _ in each]), np.concatenate(factors, axis=-1)))
-    return Coordinates(parts[0].x, tuple(terms))
+def same_vectors(*parts: Any) -> bool:
+    """Whether all are linear functions of the same vectors, and not just these vectors."""
+    some = any(isinstance(part, Linear) for part in parts)
+    return some and len({id(part.x if isinstance(part, Linear) else part) for part in parts}) == 1
 
 
 class Frequencies(tuple[float, ...]):
-    """The θ_f that a module computes; they take the place of a `Stretch` of base^(−2f/r)."""
+    """The θ_f that a module computes; they replace a `Stretch` of base^(−2f/r)."""
 
     def of(self, theta: Floats) -> Floats:
         """The frequencies, whatever base^(−2f/r) is."""
@@ -236,72 +219,54 @@ class Frequencies(tuple[float, ...]):
 TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
 
 
-def settled(c: Coordinates) -> Vectors:
-    """The vectors that coordinates with constants are: a part of them, their multiples, or turned by positions."""
-    x, size, count = c.x, c.x.shape[-1], c.shape[-1]
-    terms = [(index, np.broadcast_to(f, (*f.shape[:-1], count))) for index, f in c.terms]
-    if len(terms) == 1:
-        ((index, factor),) = terms
-        start, stop = int(index[0]), int(index[-1]) + 1
-        if np.array_equal(index, np.arange(start, stop)):
-            part = x.part(start, stop)
-            if np.ptp(factor, axis=-1).max() > 0:
-                return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
-            return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
-    used = np.concatenate([index[f.any(axis=tuple(range(f.ndim - 1)))] for index, f in terms])
-    start, stop = int(used.min()), int(used.max()) + 1
-    if stop - start == count < size:  # a part of a fused projection
-        inside = tuple((np.clip(index, start, stop - 1) - start, f) for index, f in c.terms)
-        return settled(Coordinates(x.part(start, stop), inside))
-    refuse_if(count != size, "coordinates of a vector are combined in a way that is no rotary position")
-    return _turned(c)
+def settled(linear: Linear) -> Vectors:
+    """The vectors that a linear function gives: a part of each vector, multiples of its coordinates, or a rotation."""
+    x, probe, image, count = linear.x, linear.x.probe, linear.image, linear.shape[-1]
+    refuse_if(len(linear.shape) > len(x.shape), "pairs of coordinates that are not set end to end")
+    start, stop = 0, x.shape[-1]
+    if count < stop:
+        (slope,) = torch.autograd.grad(image.square().sum(), probe, retain_graph=True)
+        used = np.flatnonzero(slope.numpy().any(axis=tuple(range(slope.ndim - 1))))
+        start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+    refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is no rotary position")
+    part = x.part(start, stop)
+    before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
+    factor = after[0]  # what ones become
+    if not np.allclose(after[1], factor * before[1], rtol=1e-9):
+        return _rotated(part, before, after)
+    if np.ptp(factor, axis=-1).any():
+        return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
+    return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
 
 
-def _turned(c: Coordinates) -> Vectors:
-    size, lead = c.x.shape[-1], c.x.shape[:-1]
-    factors = [np.broadcast_to(factor, (*lead, size)) for _, factor in c.terms]
-    along = [k for k in range(len(lead)) if any(np.ptp(f, axis=k).max() > 0 for f in factors)]
-    refuse_if(len(along) > 1, "constants of coordinates differ between heads or sequences, not by positions alone")
-    if along and along[0] < len(lead) - 1:  # tokens come before heads
-        order = [k for k in range(len(lead) + 1) if k != along[0]]
-        order.insert(len(lead) - 1, along[0])
-        moved = tuple((i, f.transpose(order)) for (i, _), f in zip(c.terms, factors, strict=True))
-        turned = _turned(Coordinates(c.x.viewed(lambda x: x.permute(order)), moved))
-        return turned.viewed(lambda x: x.permute(np.argsort(order).tolist()))  # type: ignore[no-any-return]
-    tokens, own = lead[-1] if lead else 1, np.arange(size)
-    same, other, partner = np.zeros((tokens, size)), np.zeros((tokens, size)), own
-    for (index, _), factor in zip(c.terms, factors, strict=True):
-        f = factor.reshape(-1, tokens, size)[0]  # alike in the first axis
-        used = (index != own) & (f != 0).any(axis=0)
-        several = used & (partner != own) & (partner != index)
-        refuse_if(several.any(), "a coordinate is combined with more than one other: no rotary position")
-        partner = np.where(used, index, partner)
-        same, other = same + np.where(index == own, f, 0.0), other + np.where(used, f, 0.0)
-    r = int((partner != own).sum())
-    if not r:  # one token at position 0
-        return settled(Coordinates(c.x, ((own, same),)))
-    first, second = _pairs(partner, r)
-    angles, gain = np.arctan2(-other[:, first], same[:, first]), float(np.hypot(same[0, 0], other[0, 0]))
-    cos, sin, turn = np.ones((tokens, size)), np.zeros((tokens, size)), gain * np.exp(1j * angles)
-    cos[:, first] = cos[:, second] = turn.real
-    sin[:, first], sin[:, second] = -turn.imag, turn.imag
-    right = np.allclose(same, cos, atol=TOLERANCE) and np.allclose(other, sin, atol=TOLERANCE)
-    right = right and (r == size or abs(gain - 1) < 1e-6)
-    refuse_if(not right, "coordinates are not turned in pairs by one angle each: no rotary position")
+def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
+    """Vectors with rotary positions, which turn the probe `before` into `after`, both (2, …, coordinates)."""
+    along = [axis for axis in range(1, after.ndim - 1) if np.ptp(after, axis=axis).any()]
+    alone = len(along) < 2 and after.ndim > 2
+    refuse_if(not alone, "constants of coordinates differ between heads or sequences, not by positions alone")
+    at = (along or [after.ndim - 2])[0] - 1  # the axis of the tokens, which may come before the heads
+    tokens, size = x.shape[at], x.shape[-1]
+    before = before.reshape(2, 1, size)
+    after = np.moveaxis(after, at + 1, -2).reshape(2, -1, after.shape[at + 1], size)[:, 0]
+    r = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    half = np.arange(r // 2)
+    for first, second in ((half, half + r // 2), (2 * half, 2 * half + 1)):
+        old, new = (each[..., first] + 1j * each[..., second] for each in (before, after))
+        turn = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
+        gain = float(abs(turn[0, 0])) if r > 1 else 1.0
+        one_angle = np.allclose(new[1], turn * old[1], atol=TOLERANCE) and np.allclose(abs(turn), gain, atol=TOLERANCE)
+        if one_angle and r % 2 == 0 and (r == size or abs(gain - 1) < 1e-6):
+            break
+    else:
+        raise Refusal("coordinates are not turned in pairs (f, f + r/2) or (2f, 2f + 1) by one angle each")
+    angles = np.angle(turn)
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    theta = steps.mean(axis=0) if len(steps) else np.zeros(len(first))
+    theta = steps.mean(axis=0) if len(steps) else np.zeros(len(half))
     refuse_if((np.abs(steps - theta) > TOLERANCE).any(), "rotary positions are not consecutive")
-    value = c.x.plain
+    value = x.viewed(lambda entries: entries.movedim(at, -2)).plain
     for positions, by in ((np.ones(tokens), angles[0]), (np.arange(tokens), theta)):  # to the first token, and beyond
         if by.any():
             op = Rotate(value, positions, 1.0, r / size, Frequencies(by))  # type: ignore[arg-type]
             value = Vector(op, value.shape, value.width)
-    return Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
-
-
-def _pairs(partner: Ints, r: int) -> tuple[Ints, Ints]:
-    half = np.arange(r // 2)
-    for first, second in ((half, half + r // 2), (2 * half, 2 * half + 1)):
-        if np.array_equal(partner[first], second) and np.array_equal(partner[second], first):
-            return first, second
-    raise Refusal("coordinates are turned in other pairs than (f, f + r/2) or (2f, 2f + 1)")
+    rotated = Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
+    return rotated.viewed(lambda entries: entries.movedim(-2, at))  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from .._validate import ArgumentError
 from ..models import read
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
-from ._fresh_modules import new_module
+from ._fresh_modules import ModuleOrFactory, new_module
 from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
 from ._network import inputs_of
 from ._parameters import Parameter, Parameters, with_declared
-from ._program import Module, Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of
+from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
@@ -70,8 +70,7 @@ class InitCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        first = None if self.first is None else vars(self.first)
-        return {**vars(self), "ok": self.ok, "findings": [vars(each) for each in self.findings], "first": first}
+        return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
         return to_text(self._document())
@@ -100,7 +99,7 @@ class InitCheck:
 
 
 def check_init(
-    module: Module | Callable[[], Module],
+    module: ModuleOrFactory,
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -156,11 +155,10 @@ def check_init(
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    net, notes, unchecked = None, [], ""
-    if own:
-        notes.append("without reference, the module is compared with its own function: mistakes inside are not found")
+    alone = "without reference, the module is compared with its own function: mistakes inside are not found"
+    net, notes, unchecked = None, [alone] if own else [], ""
     try:
-        net = structure(captured(real, inputs, named, as_found(real)))
+        net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
         if len(net.blocks) != len(known.masks):
             unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
     except UnsupportedError as error:
@@ -285,27 +283,12 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
 
 
-def as_found(module: Any) -> Parameters:
-    """The parameters of a module by their own numbers: enough to distinguish constants from what is random."""
-    rows = {}
-    for name, p in module.named_parameters():
-        x = p.detach().float().reshape(-1)
-        constant = p.ndim < 2 and bool((x == x[0]).all())
-        kind, value = ("constant", float(x[0])) if constant else ("normal", None)
-        rows[name] = Parameter(name, tuple(p.shape), kind, std=1.0, value=value)
-    return Parameters(rows, 1)
-
-
 def forward_backward(
-    net: Structure,
-    numbers: Mapping[str, Any],
-    targets: Sequence[int] | None,
-    masks: Sequence[Bools | None],
+    net: Structure, numbers: Mapping[str, Any], targets: Sequence[int] | None, masks: Sequence[Bools | None]
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
-    """The quantities of a pass, and the attention weights of each block, (heads, tokens, tokens).
+    """The quantities of a pass, by name and block, and the attention weights of each block, (heads, tokens, tokens).
 
-    Quantities are by name and block, in the order of the network, gradients last; those of the whole network are at
-    block 0. `numbers` are the parameters, and `masks` say which pairs of tokens the quantities are of.
+    Quantities are in the order of the network, gradients last; those of the whole network are at block 0.
     """
     parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
     values = _values(net, parameters)
@@ -314,32 +297,40 @@ def forward_backward(
     def say(k: int, names: Sequence[str], found: Any) -> None:
         quantities.update({(name, k): float(x) for name, x in zip(names, np.ravel(found), strict=True)})
 
+    def rows(node: Node, last: int = 1) -> Floats:
+        x = values[node].detach().double().numpy()
+        return x.reshape(-1, *x.shape[-last:])  # type: ignore[no-any-return]
+
+    def of_stream(node: Node) -> Floats:
+        gram = rows(node) @ rows(node).T / rows(node).shape[-1]
+        return np.concatenate([of_gram(gram), effective_rank(gram)])
+
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
-        say(0, [prefix + name for name in STREAM], _of_stream(values[stack[0].before]))
+        say(0, [prefix + name for name in STREAM], of_stream(stack[0].before))
     branches = [name for name in BRANCHES if any(name in block.branches for block in net.blocks)]
     weights: list[Floats | None] = []
     for k, block in enumerate(net.blocks):
         weights.append(None)
         if block.softmaxes:
             each = ([soft.args[0] for soft in block.softmaxes], block.softmaxes)
-            scores, attention = (np.concatenate([_matrices(values[node]) for node in nodes]) for nodes in each)
+            scores, attention = (np.concatenate([rows(node, 2) for node in nodes]) for nodes in each)
             weights[-1], mask = attention, masks[k] if k < len(masks) else None
             if mask is not None and mask.shape == attention.shape[-2:]:
                 say(k, SCORES, of_attention(scores, attention, allowed=mask))
         own = [name for name in BRANCHES if name in block.branches]
-        squares = [_square(values[node]) for node in (block.before, *(block.branches[name] for name in own))]
-        middle = [] if block.middle is None else [np.array([_square(values[block.middle])])]
-        shares = dict(zip(own, of_shares(np.array(squares), *middle), strict=True))
+        added = [block.branches[name] for name in own]
+        squares = [np.array([np.mean(rows(x) ** 2) for x in (block.before, *added)])]
+        squares += [] if block.middle is None else [np.array([np.mean(rows(block.middle) ** 2)])]
+        shares = dict(zip(own, of_shares(*squares), strict=True))
         say(k, [f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
-        say(k, STREAM, _of_stream(values[block.stream]))
+        say(k, STREAM, of_stream(block.stream))
     if net.logits is None:
         return quantities, weights
-    logits = values[net.logits]
-    rows = logits.reshape(-1, logits.shape[-1]).double()
-    rows = rows if targets is None else rows[: len(targets)]
-    right = rows.mean(-1) if targets is None else rows[range(len(targets)), list(targets)]
-    loss = (torch.logsumexp(rows, -1) - right).mean()
-    std, _, largest = of_logits(rows.detach().numpy())
+    logits = values[net.logits].double().reshape(-1, values[net.logits].shape[-1])
+    logits = logits if targets is None else logits[: len(targets)]
+    right = logits.mean(-1) if targets is None else logits[range(len(targets)), list(targets)]
+    loss = (torch.logsumexp(logits, -1) - right).mean()
+    std, _, largest = of_logits(logits.detach().numpy())
     say(0, END, (std, loss.item(), largest))
     loss.backward()
     for k, block in enumerate(net.blocks):
@@ -372,17 +363,3 @@ def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
 def _gradient(x: Any) -> float:
     """|∂L/∂x|²."""
     return 0.0 if x.grad is None else float(x.grad.double().square().sum())
-
-
-def _matrices(x: Any) -> Floats:
-    return np.asarray(x.detach().double().numpy()).reshape(-1, *x.shape[-2:])
-
-
-def _square(x: Any) -> float:
-    return float(x.detach().double().square().mean())
-
-
-def _of_stream(x: Any) -> Floats:
-    tokens = x.detach().double().numpy().reshape(-1, x.shape[-1])
-    gram = tokens @ tokens.T / x.shape[-1]
-    return np.concatenate([of_gram(gram), effective_rank(gram)])

@@ -1,15 +1,13 @@
 """Fresh samples of the initialisation of a module, without the memory of large parameters.
 
-A tensor of more than `LARGE` entries is made on the meta device. What initialises it entry by entry (`normal_`,
-`uniform_`, `mul_`, …) is done to a sample of `SAMPLE` entries in its place, so that its law is known although it never
-exists.
+A tensor of more than `LARGE` entries is made on the meta device. Operations that initialise it entry by entry
+(`normal_`, `uniform_`, `mul_`, …) act on `SAMPLE` entries instead, which show its law.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Module = Any
+Module = Any  # a torch.nn.Module
+ModuleOrFactory = Any  # a torch.nn.Module, or a function that returns a new one each time
 LARGE = 2**20  # entries above which a tensor is not made
 SAMPLE = 2**14  # entries that stand for those of a large tensor
 
@@ -30,20 +29,7 @@ class Sample(NamedTuple):
     problem: str = ""  # the operation that made it, if that was not entry by entry
 
 
-def drawn(module: Module | Callable[[], Module], samples: int, seed: int) -> tuple[Module, dict[str, list[Sample]]]:
-    """A module, perhaps without the numbers of large parameters, and so many samples of each parameter."""
-    by_name: dict[str, list[Sample]] = {}
-    instance = module
-    with torch.random.fork_rng(devices=[]):
-        for k in range(samples):
-            torch.manual_seed(seed + k)
-            instance, replay = fresh(module)
-            for name, p in instance.named_parameters():
-                by_name.setdefault(name, []).append(replay.sample(name, p))
-    return instance, by_name
-
-
-def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
+def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
     """A module with new parameters, and what stands for the large ones."""
     if isinstance(module, torch.nn.Module):
         instance = copy.deepcopy(module)
@@ -58,8 +44,8 @@ def fresh(module: Module | Callable[[], Module]) -> tuple[Module, Replay]:
             return new_module(module), replay
 
 
-def new_module(module: Module | Callable[[], Module]) -> Module:
-    """What a function makes, which must be a module; a module is itself."""
+def new_module(module: ModuleOrFactory) -> Module:
+    """The module, or the one that a function returns."""
     made = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
         raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
@@ -102,10 +88,7 @@ def _initialise_again(module: Module) -> None:
 
 
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Makes large tensors on the meta device, and answers for them as if they had the numbers of their samples.
-
-    Without that `trunc_normal_`, which looks at what it drew, would leave them as they are.
-    """
+    """Makes large tensors on the meta device; `trunc_normal_`, which looks at what it drew, sees their samples."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__()

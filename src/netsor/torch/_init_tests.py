@@ -98,10 +98,8 @@ def _reference_module(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         probes.names  # noqa: B018 (gradients are refused here)
     except ValueError:
         probes = model.probes()
-    ends: dict[str, Any] = {
-        "embedding": net.structure.words[0] if net.structure.words else None,
-        "head": net.structure.head,
-    }
+    words = net.structure.words
+    ends: dict[str, Any] = {"embedding": words[0] if words else None, "head": net.structure.head}
     stds = _stds(model.net, {})
     stds |= {(None, kind): laws[name].std for kind, name in ends.items() if name in laws and laws[name].random}
     tied = ends["head"] is not None and ends["head"] == ends["embedding"]
@@ -227,11 +225,7 @@ def _distribution(law: Parameter) -> Any:
         return stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)).cdf
     if law.law == "normal" or not 1.85 < law.kurtosis < 2.99:
         return stats.norm.cdf
-
-    def excess(c: float) -> float:
-        return float(stats.truncnorm(-c, c).stats(moments="k")) + 3 - law.kurtosis
-
-    cut = optimize.brentq(excess, 0.3, 5.0)
+    cut = optimize.brentq(lambda c: float(stats.truncnorm(-c, c).stats(moments="k")) + 3 - law.kurtosis, 0.3, 5.0)
     return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
 
 

@@ -18,9 +18,9 @@ from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
 from ..optim import NAMED
-from ._fresh_modules import fresh
+from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import Parameters, parameters
-from ._program import Module, Reader, UnsupportedError, captured, name_of
+from ._program import Reader, UnsupportedError, captured, name_of
 from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
@@ -30,11 +30,7 @@ KINDS = {each: name for name, known in NAMED.items() for each in known.in_torch}
 
 
 def network(
-    module: Module | Callable[[], Module],
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    laws: Parameters | None = None,
+    module: ModuleOrFactory, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, laws: Parameters | None = None
 ) -> Program:
     """The program of a module with the probes of an audit, which `ns.audit` takes.
 
@@ -50,7 +46,7 @@ def network(
     return read_network(module, args, kwargs, laws).program
 
 
-def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | None = None) -> tuple[Any, ...]:
+def inputs_of(module: ModuleOrFactory, args: Any, tokens: int | None = None) -> tuple[Any, ...]:
     """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
     # A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
@@ -66,9 +62,7 @@ def inputs_of(module: Module | Callable[[], Module], args: Any, tokens: int | No
     return (ids, ids) if list(inspect.signature(instance.forward).parameters)[1:2] == ["targets"] else (ids,)
 
 
-def networks(
-    module: Module | Callable[[], Module], ids: Sequence[int] | None, lengths: Sequence[int | None]
-) -> list[Program]:
+def networks(module: ModuleOrFactory, ids: Sequence[int] | None, lengths: Sequence[int | None]) -> list[Program]:
     """`network` on ids, or at several numbers of tokens."""
     laws = parameters(module)
     return [network(module, inputs_of(module, ids, tokens), laws=laws) for tokens in lengths]
@@ -85,11 +79,7 @@ class Network(NamedTuple):
 
 
 def read_network(
-    module: Module | Callable[[], Module],
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    laws: Parameters | None = None,
-    trained: bool = False,
+    module: ModuleOrFactory, args: Any, kwargs: Any = None, laws: Parameters | None = None, trained: bool = False
 ) -> Network:
     """`network`, with what it was made from; `trained`: every table and matrix is a weight that an optimiser moves."""
     graph = captured(module, args, kwargs, laws)
@@ -106,7 +96,7 @@ def read_network(
         names = {name: kind for name, (block, kind) in parts.places.items() if block is not None}
         names |= {table: table for table in tables - words}
         head = None if parts.head in tables else parts.head
-    reader = Reader(graph, names, head, parts.streams, trained)
+    reader = Reader(graph, parts.streams, names=names, head=head, trained=trained)
     program = reader.program()
     probes, masks = _probes(reader, parts)
     targets = _targets(parts, masks)
@@ -163,13 +153,10 @@ def training(
     lr: Any,
     ids: Sequence[int] | None,
 ) -> tuple[Callable[[int], tuple[Program, Any]], str]:
-    """A function of the width that returns the program of the loss and its learning rates; the name of the step.
-
-    `width` is one at which an optimiser is made, to see what it is.
-    """
+    """A function of the width that returns the program of the loss and its learning rates; the name of the step."""
     kind: Any = optimiser
     if not isinstance(optimiser, str):
-        made = optimiser(build(width))
+        made = optimiser(build(width))  # to see what it is
         kind = KINDS.get(type(made).__name__)
         if kind is None or not hasattr(made, "param_groups"):
             raise ArgumentError("optimiser", type(made).__name__, f"an optimiser of torch.optim: {', '.join(KINDS)}")

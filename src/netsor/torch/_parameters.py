@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from .._array_api import Floats
 from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed
-from ._fresh_modules import Module, Sample, drawn
+from ._fresh_modules import ModuleOrFactory, Sample, fresh
 
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
@@ -111,7 +111,7 @@ def _row(p: Parameter) -> tuple[str, ...]:
 
 
 def parameters(
-    module: Module | Callable[[], Module],
+    module: ModuleOrFactory,
     *,
     samples: int = 8,
     seed: int = 0,
@@ -146,7 +146,13 @@ def parameters(
     """
     if samples < 2:
         raise ArgumentError("samples", samples, "2 or more: one sample does not show what is random")
-    instance, by_name = drawn(module, samples, chosen_seed(seed, rng))
+    seed, by_name = chosen_seed(seed, rng), dict[str, list[Sample]]()
+    with torch.random.fork_rng(devices=[]):
+        for k in range(samples):
+            torch.manual_seed(seed + k)
+            instance, replay = fresh(module)
+            for name, p in instance.named_parameters():
+                by_name.setdefault(name, []).append(replay.sample(name, p))
     given = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
     rows: dict[str, Parameter] = {}
     first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
@@ -172,10 +178,8 @@ def _compare(name: str, p: Any, samples: list[Sample]) -> None:
     sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
     # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
     if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
-        raise ValueError(
-            f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} once it is initialised "
-            "anew: it was trained, or its constructor does more: pass a function that makes the module"
-        )
+        given = f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} if it is initialised again"
+        raise ValueError(f"{given}: it was trained, or its constructor does more: pass a function that makes it")
 
 
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:

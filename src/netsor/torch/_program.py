@@ -10,8 +10,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,23 +29,18 @@ from ..language._graph import topological_order
 from ..language._probe import Probe
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
-from ._axes import Coordinates, Refusal, Scalars, Vectors, settled
-from ._fresh_modules import fresh
+from ._axes import Linear, Refusal, Scalars, Vectors, settled
+from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
 
 EINSUM = torch.ops.aten.einsum.default
 ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d
-Module = Any
 Node = Any  # torch.fx.Node
 
 
 def program(
-    module: Module | Callable[[], Module],
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    laws: Parameters | None = None,
+    module: ModuleOrFactory, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, laws: Parameters | None = None
 ) -> Program:
     """The program that a PyTorch module computes at initialisation, on given inputs.
 
@@ -105,9 +99,7 @@ class Graph(NamedTuple):
     inputs: set[Node]  # placeholders of what the module is called with
 
 
-def captured(
-    module: Module | Callable[[], Module], args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None
-) -> Graph:
+def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None) -> Graph:
     """The graph of a module; torch computes all that does not depend on random parameters."""
     args, given = args if isinstance(args, tuple) else (args,), dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
@@ -122,6 +114,12 @@ def captured(
     held = {**program.state_dict, **program.constants}
     graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
     constants = graph.constants
+
+    def number(x: Node) -> Any:  # of what is random, something of its shape and type
+        return (
+            constants[x] if x in constants else torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
+        )
+
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -129,8 +127,7 @@ def captured(
                 if kind is InputKind.PARAMETER:
                     name = graph.parameters[node] = names[target]
                     if name in laws and not laws[name].random:
-                        value, shape = torch.as_tensor(laws[name].value), laws[name].shape
-                        constants[node] = value.expand(shape)
+                        constants[node] = torch.as_tensor(laws[name].value).expand(laws[name].shape)
                 elif kind is InputKind.USER_INPUT:
                     constants[node] = next(inputs)
                     graph.inputs.add(node)
@@ -144,7 +141,7 @@ def captured(
                 at = LIKE.get(name_of(node))
                 shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
                 if all(x in constants or x in shaped for x in node.all_input_nodes):
-                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), partial(_numbers, constants))
+                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), number)
                     constants[node] = node.target(*args, **kwargs)
     return graph
 
@@ -157,17 +154,11 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
 
 
 def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **more: Any
 ) -> Any:
-    if enable_gqa:
+    if more.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scale = more.get("scale")
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if is_causal else attn_mask
     if mask is not None:
@@ -195,7 +186,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for path, b in module.named_buffers():
         if b.device.type == "meta":
             raise ValueError(
-                f"the buffer {path} is on the meta device and has no numbers: pass a function that makes the module"
+                f"the buffer {path} is on the meta device, without numbers: pass a function that makes the module"
             )
         memo[id(b)] = b.detach().cpu()
     shadow = copy.deepcopy(module, memo).eval()
@@ -203,9 +194,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if getattr(getattr(part, "config", None), "use_cache", False):
             part.config.use_cache = False
     if any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in pytree.tree_leaves((args, kwargs))):
-        raise ValueError(
-            "inputs on the meta device have no numbers: pass ids on the CPU; the module itself may be on meta"
-        )
+        raise ValueError("inputs on the meta device have no numbers: pass ids on the CPU; the module may be on meta")
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
@@ -220,9 +209,8 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except Exception as error:  # of torch, or of the module itself
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
-        raise UnsupportedError(
-            f"torch.export cannot capture {type(module).__name__}: {type(error).__name__}: {lines[0]}{code}"
-        ) from error
+        reason = f"{type(error).__name__}: {lines[0]}{code}"
+        raise UnsupportedError(f"torch.export cannot capture {type(module).__name__}: {reason}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         torch.nn.functional.scaled_dot_product_attention = ATTENTION
@@ -231,11 +219,6 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 # position of the argument that operations read only for its shape and type
 LIKE = {**dict.fromkeys(("type_as", "expand_as", "view_as"), 1), **dict.fromkeys(("zeros_like", "ones_like"), 0)}
 LIKE |= dict.fromkeys(("full_like", "empty_like", "new_zeros", "new_ones", "new_full"), 0)
-
-
-def _numbers(constants: dict[Node, Any], x: Node) -> Any:
-    """The numbers of a constant; for what is random something of its shape and type."""
-    return constants[x] if x in constants else torch.zeros(1, dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
 
 
 def schema_of(node: Node) -> Any:
@@ -252,7 +235,7 @@ def name_of(node: Node) -> str:
 
 
 def paths_of(node: Node) -> list[str]:
-    """The paths of all modules that an operation is inside of, the outermost first; the root has none."""
+    """The paths of the modules around an operation, the outermost first, without the root."""
     return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
 
 
@@ -262,11 +245,9 @@ def path_of(node: Node) -> str:
 
 
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
-    """For each node that a module returns: the paths of these modules. It is the last that is used outside."""
+    """The paths of the modules that return each node: the last one that is used outside the module."""
     inside = {node: paths_of(node) for node in nodes}
-    last: dict[str, Node] = {}
-    for node in nodes:
-        last |= {path: node for path in inside[node] if any(path not in inside[user] for user in node.users)}
+    last = {path: node for node in nodes for path in inside[node] if any(path not in inside[x] for x in node.users)}
     paths: dict[Node, list[str]] = {}
     for path, node in last.items():
         paths.setdefault(node, []).append(path)
@@ -274,16 +255,9 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
 
 
 class Reader:
-    """Values of the nodes of a graph, one after the other."""
+    """Computes the values of the nodes of a graph, one after the other. `how` has the other arguments of `Draws`."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        names: Mapping[str, str] | None = None,
-        head: str | None = None,
-        streams: Iterable[Node] = (),
-        trained: bool = False,
-    ) -> None:
+    def __init__(self, graph: Graph, streams: Iterable[Node] = (), **how: Any) -> None:
         self.graph, self.streams = graph, set(streams)
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
@@ -296,7 +270,7 @@ class Reader:
                 if isinstance(table, Random):
                     known = self.env[node.args[1]].numpy().ravel()
                     ids[table.name] = np.union1d(ids.get(table.name, known), known)
-        self.draws = Draws(graph.laws, ids, names, head, trained)
+        self.draws = Draws(graph.laws, ids, **how)
 
     def _parameter(self, name: str) -> Random:
         laws = self.graph.laws
@@ -307,10 +281,8 @@ class Reader:
             return self._parameter(str(law.of))
         if law.law not in GAUSSIAN:
             note = f" ({law.note})" if law.note else ""
-            raise UnsupportedError(
-                f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, "
-                f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
-            )
+            remedy = f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
+            raise UnsupportedError(f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, {remedy}")
         return Random(torch.empty(law.shape, device="meta"), name)
 
     def program(self) -> Program:
@@ -364,5 +336,5 @@ class Reader:
         """Vectors or scalars in the language."""
         x = self.draws.vectors(x) if isinstance(x, Random) else x
         x = Vectors.of(data(numbers(x))) if isinstance(x, torch.Tensor) else x
-        x = settled(x) if isinstance(x, Coordinates) else x
+        x = settled(x) if isinstance(x, Linear) else x
         return x.plain if isinstance(x, Vectors) else x.value

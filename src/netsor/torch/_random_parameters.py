@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from .. import nn
 from .._array_api import Ints
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
-from ..nn import Embedding
-from ..nn import logits as logits_of
 from ..nn._embedding import root
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._parameters import Parameter
@@ -29,24 +28,21 @@ class Random(View):
     name: str
 
 
+@dataclass(eq=False)
 class Draws:
     """The random objects of a program, by the names of their parameters."""
 
-    def __init__(
-        self,
-        laws: Mapping[str, Parameter],
-        ids: Mapping[str, Ints],
-        names: Mapping[str, str] | None = None,
-        head: str | None = None,
-        trained: bool = False,
-    ) -> None:
-        self.laws, self.ids = laws, ids
-        self.names, self.head = names or {}, head  # other names than the paths; the matrix whose products are logits
-        self.trained = trained  # tables are then matrices that act on unit vectors: an optimiser moves them
+    laws: Mapping[str, Parameter]
+    ids: Mapping[str, Ints]  # those that are looked up in each table
+    names: Mapping[str, str] = field(default_factory=dict)  # other names than the paths
+    head: str | None = None  # the matrix whose products are logits
+    trained: bool = False  # an optimiser moves tables: they are matrices that act on unit vectors
+
+    def __post_init__(self) -> None:
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
-        self._embeddings: dict[str, Embedding] = {}
+        self._embeddings: dict[str, nn.Embedding] = {}
         self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
         self._tables: dict[Vector, tuple[str, Ints]] = {}  # vectors of rows: the table, and which rows
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
@@ -77,7 +73,7 @@ class Draws:
         refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
         refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and whole:
-            return Scalars(logits_of(x, out, sigma=law.std * math.sqrt(into)))
+            return Scalars(nn.logits(x, out, sigma=law.std * math.sqrt(into)))
         place = (w.entries.storage_offset(), w.entries.numel())
         known = self._weights.setdefault(w.name, {})
         overlap = any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known)
@@ -88,24 +84,23 @@ class Draws:
         matrix, as_it_was = known[place]
         return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
 
-    def _embedding(self, name: str) -> Embedding:
+    def _embedding(self, name: str) -> nn.Embedding:
         law = self._used(name, "a table")
         refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
         refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            table = Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
+            table = nn.Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
             self._embeddings[name], self._tables[table.vectors] = table, (name, table.known)
         return self._embeddings[name]
 
     def _table(self, name: str) -> Weight:
         """A table as a matrix that acts on unit vectors."""
         law = self._used(name, "a table")
-        why = f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}"
-        refuse_if(law.zero_rows or law.mean, why)
+        plain = not law.zero_rows and not law.mean
+        refuse_if(not plain, f"a step of an optimiser on {name}, with rows of zeros or entries of mean {law.mean:g}")
         count, size = law.shape
-        place = (0, count * size)
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
-        return self._weights.setdefault(name, {}).setdefault(place, (matrix, False))[0]
+        return self._weights.setdefault(name, {}).setdefault((0, count * size), (matrix, False))[0]
 
     def rows(self, table: Random, ids: Ints) -> Vector:
         """The rows of a table at ids, in their shape."""

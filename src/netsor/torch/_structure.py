@@ -1,24 +1,23 @@
 """The parts of a network, found in the graph of a module: streams, blocks, branches, attention and matrices.
 
-Blocks are modules with numbered paths (`model.layers.0`, `h.1`). Inside a block the stream is followed from its input:
-what is added to it is a branch, an attention branch if a softmax is in it. No number of a parameter is read.
+Blocks are modules with numbered paths (`model.layers.0`, `h.1`). What a block adds to the stream is a branch, and an
+attention branch if it has a softmax.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import PARTS, SOFTMAX, TURNS
-from ._aten_ops import VIEWS as SHAPES
+from ._aten_ops import PARTS, SOFTMAX, TURNS, VIEWS
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
-VIEWS = (*SHAPES, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
+REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
@@ -98,10 +97,8 @@ def structure(graph: Graph) -> Structure:
         stacks += _stack(graph, before, parts)
     stacks = stacks or _loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
-        raise UnsupportedError(
-            "no blocks were found: an audit needs modules with numbered paths, such as layers.0, layers.1, each of "
-            f"which adds branches to a stream (1, tokens, width); stacks of such modules found: {len(stacks)}"
-        )
+        needed = "an audit needs modules layers.0, layers.1, …, which add branches to a stream (1, tokens, width)"
+        raise UnsupportedError(f"no blocks were found: {needed}; stacks of such modules: {len(stacks)}")
     order = {node: k for k, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
     return Structure(graph, tuple(stacks), *_head(graph, stacks))
@@ -211,15 +208,11 @@ def _terms(graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]) -> l
 
 
 def _back(
-    graph: Graph,
-    root: Node,
-    stop: Iterable[Node] = (),
-    within: set[Node] | None = None,
-    ends: Callable[[Node], Any] = lambda x: False,
+    graph: Graph, root: Node, stop: Iterable[Node] = (), within: set[Node] | None = None, ends: Any = lambda x: False
 ) -> Iterator[Node]:
-    """All that a node depends on and that is random, the nearest first.
+    """The random nodes that a node depends on, the nearest first, within `within`.
 
-    The search goes up to nodes in `stop`, stays inside `within`, and does not go past nodes for which `ends` is true.
+    The search stops before nodes in `stop`, and after those for which `ends` is true.
     """
     pending, seen = [root], {root, *stop}
     while pending:
@@ -242,7 +235,7 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
 
 def _viewed(node: Node) -> Node:
     """What a node is a view of."""
-    while node.op == "call_function" and name_of(node) in VIEWS:
+    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
         node = node.args[0]
     return node
 
