@@ -17,26 +17,29 @@ START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-SHALLOW = 2, 4  # blocks of the networks from whose plans the cost of a deep network follows
+SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
-    """What a draw of a model takes, from shallow plans if it is deep: every number is affine in the depth.
+    """What a draw of a model takes; of a deep one, extrapolated from plans of a few blocks, which take less time.
 
-    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks suffice.
+    Costs are affine in the depth, unless frames still grow in the plans (more than twice the seconds for twice the
+    blocks) or become matrices of full width between them (fewer seconds). Twice as many blocks are planned then.
     """
-    depth, (few, more) = max(model.layers, model.decoder_layers), SHALLOW
-    if depth <= more:
-        return cost(model)
+    depth, blocks = max(model.layers, model.decoder_layers), SHALLOW
 
     def shallow(blocks: int) -> Draw:
         layers, decoder_layers = min(model.layers, blocks), min(model.decoder_layers, blocks)
         return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
 
-    first, second = shallow(few), shallow(more)
-    numbers = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
-    planning = second.planning * depth / more  # the first plan may have imported libraries
-    return Draw(*numbers)._replace(planning=planning)
+    while 2 * blocks < depth:
+        first, second = shallow(blocks), shallow(2 * blocks)
+        if first.seconds <= second.seconds <= 2 * first.seconds:
+            numbers = (a + (b - a) * (depth / blocks - 1) for a, b in zip(first, second, strict=True))
+            planning = second.planning * depth / (2 * blocks)  # the first plan may have imported libraries
+            return Draw(*numbers)._replace(planning=planning)
+        blocks *= 2
+    return cost(model)
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
