@@ -63,19 +63,20 @@ class DrawTask:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("case", "backend")}
         return cache_key({type(self).__name__: self.case.key, **own}, self.backend)
 
-    @property
-    def stream(self) -> int:
-        """The seed of its draws."""
-        return derive_seed(self.seed, *self.case.place, self.index)
+    @classmethod
+    def split(cls, case: Any, draws: int, most: int, *how: Any) -> list[Self]:
+        """The tasks of so many draws, each of at most so many; `how` are the other fields."""
+        return [cls(case, k, min(most, draws - start), *how) for k, start in enumerate(range(0, draws, most))]
 
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""
-        return Sampling(self.draws, self.stream, backend=self.backend, **{"progress": False, **how})
+        seed = derive_seed(self.seed, *self.case.place, self.index)
+        return Sampling(self.draws, seed, backend=self.backend, **{"progress": False, **how})
 
 
-def part_sizes(draws: int, most: int) -> list[int]:
-    """How many draws each part has."""
-    return [min(most, draws - start) for start in range(0, draws, most)]
+def part_draws(most: int, seconds: float, one: float) -> int:
+    """The draws of a task, a power of two: at most `most`, and no more than one that takes `one` fit in the seconds."""
+    return int(2 ** math.floor(math.log2(min(most, max(1.0, seconds / max(one, 1e-9))))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +283,10 @@ class Run:
     """The tasks of a study at work, and the numbers of those that are done: `run[task]`."""
 
     def __init__(self, study: Study[Any], workers: Any, executor: Executor | None) -> None:
-        self.request, self.workers, self.executor = study.request, workers, executor
-        self.store = self.request.store
+        self.request, self.store, self.workers = study.request, study.request.store, workers
+        self.pool = executor or workers  # None: tasks are done here
+        # other machines may have other disks: their numbers are kept here
+        self.folder = None if self.store is None or executor is not None else self.store.folder
         self.tasks: list[Any] = []  # of the study's own type
         self.kept: set[Task] = set()
         self._found: dict[Task, Arrays | None] = {}
@@ -293,16 +296,13 @@ class Run:
     def add(self, tasks: Sequence[Task]) -> None:
         """Begin more tasks, such as those that the numbers of others ask for."""
         known = set(self.tasks)
-        folder = None if self.store is None else self.store.folder
         for task in [task for task in dict.fromkeys(tasks) if task not in known]:
             self.tasks.append(task)
             if self.store is not None and self.store.load(task.key) is not None:
                 self.kept.add(task)
                 self._found[task] = None
-            elif self.executor is not None:  # other machines may have other disks: their numbers are kept here
-                self._begun[self.executor.submit(compute, task)] = task
-            elif self.workers is not None:
-                self._begun[self.workers.submit(compute, task, folder)] = task
+            elif self.pool is not None:
+                self._begun[self.pool.submit(compute, task, self.folder)] = task
 
     def __getitem__(self, task: Task) -> Arrays:
         arrays = self._found[task]

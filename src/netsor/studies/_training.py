@@ -242,14 +242,13 @@ class TrainingRequest(_study.Request):
             cases.append(self.case_type(width, resized, *trained, place=(len(cases),), **own))
         return tuple(cases)
 
-    def parts(self, case: TrainingCase) -> list[int]:
-        """The draws of each part of a network, a power of two: each is planned again, so short ones would cost more."""
-        most = PART_DRAWS
-        if case.model is not None and self.backend.threads:  # a device draws many together
-            # a parametrisation changes numbers, not what a draw takes
-            seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
-            most = int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / seconds)))))
-        return _study.part_sizes(self.draws, most)
+    def part_draws(self, case: TrainingCase) -> int:
+        """The draws of a task: each is planned again, so short ones would cost more."""
+        if case.model is None or not self.backend.threads:  # a device draws many together
+            return PART_DRAWS
+        # a parametrisation changes numbers, not what a draw takes
+        seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
+        return _study.part_draws(PART_DRAWS, PART_SECONDS, seconds)
 
 
 class TrainingStudy(_study.Study[_study.Found]):
@@ -265,8 +264,8 @@ class TrainingStudy(_study.Study[_study.Found]):
 
     def tasks_of(self, case: Any, *lr: tuple[float, ...]) -> list[Any]:
         """The draws of one network; those of a sweep, at some learning rates."""
-        how = self.request.seed, self.request.backend, *lr
-        return [self.task_type(case, index, draws, *how) for index, draws in enumerate(self.request.parts(case))]
+        r = self.request
+        return self.task_type.split(case, r.draws, r.part_draws(case), r.seed, r.backend, *lr)
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""
@@ -281,14 +280,15 @@ class TrainingStudy(_study.Study[_study.Found]):
         for case in request.cases(request.checks[0]):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(where), len(request.parts(case))
+            draw, part = case.draw(where), min(draws, request.part_draws(case))
+            count = math.ceil(draws / part)
             alone = request.backend.threads and not request.own  # every worker plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             if math.isinf(case.width) and not case.empty and case.plan.expects:  # quadrature errors
                 seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
             numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(request.parts(case)[0], request.backend))
+            one = max(one, draw.in_worker(part, request.backend))
             parts += rules * count
         check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
         workers = worker_count(request.workers, parts, one, request.backend)

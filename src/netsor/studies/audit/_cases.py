@@ -24,7 +24,7 @@ from ...models._description import with_scalar_std
 from ...models._metric_program import ProgramModel
 from .._cost import BACKWARD, at_depth
 from .._output_dir import Arrays
-from .._study import DrawTask, as_json
+from .._study import DrawTask, as_json, part_draws
 
 Model = Transformer | ProgramModel  # what an audit is of
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
@@ -156,8 +156,7 @@ class AuditCase:
         if not self.backend.threads:
             return PART_DRAWS
         one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        most = PART_SECONDS * (BACKWARD if self.gradients else 1)
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
+        return part_draws(PART_DRAWS, PART_SECONDS * (BACKWARD if self.gradients else 1), one)
 
     @property
     def key(self) -> dict[str, Any]:

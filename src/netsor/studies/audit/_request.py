@@ -230,8 +230,7 @@ class Request(_study.Request):
         """The work for a subject."""
         draws = self.draws_of(subject.tokens)
         backend, _ = resolve_precision(subject.plan, self.backend, draws, DIGITS)
-        sizes = _study.part_sizes(draws, subject.part_draws)
-        return [AuditTask(subject, i, size, self.seed, backend) for i, size in enumerate(sizes)]
+        return AuditTask.split(subject, draws, subject.part_draws, self.seed, backend)
 
 
 def sweep(

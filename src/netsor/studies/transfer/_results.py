@@ -22,9 +22,9 @@ from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training import width_text
 from .._training_report import ByParametrisation, panels, steps_text
-from ._request import ADDED, Request
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
+ADDED = 4  # learning rates of a later round, a factor of 2 apart
 MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
 MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
 SAMPLES = 10_000  # bootstrap samples
@@ -296,19 +296,11 @@ def _interval(ends: tuple[float, float, float]) -> str:
 class Transfer(ByParametrisation[Sweep]):
     """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its place; `ns.transfer` makes it.
 
-    Print it for the table; `save(folder)` writes the report, the figure and the tables.
-
-    Parameters
-    ----------
-    request : Request
-        The arguments of the sweep.
-    parts : sequence of Sweep
-        The curves of each parametrisation.
-    random_numbers, seconds : float
-        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
+    Print it for the table; `save(folder)` writes the report, the figure and the tables. The parameters are those of
+    `CoordCheck`; its parts are of type `Sweep`.
     """
 
-    request: Request
+    request: Any  # a TrainingRequest with learning rates
     heading, data, key = "Learning-rate transfer", "every loss", "sweeps"
 
     @property
