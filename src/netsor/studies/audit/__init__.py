@@ -28,9 +28,7 @@ from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
 from ._cases import MOVED, AuditCase, AuditTask, Model
-from ._findings import DECIDE
-from ._measurements import Draws, LengthResult
-from ._quantities import FINAL
+from ._measurements import Draws, LengthResult, draws_of_ones
 from ._request import Request
 from ._request import sweep as sweep_models
 from ._results import Audit, Comparison
@@ -250,12 +248,8 @@ class AuditStudy(Study[Audit | Comparison]):
             # only the rule on the limit asks whether there is one, for which the limit has to be planned
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
-                # as if every number were 1: the rules then say which of them have nothing to judge
-                ends = {*(q.name for q in FINAL), *(name for name in case.names if "input_" in name)}
-                blocks = case.model.layers + case.model.decoder_layers
-                shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in case.names}
-                ones.append(Draws(case, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0))
-        result_of(request, ones).failed(rules)
+                ones.append(draws_of_ones(case))
+        result_of(request, ones).failed(rules)  # the rules say which of them have nothing to judge
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
