@@ -82,19 +82,18 @@ def transfer(
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program` whose
         output is the loss.
     widths : sequence of float, optional
-        Of the stream; 64, 256 and 1024 unless given. Of a function, `inf` may be among them: it is then called with an
-        `ns.Width`.
+        Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and then gets an `ns.Width`.
     lr : sequence of float, optional
-        The learning rates, three or more. For a model they are those at its own width, which the parametrisation
-        scales. For a function they multiply the learning rates of the optimiser. By default each width has its own, a
-        factor of 2 apart: seven, and four more at an end as long as the best one is not well inside.
+        Three learning rates or more. For a model they are those at its own width, which the parametrisation scales;
+        for a function they multiply those of the optimiser. By default each width has its own, a factor of 2 apart:
+        seven, and four more at an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
     weights : callable, optional
-        Of a function: which parameters of its program move, as `ns.step` takes them; all matrices unless given.
+        For a function: which parameters of its program to train, as in `ns.step`; by default all matrices.
     schedule : callable, optional
-        A function of the step 0, 1, … that the learning rates are multiplied by, as in `ns.train`.
+        A function of the step 0, 1, … that multiplies the learning rates, as in `ns.train`.
     clip_norm : float, optional
         The largest norm of the gradient, as in `ns.train`.
     draws : int

@@ -101,11 +101,10 @@ class Curve:
     def best(self) -> Optimum:
         """The best learning rate."""
         low, high = np.quantile(self.vertices, [LEVEL / 2, 1 - LEVEL / 2])
-        step = 0.5 * float(np.diff(np.log(self.lr)).max())
-        low, high = min(low, self.vertex - step), max(high, self.vertex + step)
-        at = int(np.argmin(self.loss))
-        ends = (0.0 if at == 0 else math.exp(low)), (math.inf if at == len(self.lr) - 1 else math.exp(high))
-        return Optimum(math.exp(self.vertex), *ends)
+        step, at = 0.5 * float(np.diff(np.log(self.lr)).max()), int(np.argmin(self.loss))
+        first = 0.0 if at == 0 else math.exp(min(low, self.vertex - step))
+        last = math.inf if at == len(self.lr) - 1 else math.exp(max(high, self.vertex + step))
+        return Optimum(math.exp(self.vertex), first, last)
 
     @property
     def vertex(self) -> float:
@@ -234,20 +233,19 @@ class Sweep:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: an interval without an upper end has None, infinite width is "inf"."""
-        widths = [
-            {"width": _plain(width), "lr": curve.lr.tolist(), "loss": curve.loss.tolist(),
-             "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
-            for width, curve in self.curves.items()
-        ]  # fmt: skip
         ends = ("value", "low", "high")
         return {
             "parametrisation": self.name,
-            "widths": widths,
+            "widths": [
+                {"width": _plain(width), "lr": curve.lr.tolist(), "loss": curve.loss.tolist(),
+                 "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
+                for width, curve in self.curves.items()
+            ],
             "exponents": [{"from": _plain(n)} | dict(zip(ends, e, strict=True)) for n, e in self.exponents.items()],
             "verdict": self.verdict,
             "start": _plain(self.start),
             "refused": {str(_plain(width)): why for width, why in self.refused.items()},
-        }
+        }  # fmt: skip
 
 
 def _plain(width: float) -> int | str:
