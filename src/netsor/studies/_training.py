@@ -176,21 +176,18 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("targets", targets, "left out without ids: one target for each id")
         if ids is None:
             ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1)
-        ids = [whole(i, "ids", least=0) for i in ids]
-        if targets is not None:
-            targets = [whole(i, "targets", least=0) for i in targets]
-        elif len(ids) < 2:
-            raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
-        else:
+        if targets is None:
+            if len(ids) < 2:
+                raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
             ids, targets = ids[:-1], ids[1:]
         for name, some in (("ids", ids), ("targets", targets)):
-            if not some or max(some) >= most:
-                raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
-            self._set(name, tuple(some))
+            self._set(name, tuple(whole(i, name, least=0) for i in some))
+            if not len(some) or max(some) >= most:
+                raise ArgumentError(name, list(some), f"one or more, below the vocabulary of {most}")
         if len(ids) != len(targets):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
         if model.positions == "learned" and len(ids) > (model.length or 0):
-            raise ArgumentError("tokens", len(ids), f"at most {model.length}: so many positions {model.name} has")
+            raise ArgumentError("tokens", len(ids), f"at most {model.length}, the positions of {model.name}")
 
     @property
     def name(self) -> str:
@@ -315,9 +312,8 @@ def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
 
 
 NO_LIMIT = (
-    "after a step, heads of a fixed dimension and logits of a whole vocabulary have no limit that netsor computes; "
-    "write the network as a function of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot, "
-    "which may take inf"
+    "netsor has no limit of heads of a fixed dimension and logits of a vocabulary after a step; inf is for a function "
+    "of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot"
 )
 
 

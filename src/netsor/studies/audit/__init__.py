@@ -149,15 +149,13 @@ def audit(
     models = tuple(map(audited, (model, *others)))
     if is_function(model):
         ids, tokens, widths = None, None, "actual"  # they are in the program
-    own, swept = isinstance(models[0], ProgramModel), None
+    swept = None
+    for name, given in (("recipe", recipe), ("sweep", sweep)):
+        if given is not None and isinstance(models[0], ProgramModel):
+            raise ArgumentError(name, given, f"left out: {models[0].name} is a program, which defines its weights")
     if recipe is not None:
-        if own:
-            name = models[0].name
-            raise ArgumentError("recipe", recipe, f"left out: {name} is a program, which defines its weights")
         models = (by_recipe(models[0], recipe), *models[1:])
     if sweep is not None:
-        if own:
-            raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if others:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:

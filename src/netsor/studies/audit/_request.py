@@ -257,10 +257,9 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
     for model in models:
         name = model.name
         if name in named:
-            first = named[name].fields()
-            fields = {} if isinstance(model, ProgramModel) else model.fields()
+            first, fields = named[name].fields(), {} if isinstance(model, ProgramModel) else model.fields()
             differ = [f"{key}={value}" for key, value in fields.items() if value != first[key]]
-            name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
+            name = ", ".join([name, *differ[:MOST_NAMED], *["…"][: len(differ) > MOST_NAMED]])
         while name in named:
             name += ", again"
         named[name] = model if name == model.name else model.replace(name=name)
