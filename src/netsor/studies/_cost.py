@@ -1,4 +1,4 @@
-"""What a study takes, as its plans say: its seconds, its workers, and their memory."""
+"""The cost of a study, from its plans: seconds, workers, and their memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..engine._parallel import cores
 from ..engine.backends import Backend
 from ..models import Transformer
 
-START = 1.5  # seconds until workers have begun, one on each core
-REPORT = 3.0  # seconds for its pictures
+START = 1.5  # seconds until workers run, one on each core
+REPORT = 3.0  # seconds for the figures of a report
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
@@ -43,7 +43,7 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
-    """Refuse what could not even be planned, by its size alone; all else is estimated from the plan."""
+    """Refuse models that are too large to plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
         raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
@@ -58,10 +58,10 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: boo
 
 
 class Cost(NamedTuple):
-    """What a study takes."""
+    """The cost of a study."""
 
     seconds: float  # of one core, for the draws
-    first: float  # seconds before the first draw, and for the report
+    first: float  # seconds before the first draw and for the report
     bytes: float  # of one worker
     random_numbers: int
     workers: int
@@ -73,7 +73,7 @@ class Cost(NamedTuple):
 
 
 def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many work on so many parts: unless given, as many as fit besides what is kept, and one on a device."""
+    """How many workers share so many parts: by default as many as fit in memory next to `kept`, and one on a device."""
     if not backend.threads:
         return min(wanted or 1, parts)
     fit = max(1, int((memory() - kept) // one))
@@ -81,5 +81,5 @@ def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, k
 
 
 def overhead_seconds(workers: int, report: bool) -> float:
-    """Seconds until workers have begun, and for the report."""
+    """Seconds until workers run, and for the report."""
     return START * math.ceil(workers / cores()) + (REPORT if report else 0.0)
