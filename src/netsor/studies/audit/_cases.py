@@ -96,12 +96,6 @@ class AuditCase:
         """That program at its widths."""
         return self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is measured of it, but for ranges."""
-        probes = self.shared.probes()
-        return (*probes.names, *probes.final, *probes.starts)
-
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
     def planned(self) -> tuple[Plan, Draw]:
         """A plan, and what a draw takes, with the seconds and bytes of the planning: every worker does so again."""

@@ -239,10 +239,9 @@ class LengthResult(Mapping[str, Band]):
 
 def draws_of_ones(case: AuditCase) -> Draws:
     """Draws of a subject as if every number were 1: what will be measured of it, before anything is drawn."""
-    ends = {*(q.name for q in FINAL), *(name for name in case.names if "input_" in name)}
-    blocks = case.model.layers + case.model.decoder_layers
-    shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in case.names}
-    return Draws(case, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0)
+    probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
+    ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
+    return Draws(case, ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)}, 0.0)
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:

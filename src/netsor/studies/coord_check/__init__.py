@@ -18,7 +18,6 @@ from ..._validate import Rng, also_spelled
 from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import NAMED
-from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
@@ -158,26 +157,23 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
                 numbers = np.concatenate([run[task]["numbers"] for task in self.tasks_of(case)])
                 columns = zip(case.entries, numbers.T, strict=True)
                 sizes[case] = {e: np.abs(x) if e.name == "loss" else np.sqrt(np.maximum(x, 0.0)) for e, x in columns}
-        return CoordCheck(self.request, [self._check(rule, sizes) for rule in self.request.checks], *self.spent(run))
-
-    def _check(self, rule: Parametrisation, sizes: dict[CheckCase, dict[Entry, Floats]]) -> Check:
-        cases = self.request.cases(rule)
-        finite = [case for case in cases if math.isfinite(case.width)]
-        deep, last = self.request.axis == "depth", cases[-1]
-        every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
-        draws = {entry: [some[entry] for some in every] for entry in every[0]}
-        if last in finite:
-            return Check(self.request, rule, draws)
-        limit = sizes.get(last, {})
-        for entry, size in limit.items():  # changes that are 0 but for rounding are 0
-            before = limit.get(entry._replace(what=SIZE, step=None))
-            if entry.what == CHANGE and before is not None:
-                limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
-        return Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {})
+        checks = []
+        for rule in self.request.checks:
+            *_, last = cases = self.request.cases(rule)
+            deep, finite = self.request.axis == "depth", [case for case in cases if math.isfinite(case.width)]
+            every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
+            draws = {entry: [some[entry] for some in every] for entry in every[0]}
+            limit = None if last in finite else sizes.get(last, {})
+            for entry, size in (limit or {}).items():  # changes that are 0 up to rounding are 0
+                before = sizes[last].get(entry._replace(what=SIZE, step=None))
+                if entry.what == CHANGE and before is not None:
+                    sizes[last][entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
+            checks.append(Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {}))
+        return CoordCheck(self.request, checks, *self.spent(run))
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
-    """Of networks of several depths: the first block, the middle one and the last, as blocks 1, 2 and 3."""
+    """The first, middle and last block of a network as blocks 1, 2 and 3, to compare networks of several depths."""
     places = {1: 1, 2: (depth + 1) // 2, 3: depth}
     selected: dict[Entry, Floats] = {}
     for entry in sizes:

@@ -199,12 +199,9 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """What the exponents say.
+        """One of "transfers", "transfers from n = … on", "shifts like n^a", "not within the grid" and "undecided".
 
-        "transfers", or "transfers from n = … on": from the smallest width on for which the interval lies within ±0.1
-        and no interval from a larger width on lies outside. "shifts like n^a": every interval lies above 0.1, or every
-        one below −0.1; a is the exponent over all widths. "not within the grid": at some width the lowest loss is at
-        an end of the grid. "undecided" otherwise.
+        `table(verbose=True)` of the `Transfer` explains the rule.
         """
         return self._judged[0]
 
