@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -319,7 +318,7 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
         precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
     seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
     first = f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, {seconds}."
-    if any(case.infinite and math.isfinite(case.widths.get("d", math.inf)) for case in cases):
+    if any(case.keeps_heads for case in cases):
         first += " At infinite width, heads keep their dimension."
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)
