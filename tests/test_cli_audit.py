@@ -321,13 +321,13 @@ def unplanned(monkeypatch):
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
-    """GPT-2 on 1,024 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 1,024² of them."""
-    monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
-    result = netsor("audit", "gpt2", "--tokens", "1024")
+    """GPT-2 on 128 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 128² of them."""
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**28)
+    result = netsor("audit", "gpt2", "--tokens", "128")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("netsor: 1,024 tokens of gpt2 (width 768, 12 heads, hidden 3,072")
+    assert result.stderr.startswith("netsor: 128 tokens of gpt2 (width 768, 12 heads, hidden 3,072")
     assert "or the actual widths alone" in result.stderr
-    actual = netsor("audit", "gpt2", "--tokens", "1024", "--widths", "actual")
+    actual = netsor("audit", "gpt2", "--tokens", "128", "--widths", "actual")
     assert actual.stderr.endswith("netsor: a plan is begun\n")
 
 

@@ -109,7 +109,7 @@ if rule is None:
     task = request.tasks(request.subjects[0])[0]
 else:
     request = _coord.Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)
-    task = CoordCheckStudy(request).tasks_of(request.cases(request.rules[0])[-1], 0)[-1]
+    task = CoordCheckStudy(request).tasks_of(request.cases(request.rules[0])[-1])[-1]
 task.run()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -248,8 +248,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies.transfer import TransferStudy
-    from ..studies.transfer._request import Request
+    from ..studies.transfer import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
         model, by = _trained(options)

@@ -1,4 +1,4 @@
-"""What a study takes, as its plans say: its seconds, its workers, and their memory."""
+"""The cost of a study, from its plans: seconds, workers, and their memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from ..engine._parallel import cores
 from ..engine.backends import Backend
 from ..models import Transformer
 
-START = 1.5  # seconds until workers have begun, one on each core
-REPORT = 3.0  # seconds for its pictures
+START = 1.5  # seconds until workers run, one on each core
+REPORT = 3.0  # seconds for the figures of a report
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-SHALLOW = 2, 4  # blocks of the networks from whose plans the cost of a deep network follows
+SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
-    """What a draw of a model takes, from shallow plans if it is deep: every number is affine in the depth.
+    """What a draw of a model takes; of a deep one, extrapolated from plans of a few blocks, which take less time.
 
-    A plan of a hundred blocks with gradients takes many seconds to make, and those of a few blocks suffice.
+    Costs are affine in the depth, unless frames still grow in the plans (more than twice the seconds for twice the
+    blocks) or become matrices of full width between them (fewer seconds). Twice as many blocks are planned then.
     """
-    depth, (few, more) = max(model.layers, model.decoder_layers), SHALLOW
-    if depth <= more:
-        return cost(model)
+    depth, blocks = max(model.layers, model.decoder_layers), SHALLOW
 
     def shallow(blocks: int) -> Draw:
         layers, decoder_layers = min(model.layers, blocks), min(model.decoder_layers, blocks)
         return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
 
-    first, second = shallow(few), shallow(more)
-    numbers = (a + (b - a) * (depth - few) / (more - few) for a, b in zip(first, second, strict=True))
-    planning = second.planning * depth / more  # the first plan may have imported libraries
-    return Draw(*numbers)._replace(planning=planning)
+    while 2 * blocks < depth:
+        first, second = shallow(blocks), shallow(2 * blocks)
+        if first.seconds <= second.seconds <= 2 * first.seconds:
+            numbers = (a + (b - a) * (depth / blocks - 1) for a, b in zip(first, second, strict=True))
+            planning = second.planning * depth / (2 * blocks)  # the first plan may have imported libraries
+            return Draw(*numbers)._replace(planning=planning)
+        blocks *= 2
+    return cost(model)
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
-    """Refuse what could not even be planned, by its size alone; all else is estimated from the plan."""
+    """Refuse models that are too large to plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
         raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
@@ -55,10 +58,10 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: boo
 
 
 class Cost(NamedTuple):
-    """What a study takes."""
+    """The cost of a study."""
 
     seconds: float  # of one core, for the draws
-    first: float  # seconds before the first draw, and for the report
+    first: float  # seconds before the first draw and for the report
     bytes: float  # of one worker
     random_numbers: int
     workers: int
@@ -70,7 +73,7 @@ class Cost(NamedTuple):
 
 
 def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many work on so many parts: unless given, as many as fit besides what is kept, and one on a device."""
+    """How many workers share so many parts: by default as many as fit in memory next to `kept`, and one on a device."""
     if not backend.threads:
         return min(wanted or 1, parts)
     fit = max(1, int((memory() - kept) // one))
@@ -78,5 +81,5 @@ def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, k
 
 
 def overhead_seconds(workers: int, report: bool) -> float:
-    """Seconds until workers have begun, and for the report."""
+    """Seconds until workers run, and for the report."""
     return START * math.ceil(workers / cores()) + (REPORT if report else 0.0)

@@ -63,14 +63,14 @@ class Parametrisation:
         """That of a kind of weight."""
         return self.kinds.get(kind, Scaling())
 
-    def promise(self, name: str) -> float | None:
+    def promise(self, name: str, axis: str) -> float | None:
         """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs.
 
         Nothing is promised of the whole vocabulary: most of its words are not in the batch.
         """
         if name == "vocabulary":
             return None
-        return self.outputs if name in ("logits", "loss", "head") else self.features
+        return 0.0 if axis == "depth" else self.outputs if name in ("logits", "loss", "head") else self.features
 
     def fields(self) -> dict[str, Any]:
         """All of it, as JSON can hold it, and as a file has it."""

@@ -1,4 +1,4 @@
-"""How every study runs: tasks on worker processes, finished ones on disk, then a result with its report."""
+"""How every study runs: worker processes do tasks, finished ones are kept on disk, and a report has the result."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environm
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
-SHORT_SECONDS = 2.0  # of draws: to start a worker takes about a second, and it plans again
+SHORT_SECONDS = 2.0  # draws that take less are made in this process: a worker takes a second to start, and plans again
 NOTHING: Iterator[None] = iter(())
 
 
 class Task(Protocol):
-    """A unit of work, and of what is kept on disk. Workers receive it by pickle; tasks are equal if their keys are."""
+    """A unit of work, and of what is kept on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its numbers depend on, as JSON can hold it."""
+        """Everything that its numbers depend on, as JSON."""
 
     def run(self) -> Arrays:
         """Its numbers."""
@@ -49,9 +49,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class DrawTask:
-    """Some draws of a network: the task of a study that samples."""
+    """Some draws of a network, for a study that samples."""
 
-    case: Any  # of the study's own type: the network; its `key` has all that its draws depend on
+    case: Any  # the network, of the study's own type; its `key` has everything that its draws depend on
     index: int  # of the part
     draws: int
     seed: int
@@ -59,38 +59,39 @@ class DrawTask:
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
+        """Everything that its numbers depend on."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("case", "backend")}
         return cache_key({type(self).__name__: self.case.key, **own}, self.backend)
 
-    @property
-    def stream(self) -> int:
-        """The seed of its draws."""
-        return derive_seed(self.seed, *self.case.place, self.index)
+    @classmethod
+    def split(cls, case: Any, draws: int, most: int, *how: Any) -> list[Self]:
+        """Split `draws` into tasks of at most `most`; `how` are the other fields."""
+        return [cls(case, k, min(most, draws - start), *how) for k, start in enumerate(range(0, draws, most))]
 
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""
-        return Sampling(self.draws, self.stream, backend=self.backend, **{"progress": False, **how})
+        seed = derive_seed(self.seed, *self.case.place, self.index)
+        return Sampling(self.draws, seed, backend=self.backend, **{"progress": False, **how})
 
 
-def part_sizes(draws: int, most: int) -> list[int]:
-    """How many draws each part has."""
-    return [min(most, draws - start) for start in range(0, draws, most)]
+def part_draws(most: int, seconds: float, one: float) -> int:
+    """The draws of a task: the largest power of two up to `most` that fits in the seconds, if a draw takes `one`."""
+    return int(2 ** math.floor(math.log2(min(most, max(1.0, seconds / max(one, 1e-9))))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of a study, validated; these are the ones that all studies have."""
+    """The validated options that all studies have."""
 
-    command: ClassVar[str]  # such as "netsor audit": a folder takes manifests that begin with it for its own
-    kept: ClassVar[str] = "draws"  # what finished tasks are
-    smaller: ClassVar[str]  # what takes less time, such as "fewer draws"
-    side_by_side: ClassVar[tuple[str, ...]] = ()  # options in which two runs may differ and share a folder
+    command: ClassVar[str]  # such as "netsor audit"; manifests that begin with it are of earlier runs
+    kept: ClassVar[str] = "draws"  # what a finished task contains
+    smaller: ClassVar[str]  # what would take less time, such as "fewer draws"
+    side_by_side: ClassVar[tuple[str, ...]] = ()  # runs that differ only in these options may share a folder
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    title: ClassVar[Any]  # what is done, in a few words
-    files: ClassVar[Any]  # the names of the files that it writes, but for the manifest
+    title: ClassVar[Any]  # the work, in a few words
+    files: ClassVar[Any]  # the names of the files that it writes, except the manifest
     remark: ClassVar[Any] = ""  # what else is printed before the study begins
-    own: ClassVar[Any] = False  # whether it runs programs of the user, in this process: nothing of them is kept on disk
+    own: ClassVar[Any] = False  # whether it runs programs of the user: in this process, and nothing is kept on disk
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
@@ -112,10 +113,10 @@ class Request:
         return cls(*own, **others)
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # while it is validated; later on it is frozen
+        object.__setattr__(self, name, value)  # during validation; afterwards it is frozen
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options: those that are the study's own."""
+        """The study's own options, for the manifest."""
         shared = {field.name for field in fields(Request)}
         return {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
 
@@ -130,7 +131,7 @@ class Request:
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON can hold it; functions and optimisers by their names."""
+    """A value for JSON; functions and optimisers become their names."""
     if hasattr(value, "fields"):  # a model, or a parametrisation
         return as_json(value.fields())
     if isinstance(value, Mapping):
@@ -142,12 +143,12 @@ def as_json(value: Any) -> Any:
 
 
 class Result:
-    """What a study found, as text, HTML and files, all made from one document."""
+    """The result of a study as text, HTML and files, all made from one document."""
 
     request: Request
-    _document: ClassVar[Any]  # (manifest=None): the result as a document; with the manifest, for a folder
+    _document: ClassVar[Any]  # (manifest=None): the result as a document; a folder also has a manifest
     _files: ClassVar[Any]  # (): the files besides the report and the manifest, by name
-    _spent: ClassVar[Any]  # (): what the manifest says of the work
+    _spent: ClassVar[Any]  # (): the work, for the manifest
 
     def __str__(self) -> str:
         return self.table()
@@ -179,11 +180,11 @@ class Result:
 
 
 def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) -> Figure:
-    """A figure of a document, which `draw(*args)` makes when a page needs it."""
+    """A figure of a document; `draw(*args)` makes it when a page needs it."""
 
     def svg() -> bytes:
         with styled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
+            warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font lacks
             return rendered(draw(*args), "svg")[0]
 
     return Figure(name, caption, svg)
@@ -228,48 +229,45 @@ class Several(Generic[T]):
 
 
 class Study(ABC, Generic[Found]):
-    """What differs between studies: the tasks of a request, what they take, and what their numbers say."""
+    """What differs between studies: the tasks of a request, their cost, and the result of their numbers."""
 
     request: Any  # of the study's own type
 
     @abstractmethod
     def tasks(self) -> Sequence[Task]:
-        """All tasks, in the order in which they are begun."""
+        """All tasks, in the order in which they begin."""
 
     @abstractmethod
     def estimate(self) -> Cost:
-        """What it takes; refuses what does not fit in memory."""
+        """The cost; refuses what does not fit in memory."""
 
     def cheaper(self, cost: Cost) -> str:
-        """Cheaper ways and what they take, where this takes long; "" if none is known."""
+        """Cheaper ways with their costs, if this takes long; "" if there are none."""
         return ""
 
     def check(self) -> None:
-        """Refuse what else cannot be done, before anything is drawn."""
+        """Refuse other impossible requests before anything is drawn."""
 
     @abstractmethod
     def result(self, run: Run) -> Found:
-        """What the numbers say; `run.wait()` waits for them."""
+        """The result of the numbers; `run.wait()` waits for them."""
 
     def prepare(self) -> None:
-        """Refuse what cannot be done, and a folder that is not for it."""
+        """Refuse impossible requests, and a folder with other files."""
         self.check()
         if self.request.out is not None:
             self.request.folder(self.request.out).prepare(self.request.files)
 
     def run(self, executor: Executor | None = None) -> Found:
-        """Do the tasks that are not there yet, put all together, and write the report if there is a folder for it.
-
-        An executor does the tasks instead of processes here.
-        """
+        """Run the unfinished tasks, in an executor or in processes here, and write the report if there is a folder."""
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         self.prepare()
         pool: AbstractContextManager[Any]
         device, alone = not request.backend.threads, cost.workers == 1
         if executor is None and ((device and request.own) or (alone and (device or cost.seconds < SHORT_SECONDS))):
-            pool = nullcontext()  # here: one process has the device for itself, and short work needs no other
-        else:  # functions of a user need not be known in another process
+            pool = nullcontext()  # here: a device serves one process, and short work needs no other
+        else:  # another process may not know the functions of a user
             pool = (thread_pool if request.own else _process_pool.Workers)(cost.workers)
         with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:
             result = self.result(Run(self, workers, executor))
@@ -279,11 +277,13 @@ class Study(ABC, Generic[Found]):
 
 
 class Run:
-    """The tasks of a study at work, and the numbers of those that are done: `run[task]`."""
+    """The running tasks of a study, and the numbers of finished ones: `run[task]`."""
 
     def __init__(self, study: Study[Any], workers: Any, executor: Executor | None) -> None:
-        self.request, self.workers, self.executor = study.request, workers, executor
-        self.store = self.request.store
+        self.request, self.store, self.workers = study.request, study.request.store, workers
+        self.pool = executor or workers  # None: tasks are done here
+        # other machines may have other disks: their numbers are kept here
+        self.folder = None if self.store is None or executor is not None else self.store.folder
         self.tasks: list[Any] = []  # of the study's own type
         self.kept: set[Task] = set()
         self._found: dict[Task, Arrays | None] = {}
@@ -291,18 +291,15 @@ class Run:
         self.add(study.tasks())
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Begin more tasks, such as those that the numbers of others ask for."""
+        """Begin more tasks, such as those that depend on the numbers of others."""
         known = set(self.tasks)
-        folder = None if self.store is None else self.store.folder
         for task in [task for task in dict.fromkeys(tasks) if task not in known]:
             self.tasks.append(task)
             if self.store is not None and self.store.load(task.key) is not None:
                 self.kept.add(task)
                 self._found[task] = None
-            elif self.executor is not None:  # other machines may have other disks: their numbers are kept here
-                self._begun[self.executor.submit(compute, task)] = task
-            elif self.workers is not None:
-                self._begun[self.workers.submit(compute, task, folder)] = task
+            elif self.pool is not None:
+                self._begun[self.pool.submit(compute, task, self.folder)] = task
 
     def __getitem__(self, task: Task) -> Arrays:
         arrays = self._found[task]
@@ -319,7 +316,7 @@ class Run:
         return str(self.store.path(task.key).name)
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
-        """Do some other work in a worker, or here if none is free."""
+        """Do other work in a worker, or here if none is free."""
         free = self.workers is not None and all(future.done() for future in self._begun)
         begun: Future[T] = (self.workers if free else InlineExecutor()).submit(work, *args)
         return begun
@@ -329,7 +326,7 @@ class Run:
     ) -> None:
         """Wait for some tasks, or for all, and show progress.
 
-        `meanwhile` is other work, piece by piece: one is done here after each task, as the next takes its time.
+        `meanwhile` is other work: a piece of it is done here after each task.
         """
         left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
         wanted = set(left)
@@ -351,8 +348,8 @@ class Run:
 
 
 def compute(task: Task, folder: Path | None = None) -> Arrays | None:
-    """Do a task, and keep its numbers in the folder; without one, return them."""
-    # others may use the machine too; but tasks in threads share their process
+    """Do a task, and save its numbers in the folder; without one, return them."""
+    # CPU time, because others may use the machine too; but tasks in threads share their process
     clock = time.process_time if current_thread() is main_thread() else time.perf_counter
     start = clock()
     with one_blas_thread():

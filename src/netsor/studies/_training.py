@@ -31,19 +31,19 @@ from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
 
-TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
-FEWEST = 4  # draws: an error needs some
+TOKENS = 4  # of the default batch: the cost of a draw grows with their square
+FEWEST = 4  # draws: a standard error needs some
 PART_DRAWS = 64  # at most
-PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
+PART_SECONDS = 20.0  # of one core, at most, unless one draw takes longer: what an interrupted run loses
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
-NOT_IN_KEYS = ("width", "own")  # the model has its width; nothing of a program is kept on disk
+NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
 
 Build = Callable[[Any], Program]
 
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A network of one width with its batch: what is drawn."""
+    """A network of one width with its batch."""
 
     width: float
     model: Transformer | None  # None: a program
@@ -52,12 +52,12 @@ class TrainingCase:
     optimiser: Any = "sgd"
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
-    own: Any = None  # the request, for a program of the user: it has what trains it
-    place: tuple[int, ...] = ()  # of the width: widths have independent draws, so that errors of a slope add up
+    own: Any = None  # the request, if the network is a program of the user
+    place: tuple[int, ...] = ()  # the index of the width: draws of different widths are independent
 
-    hyperparameters: ClassVar[Mapping[str, float]] = {}  # for which it is planned
-    program: ClassVar[Any]  # what is measured
-    empty: ClassVar[Any]  # whether there is no law of anything at this width
+    hyperparameters: ClassVar[Mapping[str, float]] = {}  # of the plan
+    program: ClassVar[Any]  # all that is measured
+    empty: ClassVar[Any]  # whether nothing has a law at this width
 
     @property
     def widths(self) -> dict[str, float]:
@@ -68,12 +68,12 @@ class TrainingCase:
 
     @property
     def plan(self) -> Plan:
-        """What a draw takes, whatever the learning rate of a sweep."""
+        """Its plan, which all learning rates of a sweep share."""
         return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[no-any-return]
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its draws depend on; a name is nothing to them."""
+        """Everything that its draws depend on, which the name of the model is not."""
         assert self.model is not None
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
         values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
@@ -82,7 +82,7 @@ class TrainingCase:
 
     @lru_cache(maxsize=256)  # noqa: B019 (cases are equal if their fields are)
     def draw(self, backend: Backend) -> Draw:
-        """What a draw takes, whatever the precision; for a deep network, from the plans of shallow ones."""
+        """The cost of a draw; for a deep network, from the plans of shallow ones."""
 
         def planned(model: Transformer | None) -> Draw:
             start, same = time.process_time(), dataclasses.replace(self, model=model)
@@ -114,16 +114,16 @@ class TrainingRequest(_study.Request):
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a worker needs, which shows no progress: a user's function of it need not pickle."""
+        """All that a worker needs: it shows no progress, so a user's function for that need not pickle."""
         return {**self.__dict__, "progress": False}
 
-    rates: ClassVar[Any] = 1  # how many learning rates a draw has, about
+    rates: ClassVar[Any] = 1  # about how many learning rates a draw has
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
     case_type: ClassVar[type[TrainingCase]]
-    case_options: ClassVar[Any]  # (rule, width, depth): what else a case has, for ratios to those of the model
+    case_options: ClassVar[Any]  # (rule, width, depth): other fields of a case; width and depth are over the model's
     default_widths: ClassVar[tuple[float, ...]]
-    # options that only models have, or only programs, and why the others have none
+    # options for models alone, and for programs alone, with the reason
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("ids", "targets", "tokens"), "a program has its batch in it"
     )
@@ -148,7 +148,7 @@ class TrainingRequest(_study.Request):
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
 
     def _vectors(self) -> tuple[str, ...]:
-        """The vectors of a model that are trained."""
+        """The vectors of a model to train."""
         given = self.vectors
         if isinstance(given, str) or not all(name in VECTORS for name in given):
             raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
@@ -164,10 +164,10 @@ class TrainingRequest(_study.Request):
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
         self._set_batch(model)
-        self.cases(self.rules[0])  # which refuses widths that the heads do not divide
+        self.cases(self.rules[0])  # refuses widths that the heads do not divide
 
     def _set_batch(self, model: Transformer) -> None:
-        """The ids of the tokens, and a target for each: the next id, unless given."""
+        """The ids of the tokens, and a target for each: by default the next id."""
         ids, targets, most = self.ids, self.targets, model.vocabulary or 1
         if ids is not None and self.tokens is not None:
             raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
@@ -175,21 +175,18 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("targets", targets, "left out without ids: one target for each id")
         if ids is None:
             ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1)
-        ids = [whole(i, "ids", least=0) for i in ids]
-        if targets is not None:
-            targets = [whole(i, "targets", least=0) for i in targets]
-        elif len(ids) < 2:
-            raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
-        else:
+        if targets is None:
+            if len(ids) < 2:
+                raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
             ids, targets = ids[:-1], ids[1:]
         for name, some in (("ids", ids), ("targets", targets)):
-            if not some or max(some) >= most:
-                raise ArgumentError(name, some, f"one or more, below the vocabulary of {most}")
-            self._set(name, tuple(some))
+            self._set(name, tuple(whole(i, name, least=0) for i in some))
+            if not len(some) or max(some) >= most:
+                raise ArgumentError(name, list(some), f"one or more, below the vocabulary of {most}")
         if len(ids) != len(targets):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
         if model.positions == "learned" and len(ids) > (model.length or 0):
-            raise ArgumentError("tokens", len(ids), f"at most {model.length}: so many positions {model.name} has")
+            raise ArgumentError("tokens", len(ids), f"at most {model.length}, the positions of {model.name}")
 
     @property
     def name(self) -> str:
@@ -208,7 +205,7 @@ class TrainingRequest(_study.Request):
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work, in a few words."""
         names = " and ".join(check.name for check in self.checks)
         return f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at {self.sizes}"
 
@@ -219,12 +216,12 @@ class TrainingRequest(_study.Request):
 
     @property
     def at(self) -> tuple[float, ...]:
-        """The finite widths: exponents are of these."""
+        """The finite widths, for exponents."""
         return tuple(width for width in self.widths if math.isfinite(width))
 
     @cached_property
     def checks(self) -> tuple[Parametrisation, ...]:
-        """The parametrisations; of a program one, which is in its weights."""
+        """The parametrisations; a program has one, in its weights."""
         return self.rules or (Parametrisation("program", "as it is written"),)
 
     def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
@@ -241,18 +238,17 @@ class TrainingRequest(_study.Request):
             cases.append(self.case_type(width, resized, *trained, place=(len(cases),), **own))
         return tuple(cases)
 
-    def parts(self, case: TrainingCase) -> list[int]:
-        """The draws of each part of a network, a power of two: each is planned again, so short ones would cost more."""
-        most = PART_DRAWS
-        if case.model is not None and self.backend.threads:  # a device draws many together
-            # a parametrisation changes numbers, not what a draw takes
-            seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
-            most = int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / seconds)))))
-        return _study.part_sizes(self.draws, most)
+    def part_draws(self, case: TrainingCase) -> int:
+        """The draws of a task: each task plans again, so short ones would cost more."""
+        if case.model is None or not self.backend.threads:  # a device draws many together
+            return PART_DRAWS
+        # a parametrisation changes numbers, not the cost of a draw
+        seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
+        return _study.part_draws(PART_DRAWS, PART_SECONDS, seconds)
 
 
 class TrainingStudy(_study.Study[_study.Found]):
-    """What the tasks of a check or a sweep are, and what they take."""
+    """The tasks of a check or a sweep, and their cost."""
 
     request: Any
     task_type: ClassVar[type[_study.DrawTask]]
@@ -263,9 +259,9 @@ class TrainingStudy(_study.Study[_study.Found]):
         return [case for rule in self.request.checks for case in self.request.cases(rule)]
 
     def tasks_of(self, case: Any, *lr: tuple[float, ...]) -> list[Any]:
-        """The draws of one network; those of a sweep, at some learning rates."""
-        how = self.request.seed, self.request.backend, *lr
-        return [self.task_type(case, index, draws, *how) for index, draws in enumerate(self.request.parts(case))]
+        """The draws of one network; a sweep adds learning rates."""
+        r = self.request
+        return self.task_type.split(case, r.draws, r.part_draws(case), r.seed, r.backend, *lr)
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""
@@ -273,21 +269,22 @@ class TrainingStudy(_study.Study[_study.Found]):
         return sorted(every, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
-        """What it takes, by the plans; refuses what cannot fit in memory at all."""
+        """The cost, from the plans; refuses what does not fit in memory."""
         request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
         for case in request.cases(request.checks[0]):
             if case.model is not None:
                 refuse_large(case.model, len(case.ids), False, True)
-            draw, count = case.draw(where), len(request.parts(case))
-            alone = request.backend.threads and not request.own  # every worker plans what it draws
+            draw, part = case.draw(where), min(draws, request.part_draws(case))
+            count = math.ceil(draws / part)
+            alone = request.backend.threads and not request.own  # every task plans what it draws
             plans = rates if math.isinf(case.width) else count if alone else 1
             seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             if math.isinf(case.width) and not case.empty and case.plan.expects:  # quadrature errors
                 seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
             numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(request.parts(case)[0], request.backend))
+            one = max(one, draw.in_worker(part, request.backend))
             parts += rules * count
         check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
         workers = worker_count(request.workers, parts, one, request.backend)
@@ -295,7 +292,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision that does not hold a law."""
+        """Refuse single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for case in self.cases:
                 _check_single(case, self.request.backend, self.request.draws)
@@ -307,21 +304,20 @@ class TrainingStudy(_study.Study[_study.Found]):
         return int(numbers), seconds
 
 
-@lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
+@lru_cache(maxsize=64)  # a command prepares twice: before the announcement and before the run
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
-    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):  # longer ones are not checked
         resolve_precision(case.plan, backend, draws)
 
 
 NO_LIMIT = (
-    "after a step, heads of a fixed dimension and logits of a whole vocabulary have no limit that netsor computes; "
-    "write the network as a function of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot, "
-    "which may take inf"
+    "netsor has no limit of heads of a fixed dimension and logits of a vocabulary after a step; inf is for a function "
+    "of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot"
 )
 
 
 def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Parametrisation, ...]]:
-    """A model or a function of the width, and the parametrisations: SP and µP for a model, unless given."""
+    """A model or a function of the width, and the parametrisations; for a model, by default SP and µP."""
     if model is None:
         raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
     own = is_function(model)
@@ -338,7 +334,7 @@ def is_function(model: Any) -> bool:
 
 
 def call_build(build: Build, width: float) -> Any:
-    """What a function of the width returns; one that takes other arguments is refused."""
+    """What a function of the width returns; refuses one that takes other arguments."""
     try:
         inspect.signature(build).bind(width)
     except TypeError as error:
@@ -350,7 +346,7 @@ def call_build(build: Build, width: float) -> Any:
 
 
 def width_text(width: float) -> str:
-    """A width, as reports have it."""
+    """A width, for reports."""
     return "∞" if width == math.inf else f"{width:,.0f}"
 
 

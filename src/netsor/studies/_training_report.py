@@ -1,4 +1,4 @@
-"""The report of a coordinate check or a learning-rate sweep: a part for each parametrisation, rendered alike."""
+"""What the reports of coordinate checks and learning-rate sweeps share: a part for each parametrisation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ByParametrisation(TableResult, Several[Part]):
     """A result with a part for each parametrisation, by its name or its place."""
 
     request: TrainingRequest
-    heading: ClassVar[str]  # what is done
-    data: ClassVar[str]  # what the CSV file has
+    heading: ClassVar[str]  # the title of the report, before the name of the model
+    data: ClassVar[str]  # the content of the CSV file
     key: ClassVar[str]  # of the parts, in JSON
-    _verdict: ClassVar[Any]  # the parametrisations and what was found, in a few words
+    _verdict: ClassVar[Any]  # the result for each parametrisation, in a few words
     _figure: ClassVar[Any]  # draws the main figure
     _settings: ClassVar[Any]  # the options, for JSON: a property
 
@@ -39,7 +39,7 @@ class ByParametrisation(TableResult, Several[Part]):
         return f"<{type(self).__name__} of {self.request.name}: {self._verdict}; print it for the table>"
 
     def _assembled(self, manifest: Any, items: Sequence[Item], own: Sequence[Section], **words: str) -> Document:
-        """Conclusions and the main figure, then what is the study's own, then how it was done.
+        """Conclusions and the main figure, the study's own sections, then how it was done.
 
         The words are the `verdict`, the `caption` of the figure, what was `done`, and the `rule` of the verdicts.
         """
@@ -81,7 +81,7 @@ class ByParametrisation(TableResult, Several[Part]):
 
 
 def trained(vectors: Sequence[str]) -> str:
-    """What moves in a model."""
+    """Which parameters of a model are trained."""
     moved, kept = (
         " and ".join(words for name, words in WORDS_OF_VECTORS.items() if (name in vectors) is there)
         for there in (True, False)
@@ -91,7 +91,7 @@ def trained(vectors: Sequence[str]) -> str:
 
 
 def steps_text(request: TrainingRequest) -> str:
-    """How many steps, in words."""
+    """The number of steps, in words."""
     return "one step" if request.steps == 1 else f"{request.steps} steps"
 
 

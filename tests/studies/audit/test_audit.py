@@ -82,7 +82,7 @@ def test_parts_are_draws_of_the_model(inline):
     audit = ns.audit(TINY, widths="actual", **SMALL)
     parts = audit.request.tasks(audit.actual.subject)
     assert [part.draws for part in parts] == [16, 16, 8]
-    own = [TINY.probes(tokens=3).measure(p.draws, seed=p.stream, workers=1)["entropy"] for p in parts]
+    own = [TINY.probes(tokens=3).measure(p.draws, seed=p.sampling().seed, workers=1)["entropy"] for p in parts]
     np.testing.assert_array_equal(audit.actual["entropy"], np.concatenate(own))
     assert len(np.unique(audit.actual["entropy"][:, 0])) == 40
 

@@ -8,7 +8,8 @@ import pytest
 import netsor as ns
 from netsor._document import FLAG, OK, UNDECIDED
 from netsor.models._metrics import COLUMNS, FORMATS
-from netsor.studies.audit._ranges import _cell, ranges_of
+from netsor.studies.audit._document import _format_cell
+from netsor.studies.audit._measurements import ranges_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 DRAWS = 200
@@ -34,7 +35,7 @@ def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale,
     (found,) = ranges_of(arrays(largest, below))
     held = {each.format: each for each in found.formats}["fp8 E4M3"]
     assert (held.overflow, held.underflow, held.scale) == (overflow, underflow, scale)
-    assert _cell(held).text == words
+    assert _format_cell(held).text == words
     assert 448 / 2 < 2.0**held.scale * found.largest["high"] <= 448  # it fits, and twice as much would not
 
 

@@ -10,7 +10,7 @@ from netsor.language._graph import topological_order
 from netsor.language._operation import SteppedParameter
 from netsor.studies._parametrisation import Power, known, parametrisation
 from netsor.studies.coord_check._request import CHANGE, Entry, Request
-from netsor.studies.transfer._request import Request as SweepRequest
+from netsor.studies.transfer import Request as SweepRequest
 
 INPUTS, TARGETS = ns.data([[1.0, 0.0], [0.6, 0.8]]), [1.0, -1.0]
 

@@ -11,8 +11,7 @@ from netsor.engine.backends import Numpy
 from netsor.models._training import training
 from netsor.studies import _process_pool
 from netsor.studies._parametrisation import parametrisation
-from netsor.studies.transfer import Curve, Sweep, TransferStudy
-from netsor.studies.transfer._request import Request, SweepTask
+from netsor.studies.transfer import Curve, Request, Sweep, SweepTask, TransferStudy
 
 from ...inline import Inline
 

@@ -28,9 +28,7 @@ from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
 from ._cases import MOVED, AuditCase, AuditTask, Model
-from ._findings import DECIDE
-from ._measurements import Draws, LengthResult
-from ._quantities import FINAL
+from ._measurements import Draws, LengthResult, draws_of_ones
 from ._request import Request
 from ._request import sweep as sweep_models
 from ._results import Audit, Comparison
@@ -69,54 +67,50 @@ def audit(
     ranges: bool = False,
     **sizes: int,
 ) -> Audit | Comparison:
-    """What a transformer does at initialisation, block by block; of several models, a comparison.
+    """Measure a transformer at initialisation, block by block; or compare several.
 
-    Other parameters are those of `Program.law`; the draws depend on the seed alone, not on the number of workers.
+    Other parameters are those of `Program.law`. The draws do not depend on the number of workers.
 
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
-        What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-        measured, and has its tokens in it; or a PyTorch module that takes ids, or a function that makes one, at 16
-        tokens unless given and its own widths. `ns.torch.network` reads modules with other inputs.
+        What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains its tokens and names what to
+        measure with `ns.probe`; or a PyTorch module that takes ids, or a function that makes one, at its own widths
+        and 16 tokens by default. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
-        Draw the model by a known recipe, a name of `ns.models.RECIPES`.
+        An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
         What to compare it with.
     sweep : mapping, optional
-        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`: the model with each of them is compared.
+        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`, to compare the model with each of them.
     tokens : int or sequence of int, optional
-        The number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as the model
-        has positions for.
+        The number of different tokens, or several lengths; by default 16 and 128, as far as the model has positions.
     ids : sequence of int, optional
-        The token ids themselves; then leave out `tokens`.
+        The token ids themselves, in place of `tokens`.
     draws : int, optional
-        How many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the square of
-        their number, but 16 or more: these decide every rule that is not near its threshold.
+        Initialisations, 15 or more. By default 200 of 16 tokens, and fewer of n tokens like 1/n², but 16 or more:
+        these decide every rule that is not near its threshold.
     widths : str, optional
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
     workers : int, optional
-        Worker processes; all cores, if None.
+        Worker processes; by default one on each core.
     out : str or pathlib.Path, optional
-        A folder, in which finished parts are kept as they are done, an interrupted audit goes on where it stopped, and
-        the report is written at the end.
+        A folder for the report. It also keeps finished parts: an interrupted audit goes on where it stopped.
     precision : str
-        Of numbers: "float64", "float32", or "auto", single precision where a few draws in both are the same to five
-        digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
-        rounding.
+        "float64", "float32", or "auto": single precision where a few draws agree with double precision to five digits
+        or a hundredth of their spread, and double precision for a `Program`. Both have the same draws, up to rounding.
     executor : concurrent.futures.Executor, optional
         Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
     gradients : bool, optional
-        The backward half too, of the loss of the first step (of a random readout, if there are no logits): the stream's
-        gradient after each block, and the squared gradient of each kind of weight. None: of the shortest inputs, if all
-        of it then costs at most twice as much.
+        Measure gradients of the first loss too (of a random readout, without logits): of the stream after each block,
+        and of each kind of weight. By default for the shortest inputs, if the audit then takes at most twice as long.
     quick : bool
-        16 draws of 16 tokens at the model's own widths without gradients, for what is not given: seconds, for a test.
+        Other defaults, for a test in seconds: 16 draws of 16 tokens at the model's own widths, without gradients.
     ranges : bool
-        The largest numbers of each activation too, at the model's own widths, and the share of numbers below the
-        smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
+        Measure the largest numbers of each activation too, at the model's own widths, and the share that underflows in
+        bf16, fp16 and both formats of fp8, with the scale that would fit.
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
 
@@ -155,15 +149,13 @@ def audit(
     models = tuple(map(audited, (model, *others)))
     if is_function(model):
         ids, tokens, widths = None, None, "actual"  # they are in the program
-    own, swept = isinstance(models[0], ProgramModel), None
+    swept = None
+    for name, given in (("recipe", recipe), ("sweep", sweep)):
+        if given is not None and isinstance(models[0], ProgramModel):
+            raise ArgumentError(name, given, f"left out: {models[0].name} is a program, which defines its weights")
     if recipe is not None:
-        if own:
-            name = models[0].name
-            raise ArgumentError("recipe", recipe, f"left out: {name} is a program, which defines its weights")
         models = (by_recipe(models[0], recipe), *models[1:])
     if sweep is not None:
-        if own:
-            raise ArgumentError("sweep", sweep, "left out for programs: compare=[…] compares them")
         if others:
             raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
@@ -250,12 +242,8 @@ class AuditStudy(Study[Audit | Comparison]):
             # only the rule on the limit asks whether there is one, for which the limit has to be planned
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
-                # as if every number were 1: the rules then say which of them have nothing to judge
-                ends = {*(q.name for q in FINAL), *(name for name in case.names if "input_" in name)}
-                blocks = case.model.layers + case.model.decoder_layers
-                shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in case.names}
-                ones.append(Draws(case, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0))
-        result_of(request, ones).failed(rules)
+                ones.append(draws_of_ones(case))
+        result_of(request, ones).failed(rules)  # the rules say which of them have nothing to judge
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""

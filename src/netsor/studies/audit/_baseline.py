@@ -25,8 +25,8 @@ from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
 from ._cases import Model
 from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS
-from ._measurements import LengthResult
-from ._quantities import BLOCKS, EVERY, FINAL, at_embedding, join_words
+from ._measurements import LengthResult, draws_of_ones
+from ._quantities import EVERY, join_words
 from ._request import Request
 
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
@@ -129,9 +129,7 @@ class Baseline:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
                     remedy = "audit what the baseline has, or write it again"
                     refuse(f"an audit with {what}, which this audit measures: {remedy}")
-        level = self._level(request, model)
-        for tokens in request.lengths:
-            draws, before = request.draws_of(tokens), self.lengths[tokens].draws
+            draws, before, level = request.draws_of(tokens), earlier.draws, self._level(request, model)
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
@@ -152,12 +150,12 @@ class Baseline:
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
-            for quantity in result.best.measured:
-                for block, draws in result.best.by_block(quantity).items():
-                    ordered, (low, high) = np.sort(draws), earlier.bands[block, quantity]
-                    same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
-                    if not (ordered[k - 1] >= low - same and ordered[-k] <= high + same):  # NaN has left it too
-                        left.append(Departure(quantity, result.tokens, block, float(np.median(draws)), low, high))
+            for block, quantity in result.best.numbers:
+                draws = np.sort(result.best.by_block(quantity)[block])
+                low, high = earlier.bands[block, quantity]
+                same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
+                if not (draws[k - 1] >= low - same and draws[-k] <= high + same):  # NaN has left it too
+                    left.append(Departure(quantity, result.tokens, block, float(np.median(draws)), low, high))
         # the largest first, as a share of their size
         return sorted(left, key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)), reverse=True)
 
@@ -172,11 +170,7 @@ def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str
 
 def _places(request: Request, model: Model, tokens: int) -> list[Place]:
     """All that an audit measures at one length, as its JSON object names it; nothing is drawn."""
-    names = request.subject(model, tokens, request.widths == "inf").names
-    blocks = [q.name for q in BLOCKS if q.name in names]
-    first = [q for q in blocks if at_embedding(q) in names]
-    inside: list[Place] = [(k, q) for q in blocks for k in range(1, model.layers + model.decoder_layers + 1)]
-    return [*((0, q) for q in first), *inside, *((None, q.name) for q in FINAL if q.name in names)]
+    return list(draws_of_ones(request.subject(model, tokens, request.widths == "inf")).numbers)
 
 
 def _earlier(content: Mapping[str, Any]) -> EarlierLength:

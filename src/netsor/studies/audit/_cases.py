@@ -1,4 +1,4 @@
-"""The networks of an audit: a model with its input at its own widths or at infinite ones, and tasks of its draws."""
+"""The networks of an audit: a model with its input at its own or infinite widths, and the tasks that draw it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ...models._description import with_scalar_std
 from ...models._metric_program import ProgramModel
 from .._cost import BACKWARD, at_depth
 from .._output_dir import Arrays
-from .._study import DrawTask, as_json
+from .._study import DrawTask, as_json, part_draws
 
-Model = Transformer | ProgramModel  # what an audit is of
-PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
+Model = Transformer | ProgramModel
+PART_SECONDS = 2.0  # of one core, at most, unless one draw takes longer: what an interrupted run loses
 PART_DRAWS = 256  # at most
 MAX_TOKENS_PER_DIMENSION = 2  # tokens for each dimension of a head, at d = ∞
 STD = "std"  # the hyperparameter of a sweep of standard deviations
@@ -44,14 +44,14 @@ class AuditCase:
     infinite: bool
     gradients: bool = False
     ranges: bool = False
-    backend: Backend = field(default_factory=Numpy)  # for which it is planned
+    backend: Backend = field(default_factory=Numpy)  # of the plan
     swept: str | None = None  # a standard deviation that is an input of the plan
 
-    place: ClassVar[tuple[int, ...]] = ()  # all have the same seeds, as they are compared
+    place: ClassVar[tuple[int, ...]] = ()  # all have the same seeds, because they are compared
 
     @property
     def shared(self) -> AuditCase:
-        """The case with the program of all values of what is swept; at finite widths they have one plan too."""
+        """The case whose program all values of a sweep share; at finite widths they share its plan too."""
         if self.swept is None or isinstance(self.model, ProgramModel):
             return self
         return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
@@ -59,33 +59,33 @@ class AuditCase:
     @property
     def numbers(self) -> dict[str, float]:
         """The inputs of the plan."""
-        name = "std_q" if self.swept == STD else self.swept  # which STD sets too
+        name = "std_q" if self.swept == STD else self.swept  # STD sets std_q too
         return {} if name is None else {STD: getattr(self.model, name)}
 
     @property
     def widths(self) -> dict[str, float]:
-        """The widths by their names.
+        """The widths by their names."""
+        own, kept = self.model.widths(), ("d",) if self.keeps_heads else ()
+        return {name: math.inf if self.infinite and name not in kept else own[name] for name in own}
 
-        With rotary positions, which have no law at d = ∞, and on long inputs, whose limit would cost more than the
-        model, heads keep their dimension.
+    @property
+    def keeps_heads(self) -> bool:
+        """Whether heads keep their dimension at infinite width.
+
+        Rotary positions have no law at d = ∞, and the limit of long inputs would cost more than the model.
         """
-        own = self.model.widths()
-        if not self.infinite:
-            return dict(own)
-        model = self.model
-        keeps_heads = isinstance(model, Transformer) and (
-            model.positions == "rotary" or self.tokens > MAX_TOKENS_PER_DIMENSION * own["d"]
-        )
-        return {name: own[name] if keeps_heads and name == "d" else math.inf for name in own}
+        if not self.infinite or isinstance(self.model, ProgramModel):
+            return False
+        return self.model.positions == "rotary" or self.tokens > MAX_TOKENS_PER_DIMENSION * self.model.d
 
     @property
     def status(self) -> str:
         """How its law relates to the model."""
         return self.model.status(**self.widths)
 
-    @lru_cache(maxsize=4)  # noqa: B019 (what is planned first is then drawn, by the same plan if that is here)
+    @lru_cache(maxsize=4)  # noqa: B019 (draws use the plan of the same object)
     def probes(self) -> Probes:
-        """The program of all that is measured."""
+        """The program of everything that is measured."""
         given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         model = self.model
         if self.swept is not None and isinstance(model, Transformer):
@@ -93,19 +93,13 @@ class AuditCase:
         return model.probes(**given, gradients=self.gradients, ranges=self.ranges)
 
     def at(self) -> AtWidths:
-        """That program at its widths."""
+        """The program at its widths."""
         return self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is measured of it, but for ranges."""
-        probes = self.shared.probes()
-        return (*probes.names, *probes.final, *probes.starts)
 
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
     def planned(self) -> tuple[Plan, Draw]:
-        """A plan, and what a draw takes, with the seconds and bytes of the planning: every worker does so again."""
-        case = self if self.infinite else self.shared  # at infinity Gaussian expectations depend on what is swept
+        """Its plan, and the cost of a draw and of planning, which every worker repeats."""
+        case = self if self.infinite else self.shared  # at infinity Gaussian expectations depend on the swept value
         if case != self:
             plan, draw = case.planned()
             return plan.bind(self.numbers), draw
@@ -115,24 +109,23 @@ class AuditCase:
             plan = self.shared.probes().plan(backend=self.backend, **widths)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
-        seconds = time.process_time() - start
-        many_scores = self.infinite and math.isinf(self.widths.get("d", math.inf))
+        seconds, many_scores = time.process_time() - start, self.infinite and not self.keeps_heads
         size = planning_bytes(topological_order(self.at().outputs), many_scores)
         return plan, Draw.of(plan, self.backend, seconds, size)
 
     @property
     def plan(self) -> Plan:
-        """What a draw of it takes."""
+        """Its plan."""
         return self.planned()[0]
 
     @property
     def draw(self) -> Draw:
-        """What a draw of it takes, in numbers."""
+        """The cost of a draw."""
         return self.planned()[1]
 
     @property
     def refused(self) -> str:
-        """Why the engine has no law of it; "" if it has one."""
+        """Why the engine has no law for it; "" if it has one."""
         try:
             self.planned()
         except ExactError as error:
@@ -141,27 +134,25 @@ class AuditCase:
 
     @property
     def draw_at_depth(self) -> Draw:
-        """About the same, without a plan of a deep model."""
+        """About the cost of a draw, without the plan of a deep model."""
         if isinstance(self.model, ProgramModel):
             return self.draw
         return at_depth(self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw)
 
     @property
     def part_draws(self) -> int:
-        """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
+        """The draws of a part. They depend only on the cost of a draw at the model's own widths.
 
-        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them. A
-        device draws many at once.
+        So other options do not change the draws of a model, and the draws of its limit are coupled to them.
         """
-        if not self.backend.threads:
+        if not self.backend.threads:  # a device draws many at once
             return PART_DRAWS
         one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        most = PART_SECONDS * (BACKWARD if self.gradients else 1)
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
+        return part_draws(PART_DRAWS, PART_SECONDS * (BACKWARD if self.gradients else 1), one)
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
+        """Everything that its draws depend on, as JSON; the name of the model is not part of that."""
         fields = {name: value for name, value in self.model.fields().items() if name != "name"}
         values = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         # the program of a sweep numbers its draws in another order
@@ -173,12 +164,12 @@ class AuditCase:
 
 @dataclass(frozen=True)
 class AuditTask(DrawTask):
-    """Some draws of a subject: parts of a model and of its limit have the same seed, as they are compared."""
+    """Some draws of a case: parts of a model and of its limit have the same seed, because they are compared."""
 
     case: AuditCase
 
     def run(self, progress: Progress = False) -> Arrays:
-        """Draw; the first task of a subject at infinite width also has the quadrature error of all."""
+        """Draw; the first task at infinite width also computes the quadrature errors."""
         probes, at = self.case.shared.probes(), self.case.at()
         arrays: Arrays = dict(probes.named(at.unchecked(self.sampling(workers=1, progress=progress))))
         if self.case.infinite and self.index == 0:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
@@ -14,11 +11,11 @@ from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Pa
 from ..._html import COLOUR_CLASSES, provenance
 from ...models import RECIPES, Transformer
 from ...models._description import idle
-from . import _ranges
+from ...models._metrics import FORMATS
 from ._cases import Model
 from ._differences import Differences, drawbacks, strip_common_prefix
 from ._findings import Finding
-from ._measurements import Draws, LengthResult
+from ._measurements import UNDERFLOW_SHARE, Draws, FormatFit, LengthResult, ranges_of
 from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
 from ._rules import BACKWARD_RULES
@@ -36,6 +33,16 @@ RULE_NOTE = (
 )
 GRADIENT_NOTE = (
     "Only rules about the size of gradients prefer it. They matter to SGD; AdamW's first update does not depend on it."
+)
+ACTIVATIONS = {  # that are not called by their names
+    "query": "queries", "key": "keys", "value": "values", "weights": "attention weights", "embedding": "embeddings",
+    "attention": "attention's output", "hidden": "hidden of the MLP", "mlp": "MLP's output",
+}  # fmt: skip
+RANGE_NOTE = (
+    "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
+    "activation overflows in a format if this median is above the largest number of the format. It underflows if, in "
+    f"some block, more than {UNDERFLOW_SHARE:g} of its nonzero numbers are below the smallest subnormal number. The "
+    "power of two is the largest scale with which 95 % of initialisations fit."
 )
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
@@ -99,7 +106,7 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
         Section(f"Blocks{drawn}: median and 5–95 % band", [_block_table(audit, BLOCKS)], "verbose"),
         Section("Not computed", _reasons(audit), "verbose"),
         Section("Lengths", [_status_table("status", lengths)] if len(lengths) > 1 else [], "verbose"),
-        Section("Activation ranges and short formats", _ranges.blocks(audit.best.arrays)),
+        Section("Activation ranges and short formats", _range_blocks(audit.best)),
         Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audit.lengths))], "html"),
         Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
     ]
@@ -170,28 +177,22 @@ def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bo
     return Table(head, _quantity_rows(quantities, columns, bands))
 
 
-def _quantity_rows(quantities: Sequence[Quantity], columns: Sequence[Column], bands: bool = True) -> list[list[str]]:
-    """A row for each quantity that some column has."""
+def _quantity_rows(quantities: Sequence[Quantity], columns: Sequence[Column], bands: bool = True) -> list[doc.Row]:
+    """A row for each quantity that some column has: a median with its band, after a block or at the output."""
+
+    def text(draws: Draws, quantity: Quantity, block: int | None) -> str:
+        if (block, quantity.name) not in draws.numbers:
+            return "–"
+        median, low, high, error = draws.numbers[block, quantity.name].values()
+        quadrature = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""
+        interval = f" ({low:.{quantity.digits}g}–{high:.{quantity.digits}g})" if bands else ""
+        return f"{median:.{quantity.digits}g}{quadrature}{interval}"
+
     return [
-        [quantity.title, *(_median_text(draws, quantity.name, block, bands) for draws, block in columns)]
-        for quantity in quantities
-        if any(quantity.name in draws for draws, _ in columns)
+        [Cell(q.title, q.meaning * (q in FINAL)), *(text(draws, q, block) for draws, block in columns)]
+        for q in quantities
+        if any(q.name in draws for draws, _ in columns)
     ]
-
-
-def _median_text(draws: Draws, name: str, block: int | None, bands: bool = True) -> str:
-    """A median with its band, after a block or at the output."""
-    if name not in draws:
-        return "–"
-    band = draws.band(name)
-    i = 0 if block is None or band.blocks is None else block - int(band.blocks[0])
-    if i < 0:
-        return "–"
-    median, low, high, error = (float(np.reshape(values, -1)[i]) for values in band[1:])
-    digits = EVERY[name].digits
-    quadrature = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""
-    interval = f" ({low:.{digits}g}–{high:.{digits}g})" if bands else ""
-    return f"{median:.{digits}g}{quadrature}{interval}"
 
 
 def _output_table(firsts: Sequence[LengthResult]) -> Table:
@@ -202,11 +203,7 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
     for each, name in zip(measured, names, strict=True):
         own, limit = ("its widths", "n = ∞") if len(firsts) == 1 else (name, f"{name}, n = ∞")
         head.append(limit if each.subject.infinite else own)
-    rows: list[doc.Row] = [
-        [Cell(q.title, q.meaning), *(_median_text(each, q.name, None) for each in measured)]
-        for q in FINAL
-        if any(q.name in each for each in measured)
-    ]
+    rows = _quantity_rows(FINAL, [(each, None) for each in measured])
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 
@@ -267,10 +264,33 @@ def _comparison_sections(audits: Sequence[LengthResult], differences: Difference
         Section("Block by block", [Paragraph(BLOCK_NOTE), doc.Figures(figures(audits))], "html"),
     ]
     for audit in audits:
-        ranges = _ranges.blocks(audit.best.arrays)
+        ranges = _range_blocks(audit.best)
         blocks = [Paragraph(headline(audit)), doc.Items(_finding_items(audit)), *ranges, *_reasons(audit)]
         sections.append(Section(audit.model.name, blocks, "verbose"))
     return sections
+
+
+def _range_blocks(draws: Draws) -> list[doc.Block]:
+    """The table of activations and formats, and how to read it; nothing if ranges were not asked for."""
+    rows: list[doc.Row] = []
+    for each in (ranges := ranges_of(draws.arrays)):
+        median, low, high = (f"{value:.3g}" for value in each.largest.values())
+        band = f"{median} ({low}–{high})" + ("" if each.block is None else f", in block {each.block}")
+        title = ACTIVATIONS.get(each.activation, each.activation)
+        rows.append([Cell(title, band), median, *map(_format_cell, each.formats)])
+    head = ["activation", "largest", *(f.title for f in FORMATS)]
+    return [Table(head, rows), Paragraph(RANGE_NOTE)] if ranges else []
+
+
+def _format_cell(fit: FormatFit) -> Cell:
+    bad = [word for word, verdict in (("overflows", fit.overflow), ("underflows", fit.underflow)) if verdict == FLAG]
+    if not bad:
+        open_ = UNDECIDED in (fit.overflow, fit.underflow)
+        return Cell("undecided" if open_ else "fits", status="open" if open_ else "good")
+    smallest = next(f.smallest for f in FORMATS if f.title == fit.format)
+    below = f"{fit.below:.2g} of its numbers are below 2^{smallest}; " if fit.below else ""
+    left = f", and leaves {fit.scaled:.2g} below" if fit.scaled >= UNDERFLOW_SHARE else ""
+    return Cell(f"{' and '.join(bad)}, 2^{fit.scale}", f"{below}a scale of 2^{fit.scale} fits{left}", "bad")
 
 
 def _main_figure(results: Sequence[LengthResult], findings: Sequence[Finding]) -> doc.Figures:
@@ -298,7 +318,7 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
         precision += f"{' at finite widths' if finite else ''} where that is enough, else double"
     seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
     first = f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {precision}, {seconds}."
-    if any(case.infinite and math.isfinite(case.widths.get("d", math.inf)) for case in cases):
+    if any(case.keeps_heads for case in cases):
         first += " At infinite width, heads keep their dimension."
     files = {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
     return provenance(manifest, first, files)

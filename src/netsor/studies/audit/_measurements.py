@@ -13,11 +13,15 @@ import numpy as np
 from ..._array_api import Floats
 from ..._bound_program import NEGLIGIBLE
 from ...models._metric_program import ProgramModel
+from ...models._metrics import BLOCK, ENDS, FORMATS
 from ._cases import AuditCase, Model
-from ._findings import Finding, band, within_error
+from ._findings import DECIDE, Finding, above, band, within_error
 from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
 from ._rules import RuleInput, judged, rule_name
+
+UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
+PARTS = ("below", "scaled")  # shares of numbers below the smallest of a format, as they are and with a scale
 
 
 class Band(NamedTuple):
@@ -95,29 +99,28 @@ class Draws(Mapping[str, Floats]):
         """How many random numbers were drawn in all."""
         return self.subject.plan.random_numbers * self.draws
 
-    def from_embedding(self, name: str) -> Floats:
-        """The draws of a quantity with the embedding before the blocks, if it is measured there too."""
-        return _from_embedding(self.arrays, name)
-
     def by_block(self, name: str) -> dict[int | None, Floats]:
         """The draws of a quantity in each block where it is measured; 0 is the embedding, None the output."""
-        draws = self.from_embedding(name)
+        draws = _from_embedding(self.arrays, name)
         return {None: draws} if draws.ndim == 1 else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
 
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, from the embedding on where it is measured there."""
-        draws, blocks = self.from_embedding(name), list(self.by_block(name))
+        draws, blocks = _from_embedding(self.arrays, name), list(self.by_block(name))
         moved = _from_embedding(self.moved, name) if self.moved else np.zeros((1, *draws.shape[1:]))
         error = np.sqrt(np.mean(np.square(moved), axis=0))
         return Band(None if blocks == [None] else np.array(blocks), *band(draws), error)
 
-    def numbers(self) -> Iterator[tuple[int | None, str, dict[str, float]]]:
-        """Every number: its block (0 is the embedding, None the output), its quantity, and its band."""
+    @cached_property
+    def numbers(self) -> dict[tuple[int | None, str], dict[str, float]]:
+        """Every band, by its block (0 is the embedding, None the output) and its quantity."""
+        numbers = {}
         for name in self.measured:
             blocks, *values = self.band(name)
             for i, block in enumerate([None] if blocks is None else blocks.tolist()):
                 ends = (float(np.reshape(value, -1)[i]) for value in values)
-                yield block, name, dict(zip(("median", "low", "high", "error"), ends, strict=True))
+                numbers[block, name] = dict(zip(("median", "low", "high", "error"), ends, strict=True))
+        return numbers
 
     @property
     def shifted(self) -> list[Mapping[str, Floats]]:
@@ -230,11 +233,58 @@ class LengthResult(Mapping[str, Band]):
         return [
             {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if draws.subject.infinite else "actual",
              "block": "" if block is None else block, "quantity": name, **numbers}
-            for draws in self.measured for block, name, numbers in draws.numbers()
+            for draws in self.measured for (block, name), numbers in draws.numbers.items()
         ]  # fmt: skip
+
+
+def draws_of_ones(case: AuditCase) -> Draws:
+    """Draws of a subject as if every number were 1: what will be measured of it, before anything is drawn."""
+    probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
+    ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
+    return Draws(case, ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)}, 0.0)
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity with the embedding before the blocks, if it is measured there too."""
     first = at_embedding(name)
     return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
+
+
+class FormatFit(NamedTuple):
+    """How a format holds an activation; verdicts are of medians over initialisations."""
+
+    format: str
+    overflow: str  # is the largest number, of all blocks, above the largest of the format?
+    underflow: str  # is the share of numbers below its smallest above SMALL, in some block?
+    below: float  # that share, its median in the worst block
+    scale: int  # 2^scale: the largest power of two with which 95 % of initialisations fit
+    scaled: float  # the share below if each tensor has a scale of its own, from its largest number
+
+
+class Range(NamedTuple):
+    """The numbers of one activation, over all blocks."""
+
+    activation: str
+    block: int | None  # that with the largest number; None outside of blocks
+    largest: dict[str, float]  # median, and 5 to 95 % of initialisations, over all blocks
+    formats: list[FormatFit]
+
+
+def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
+    """What was measured of each activation; nothing, if ranges were not asked for."""
+    ranges = []
+    for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
+        if f"{name}_largest" in arrays:
+            blocks = arrays[f"{name}_largest"]
+            block = None if blocks.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
+            largest = blocks.reshape(len(blocks), -1).max(axis=1)
+            ends = dict(zip(("median", "low", "high"), map(float, band(largest)), strict=True))
+            fits = []
+            for f in FORMATS:
+                below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in PARTS)
+                below = below[:, np.argmax(np.median(below, axis=0))]
+                verdicts = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
+                scale, left = int(f.scale(np.asarray(ends["high"]))), float(np.median(scaled, axis=0).max())
+                fits.append(FormatFit(f.title, *verdicts, float(np.median(below)), scale, left))
+            ranges.append(Range(name, block, ends, fits))
+    return ranges

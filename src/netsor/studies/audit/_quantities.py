@@ -33,7 +33,7 @@ KINDS = {  # of weights, and which they are
 END_KINDS = ("embedding", "head")  # those outside of blocks
 
 
-LOG = ("mean_square", "score_std", "grad_mean_square", "grad", "grad_ratio")  # besides gradients of kinds of weights
+LOG = ("mean_square", "score_std", "grad", "grad_ratio")  # besides gradients of kinds of weights
 
 
 def _quantities(**words: tuple[str, str]) -> tuple[Quantity, ...]:
@@ -53,19 +53,14 @@ FORWARD = _quantities(
     mean_square=("mean square of the stream", "of the residual stream after the block, over tokens and coordinates"),
     attention_share=(
         "attention's share",
-        "the mean square of what attention adds, as a share of the sum of the mean squares of the stream and of all "
-        "that is added to it in the block (products between them are left out)",
+        "the mean square of what attention adds, over the sum of those of the stream and of all that the block adds",
     ),
     cross_share=("cross-attention's share", "the same of attention to the encoder; 0 in the encoder itself"),
     mlp_share=("MLP's share", "the mean square of what the MLP adds, as a share of that sum"),
-    cosine=(
-        "cosine of tokens",
-        "between the stream's vectors of two tokens, mean over pairs; 0 if one of the vectors is 0, as padding may be",
-    ),
+    cosine=("cosine of tokens", "between the stream's vectors of two tokens, mean over pairs; 0 if one of them is 0"),
     effective_rank=(
         "effective rank",
-        "exp of the entropy of the eigenvalues of the tokens' Gram matrix, divided by their sum: how many directions "
-        "the tokens fill, a longer vector counting for more",
+        "exp of the entropy of the normalised eigenvalues of the tokens' Gram matrix: how many directions they fill",
     ),
     score_std=("standard deviation of scores", "of what the softmax is given, over heads and pairs of tokens"),
     score_max=("largest score", "over heads and pairs of tokens"),
@@ -74,45 +69,25 @@ FORWARD = _quantities(
 )
 # of mixtures of experts
 ROUTING = _quantities(
-    largest_load=(
-        "load of the busiest expert",
-        "how many of the tokens are sent to it, over the number that an even load would be",
-    ),
-    least_load=("load of the idlest expert", "likewise; 0 if no token is sent to it"),
+    largest_load=("load of the busiest expert", "the tokens that it gets, over those of an even load"),
+    least_load=("load of the idlest expert", "likewise; 0 if it gets no token"),
 )
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (
-    *_quantities(
-        grad_mean_square=(
-            "mean square of its gradient",
-            "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
-        )
-    ),
+    Quantity("grad_mean_square", "mean square of its gradient", "of ∂L/∂x, x the stream after the block", log=True),
     *_gradients(*(kind for kind in KINDS if kind not in END_KINDS)),
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = _quantities(  # figures with a curve for each kind
     grad=("squared gradients", "|∂L/∂W|² of the matrices of the block, by kind"),
-    grad_ratio=(
-        "squared gradients over squared weights",
-        "|∂L/∂W|² of the matrices of the block over the mean of |W|², by kind",
-    ),
+    grad_ratio=("squared gradients over squared weights", "|∂L/∂W|² of these over the mean of |W|², by kind"),
 )
 FINAL = (
     *_quantities(
         logit_std=("standard deviation of logits", "over the vocabulary and the tokens that predict one"),
-        loss=(
-            "loss of the first step",
-            "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
-        ),
-        max_probability=(
-            "largest probability",
-            "that the untrained model gives to any one token, at a token that predicts one",
-        ),
-        grad_input=(
-            "gradient at the embeddings",
-            "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
-        ),
+        loss=("loss of the first step", "mean cross-entropy in nats of the next token, the token itself, or a class"),
+        max_probability=("largest probability", "that the untrained model gives to any one token"),
+        grad_input=("gradient at the embeddings", "mean square of ∂L/∂x, x the stream before the first block"),
     ),
     *_gradients(*END_KINDS),
 )

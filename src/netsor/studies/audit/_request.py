@@ -1,4 +1,4 @@
-"""What an audit is asked: models, tokens, widths and draws; which networks that makes, and which tasks."""
+"""The options of an audit: models, tokens, widths and draws; its networks and their tasks."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .._cost import refuse_large
 from ._cases import AuditCase, AuditTask, Model
 from ._findings import DECIDE
 
-LENGTHS = (16, 128)  # tokens, where none are given: two show what changes with the length
-DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
-MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
+LENGTHS = (16, 128)  # tokens by default: two lengths show what changes with the length
+DRAWS = 200  # of the shortest of these by default; fewer of longer inputs
+MIN_DRAWS = 16  # of a quick audit, and of long inputs: one more than decides a rule
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
-MAX_TRIED_TOKENS = 256  # of longer inputs gradients cost more than that, and long to plan
+MAX_TRIED_TOKENS = 256  # longer inputs have gradients only if asked for: these cost much, also to plan
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
-MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
+MOST_TIMES = 2.0  # the largest cost of gradients that were not asked for, over the cost without them
 
 
 @dataclass(frozen=True)
 class Request(_study.Request):
-    """An audit, validated, with nothing drawn yet; `ns.audit` says what is chosen where an option is None."""
+    """The validated options of an audit; `ns.audit` describes the defaults that None stands for."""
 
     models: tuple[Model, ...]
     tokens: Any = None  # a tuple of lengths, once it is validated
@@ -67,30 +67,30 @@ class Request(_study.Request):
                 raise ArgumentError("ids", self.ids, "a sequence of token ids") from None
         self._set("tokens", self._lengths_of_programs() if self.own else self._lengths())
         for model, tokens in itertools.product(self.models, self.lengths):
-            self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
+            self._subject(model, tokens, False, False).probes()  # refuses what it cannot read
             infinite = self._with_limit(tokens)
             if isinstance(model, ProgramModel):
                 remedy = "take fewer tokens, or smaller widths"
                 check_memory(planning_bytes(model.on(tokens).values, infinite), model.name, remedy)
             else:
-                wide_heads = infinite and math.isinf(self._subject(model, tokens, True, False).widths["d"])
-                refuse_large(model, tokens, wide_heads, bool(self.gradients))
+                keeps_heads = self._subject(model, tokens, infinite, False).keeps_heads
+                refuse_large(model, tokens, infinite and not keeps_heads, bool(self.gradients))
 
     def _with_limit(self, tokens: int) -> bool:
-        """Whether infinite widths are measured at this length; besides the models' own, at the first length alone.
+        """Whether to measure infinite widths at this length; with "both", at the first length alone.
 
-        Longer inputs have too few draws to separate the two, and at infinity they cost the most.
+        Longer inputs have too few draws to separate the two, and cost the most at infinity.
         """
         return self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options, with the draws at each length and the lengths with gradients."""
+        """The options for the manifest, with the draws at each length and the lengths with gradients."""
         draws = [self.draws_of(tokens) for tokens in self.lengths]
         return super().options() | {"draws": draws, "gradients": list(filter(self.backward, self.lengths))}
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work, in a few words."""
         names = [model.name for model in self.models]
         first = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
         drawn = (f"{self.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in self.lengths)
@@ -98,7 +98,7 @@ class Request(_study.Request):
 
     @property
     def remark(self) -> str:
-        """What gradients cost, unless the request says whether to measure them."""
+        """The cost of gradients, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
             off = self.quick and self.gradients is None and not self.own
             return "Gradients are off; --gradients adds them." if off else ""
@@ -109,11 +109,11 @@ class Request(_study.Request):
 
     @property
     def own(self) -> bool:
-        """Whether it is of programs."""
+        """Whether it audits programs of the user."""
         return any(isinstance(model, ProgramModel) for model in self.models)
 
     def _lengths_of_programs(self) -> tuple[int, ...]:
-        """Programs have their tokens in them."""
+        """The numbers of tokens in the programs."""
         own = [model for model in self.models if isinstance(model, ProgramModel)]
         for name in ("ids", "tokens"):
             if getattr(self, name) and getattr(self, name) != own[0].lengths:  # as it was set here
@@ -153,22 +153,22 @@ class Request(_study.Request):
         return MIN_DRAWS if self.quick else max(MIN_DRAWS, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
 
     def subject(self, model: Model, tokens: int, infinite: bool) -> AuditCase:
-        """A model of it, at one length and one set of widths; with gradients, if they are asked for and can be had."""
+        """A model at one length and one set of widths; with gradients, if they were asked for and have a law."""
         wanted = self.backward(tokens, infinite) and not (infinite and model in self.no_gradients)
         return self._subject(model, tokens, infinite, wanted)
 
     def backward(self, tokens: int, infinite: bool = False) -> bool:
-        """Whether gradients are measured: where they are asked for, or of the shortest inputs if that costs little."""
+        """Whether to measure gradients: if asked for, or by default at the shortest length if they cost little."""
         if self.gradients is not None:
             return self.gradients
         return not infinite and tokens == self.lengths[0] and self.times <= MOST_TIMES
 
     @cached_property
     def times(self) -> float:
-        """How often as long draws at own widths take with gradients of the shortest inputs.
+        """The cost of draws at own widths with gradients of the shortest inputs, over the cost without them.
 
-        The most of all models; ∞ if one has no gradients, if inputs are long, or for a quick audit. Whether the limit
-        is asked for too does not change it, since draws at own widths must not depend on that.
+        The largest of all models; ∞ if one has no gradients, if inputs are long, or for a quick audit. It does not
+        depend on the limit, because the draws at own widths must not.
         """
         slow = self.lengths[0] > MAX_TRIED_TOKENS or any(model.experts for model in self.models)
         if self.quick or self.own or slow:
@@ -195,13 +195,13 @@ class Request(_study.Request):
 
     @cached_property
     def refused(self) -> dict[Model, str]:
-        """Why a model has no limit next to its own widths: there is none, or the engine cannot do it."""
+        """Why a model has no limit: it does not exist, or the engine cannot compute it."""
         models = self.models if self.widths == "both" else ()
         return {model: why for model in models if (why := self.subject(model, self.lengths[0], True).refused)}
 
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
-        """Why there are no gradients of a model at infinite width: they take too long, or the engine cannot do them."""
+        """Why a model has no gradients at infinite width: they take too long, or the engine cannot compute them."""
         tokens, reasons = self.lengths[0], dict[Model, str]()
         for model in self.models if self.gradients and self.widths != "actual" else ():
             if isinstance(model, Transformer) and tokens > MAX_LIMIT_TOKENS:
@@ -213,7 +213,7 @@ class Request(_study.Request):
 
     @property
     def asked(self) -> list[AuditCase]:
-        """All that is asked for, the first model before the next, short inputs before long ones, infinity last."""
+        """All cases that were asked for: model by model, short inputs before long ones, infinity last."""
         return [
             self._subject(model, tokens, infinite, self.backward(tokens, infinite))
             for model, tokens, infinite in itertools.product(self.models, self.lengths, (False, True))
@@ -222,16 +222,15 @@ class Request(_study.Request):
 
     @property
     def subjects(self) -> tuple[AuditCase, ...]:
-        """All that is measured: what is asked for and can be had."""
+        """The cases that are measured: those asked for that have a law."""
         there = (case for case in self.asked if not (case.infinite and case.model in self.refused))
         return tuple(self.subject(case.model, case.tokens, case.infinite) for case in there)
 
     def tasks(self, subject: AuditCase) -> list[AuditTask]:
-        """The work for a subject."""
+        """The tasks of a case."""
         draws = self.draws_of(subject.tokens)
         backend, _ = resolve_precision(subject.plan, self.backend, draws, DIGITS)
-        sizes = _study.part_sizes(draws, subject.part_draws)
-        return [AuditTask(subject, i, size, self.seed, backend) for i, size in enumerate(sizes)]
+        return AuditTask.split(subject, draws, subject.part_draws, self.seed, backend)
 
 
 def sweep(
@@ -247,21 +246,20 @@ def sweep(
 
 
 def longest(model: Transformer) -> float:
-    """How many different tokens a model can be given."""
+    """How many different tokens a model can take."""
     words = math.inf if model.inputs == "patches" or model.vocabulary is None else model.vocabulary
     return min(model.length or math.inf, words - (model.padding is not None))
 
 
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
-    """The models, each with a name of its own: what is otherwise in it than in the first of its name."""
+    """The models with unique names: the fields that differ from the first of that name are added."""
     named: dict[str, Model] = {}
     for model in models:
         name = model.name
         if name in named:
-            first = named[name].fields()
-            fields = {} if isinstance(model, ProgramModel) else model.fields()
+            first, fields = named[name].fields(), {} if isinstance(model, ProgramModel) else model.fields()
             differ = [f"{key}={value}" for key, value in fields.items() if value != first[key]]
-            name += f", {', '.join(differ[:MOST_NAMED])}" + ", …" * (len(differ) > MOST_NAMED) if differ else ", again"
+            name = ", ".join([name, *differ[:MOST_NAMED], *["…"][: len(differ) > MOST_NAMED]])
         while name in named:
             name += ", again"
         named[name] = model if name == model.name else model.replace(name=name)

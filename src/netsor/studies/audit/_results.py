@@ -15,10 +15,9 @@ from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._document import document
 from ._findings import Finding
-from ._measurements import Draws, LengthResult
+from ._measurements import Draws, LengthResult, ranges_of
 from ._plots import plot_quantity
 from ._quantities import FINAL
-from ._ranges import ranges_of
 from ._request import Request
 
 
@@ -243,11 +242,10 @@ def _summaries(draws: Draws) -> dict[str, Any]:
     """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
     final = {q.name: None for q in FINAL if not q.name.startswith("grad")}
     places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
-    for block, name, numbers in draws.numbers():
+    for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):
             raise ValueError("what was measured is not finite: the numbers leave double precision")
-        if not draws.subject.infinite:
-            del numbers["error"]  # only expectations at infinite width have one
-        places.setdefault(block, {})[name] = numbers
+        ends = list(numbers)[: None if draws.subject.infinite else -1]  # at finite widths there is no error
+        places.setdefault(block, {})[name] = {end: numbers[end] for end in ends}
     last, embedding = places.pop(None), places.pop(0)
     return {"embedding": embedding, "layers": list(places.values()), "final": last}

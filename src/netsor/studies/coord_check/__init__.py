@@ -18,7 +18,6 @@ from ..._validate import Rng, also_spelled
 from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import NAMED
-from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
@@ -65,50 +64,45 @@ def coord_check(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
-        its output is the loss, and what it names with `ns.probe` is measured; or a function of the width that returns a
-        PyTorch module with logits.
+        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a PyTorch module with
+        logits, or a `Program` whose output is the loss and which names what to measure with `ns.probe`.
     widths : sequence of float, optional
-        Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
-        called with an `ns.Width`.
+        Of the stream; 256, 1024 and 4096 by default. A function may have `inf` too, and then gets an `ns.Width`.
     depths : sequence of int, optional
-        Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
+        Numbers of blocks, for exponents of the depth; with one width, by default the model's.
     optimiser : str or callable
-        "sgd", "muon" or "adam". Of a PyTorch module also a function of the module that returns its optimiser (SGD,
-        Adam, AdamW or Muon of `torch.optim`), whose parameter groups have the learning rates. You can also
-        write `optimizer` and `parametrization`.
+        "sgd", "muon" or "adam". For a PyTorch module also a function of it that returns its optimiser (SGD, Adam, AdamW
+        or Muon of `torch.optim`) with the learning rates. You can also write `optimizer` and `parametrization`.
     steps : int
         The number of steps; changes are those over all of them, and a table has the exponents after each. From the
         second on, Muon has momentum and Adam both moments, with PyTorch's defaults.
     lr : float, mapping or callable, optional
-        The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
-        function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
+        The learning rate at the width and depth of the model, or a dict of them by kind of weight. For a function, what
+        `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
     eps : float or callable
-        ε of Adam at the width and depth of the model, which the parametrisation scales. Of a function a number, or a
-        function of (in, out).
+        ε of Adam at the width and depth of the model. For a function, a number or a function of (in, out).
     parametrisation : str, pathlib.Path, mapping or sequence of these, optional
         How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
-        "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
+        "fixed", a JSON or TOML file, its content, or a list of these. SP and µP by default.
     ids : sequence of int, optional
-        Of the tokens of the batch; the target of each is the next, and the last is a target alone, unless
-        `targets` are given. Random ones, by the seed, if None.
+        The tokens of the batch, by default random ones. Unless you give `targets`, the target of each is the next.
     targets : sequence of int, optional
         An id for each of `ids`.
     tokens : int, optional
-        The number of tokens of a random batch, 4 unless given. What a draw costs grows with its square.
+        The number of tokens of a random batch, by default 4. The cost of a draw grows with its square.
     draws : int, optional
-        Initialisations at each width, 32 unless given.
+        Initialisations at each width, by default 32.
     grow : str
         What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
     vectors : sequence of str
-        Vectors of a model that move besides matrices and embeddings: "bias" (every matrix of a block and every layer
-        norm then has one, from 0), "gain" (of norms), or both. They have the learning rate of embeddings.
+        Vectors of a model to train too: "bias" (every matrix of a block and every layer norm then has one, from 0),
+        "gain" (of norms), or both. They have the learning rate of embeddings.
     promise : mapping of str to float, optional
-        Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
+        The exponents to hold a function to, by default {"features": 0, "logits": 0}.
     tolerance : float
         How far an exponent may be from the promise.
     precision : str
-        Of numbers, "float64" or "float32".
+        "float64" or "float32".
 
     Examples
     --------
@@ -163,26 +157,23 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
                 numbers = np.concatenate([run[task]["numbers"] for task in self.tasks_of(case)])
                 columns = zip(case.entries, numbers.T, strict=True)
                 sizes[case] = {e: np.abs(x) if e.name == "loss" else np.sqrt(np.maximum(x, 0.0)) for e, x in columns}
-        return CoordCheck(self.request, [self._check(rule, sizes) for rule in self.request.checks], *self.spent(run))
-
-    def _check(self, rule: Parametrisation, sizes: dict[CheckCase, dict[Entry, Floats]]) -> Check:
-        cases = self.request.cases(rule)
-        finite = [case for case in cases if math.isfinite(case.width)]
-        deep, last = self.request.axis == "depth", cases[-1]
-        every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
-        draws = {entry: [some[entry] for some in every] for entry in every[0]}
-        if last in finite:
-            return Check(self.request, rule, draws)
-        limit = sizes.get(last, {})
-        for entry, size in limit.items():  # changes that are 0 but for rounding are 0
-            before = limit.get(entry._replace(what=SIZE, step=None))
-            if entry.what == CHANGE and before is not None:
-                limit[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
-        return Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {})
+        checks = []
+        for rule in self.request.checks:
+            *_, last = cases = self.request.cases(rule)
+            deep, finite = self.request.axis == "depth", [case for case in cases if math.isfinite(case.width)]
+            every = [_select_depths(sizes[case], case.model.layers) if deep else sizes[case] for case in finite]
+            draws = {entry: [some[entry] for some in every] for entry in every[0]}
+            limit = None if last in finite else sizes.get(last, {})
+            for entry, size in (limit or {}).items():  # changes that are 0 up to rounding are 0
+                before = sizes[last].get(entry._replace(what=SIZE, step=None))
+                if entry.what == CHANGE and before is not None:
+                    sizes[last][entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
+            checks.append(Check(self.request, rule, draws, limit, last.refused, last.errors if limit else {}))
+        return CoordCheck(self.request, checks, *self.spent(run))
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
-    """Of networks of several depths: the first block, the middle one and the last, as blocks 1, 2 and 3."""
+    """The first, middle and last block of a network as blocks 1, 2 and 3, to compare networks of several depths."""
     places = {1: 1, 2: (depth + 1) // 2, 3: depth}
     selected: dict[Entry, Floats] = {}
     for entry in sizes:

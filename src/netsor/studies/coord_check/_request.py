@@ -93,11 +93,10 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
     for probe in net.probes:
         values.setdefault(probe.name, []).append(probe.value)
     masks = [probe.mask for probe in net.probes if probe.name == "scores"]
-    applied = (value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul))
-    names = {source: source.name or "" for source in dict.fromkeys(applied)}  # in the order in which they act
-    given = Counter(names.values())
-    for k, (source, name) in enumerate(names.items(), 1):
-        names[source] = name if name and given[name] == 1 else f"weight {k}"
+    acting = (value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul))
+    sources = dict.fromkeys(acting)  # in the order in which they act
+    given = Counter(source.name for source in sources)
+    names = {s: s.name if s.name and given[s.name] == 1 else f"weight {k}" for k, s in enumerate(sources, 1)}
     acts = []
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
         if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
@@ -109,7 +108,14 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     """The squares of all that is measured; of the loss, itself and its change. Changes after fewer steps come last."""
     count = len(net.watched)
     values = [*(w.value for w in net.watched), *(act.value for act in net.acts), *([] if net.loss_of else [net.loss])]
-    *earlier, last = _after_steps(net, values, optimiser, steps)
+    if steps == 1 and not net.eps:
+        every = [step(values, net.loss, net.rates, optimiser, net.parameters)]
+    else:
+        rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
+        eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
+        by = {key: NAMED[optimiser].memory(rate, eps.get(key, 0.0)) for key, rate in rates.items()}
+        every = train(values, net.loss, by, steps, net.parameters)[1:]
+    *earlier, last = every
 
     def loss_change(after: list[Any]) -> Any:
         return (after[-1] if net.loss_of is None else net.loss_of(after[count - 1])) - net.loss
@@ -129,16 +135,6 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
             squares[Entry(CHANGE, name, block, step_number)] = square(new - before, mask)
         squares[Entry(CHANGE, "loss", None, step_number)] = loss_change(after)
     return squares
-
-
-def _after_steps(net: Network, values: list[Value], optimiser: str, steps: int) -> list[list[Any]]:
-    """Values after each step."""
-    if steps == 1 and not net.eps:
-        return [step(values, net.loss, net.rates, optimiser, net.parameters)]
-    rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-    eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
-    by = {key: NAMED[optimiser].memory(rate, eps.get(key, 0.0)) for key, rate in rates.items()}
-    return train(values, net.loss, by, steps, net.parameters)[1:]
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:
@@ -300,13 +296,10 @@ class Request(TrainingRequest):
     def _rates(self) -> dict[str, float]:
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
-        given = own if self.lr is None else self.lr
-        rates = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
-        for kind, rate in rates.items():
-            if kind not in KINDS:
-                raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
-            real(rate, "lr", least=0, most=MOST_LR)
-        return {kind: float(rates.get(kind, own)) for kind in KINDS}
+        rates = self.lr if isinstance(self.lr, Mapping) else dict.fromkeys(KINDS, own if self.lr is None else self.lr)
+        for kind in rates.keys() - set(KINDS):
+            raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
+        return {kind: real(rates.get(kind, own), "lr", least=0, most=MOST_LR) for kind in KINDS}
 
     @property
     def axis(self) -> str:
@@ -326,9 +319,8 @@ class Request(TrainingRequest):
         promise = {} if self.promise is None else self.promise
         known = isinstance(promise, Mapping) and promise.keys() <= {"features", "logits"}
         if not known or not all(isinstance(value, int | float) and -4 <= value <= 4 for value in promise.values()):
-            raise ArgumentError(
-                "promise", promise, "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
-            )
+            allowed = "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+            raise ArgumentError("promise", promise, allowed)
         features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
         return (Parametrisation("program", "as it is written", features=features, outputs=outputs),)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,9 +82,8 @@ class Check(Mapping[str, Verdict]):
         return self.rule.name
 
     def __repr__(self) -> str:
-        counts = Counter(v.verdict for v in self.verdicts)
-        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        return f"<Check of {self.request.name}, {self.name}: of {len(self.verdicts)} activations {listed}>"
+        counts = doc.count_statuses([v.status for v in self.verdicts])
+        return f"<Check of {self.request.name}, {self.name}: activations {counts}>"
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # verdicts hold arrays, which have no truth value
 
@@ -119,9 +117,8 @@ class Check(Mapping[str, Verdict]):
         """
         every = []
         for entry, power in self.fits.items():
-            if entry.what == what and entry.step == step:
-                promised = self.rule.promise(entry.name)
-                promised = promised if self.request.axis == "width" or promised is None else 0.0
+            if (entry.what, entry.step) == (what, step):
+                promised = self.rule.promise(entry.name, self.request.axis)
                 every.append(Verdict(entry, promised, power, judged(power, promised, self.request.tolerance)))
         return every
 
@@ -237,11 +234,9 @@ def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
 
 def _item(check: Check) -> doc.Item:
     """The conclusion for one parametrisation, and what to change."""
-    axis = check.request.axis
-    parts = []
+    axis, parts = check.request.axis, []
     for verdicts, what in ((check.verdicts, "activations"), (check.updates, "updates")):
-        flagged = broken(verdicts)
-        if flagged:
+        if flagged := broken(verdicts):
             words = sorted({"grow" if v.verdict == GROWS else "shrink" for v in flagged})
             parts.append(f"{len(flagged)} of {len(verdicts)} {what} {' or '.join(words)} with {axis}")
     statuses = [v.status for v in (*check.verdicts, *check.updates)]

@@ -1,26 +1,47 @@
-"""Loss after a few steps against the learning rate, at several widths: does the best learning rate transfer?"""
+"""Loss after a few steps against the learning rate, at several widths: does the best learning rate transfer?
+
+The learning rate is a hyperparameter of the program, so that all rates of a sweep share a plan and its random numbers.
+At infinite width Gaussian expectations depend on the rate, and each has its own plan.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from ..._array_api import array_namespace
+from ..._executors import InlineExecutor
 from ..._program import Program
-from ..._validate import Rng, also_spelled
+from ..._validate import ArgumentError, Positive, Rng, also_spelled, as_floats, one_of, real, shown
+from ...engine import ExactError, NoLimitError
 from ...engine._parallel import Progress
+from ...language import Scalar, apply, hyperparameter, train
 from ...models import Transformer
-from ...optim import Optimiser
-from .._study import Run
-from .._training import TrainingStudy, subject_of
-from ._request import DRAWS, STEPS, Request, SweepCase, SweepTask
-from ._results import Curve, Optimum, Sweep, Transfer
+from ...models._training import KINDS, training
+from ...optim import NAMED, Optimiser
+from .._output_dir import Arrays
+from .._parametrisation import Parametrisation
+from .._study import DrawTask, Run
+from .._training import TrainingCase, TrainingRequest, TrainingStudy, call_build, subject_of
+from ._results import ADDED, Curve, Optimum, Sweep, Transfer
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
+
+STEPS = 4
+DRAWS = 16
+GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
+LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
+COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
+DIVERGED = 1e300  # the loss of a network that overflowed
+LR = "lr"
 
 
 @also_spelled(optimizer="optimiser", parametrization="parametrisation")
@@ -61,19 +82,18 @@ def transfer(
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program` whose
         output is the loss.
     widths : sequence of float, optional
-        Of the stream; 64, 256 and 1024 unless given. Of a function, `inf` may be among them: it is then called with an
-        `ns.Width`.
+        Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and then gets an `ns.Width`.
     lr : sequence of float, optional
-        The learning rates, three or more. For a model they are those at its own width, which the parametrisation
-        scales. For a function they multiply the learning rates of the optimiser. By default each width has its own, a
-        factor of 2 apart: seven, and four more at an end as long as the best one is not well inside.
+        Three learning rates or more. For a model they are those at its own width, which the parametrisation scales;
+        for a function they multiply those of the optimiser. By default each width has its own, a factor of 2 apart:
+        seven, and four more at an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
     weights : callable, optional
-        Of a function: which parameters of its program move, as `ns.step` takes them; all matrices unless given.
+        For a function: which parameters of its program to train, as in `ns.step`; by default all matrices.
     schedule : callable, optional
-        A function of the step 0, 1, … that the learning rates are multiplied by, as in `ns.train`.
+        A function of the step 0, 1, … that multiplies the learning rates, as in `ns.train`.
     clip_norm : float, optional
         The largest norm of the gradient, as in `ns.train`.
     draws : int
@@ -94,6 +114,140 @@ def transfer(
     options = {**locals()}
     del options["executor"], options["model"], options["parametrisation"]
     return TransferStudy(Request.of(*subject_of(model, parametrisation, optimiser), **options)).run(executor)
+
+
+@dataclass(frozen=True)
+class SweepCase(TrainingCase):
+    """A network of one width, its batch, and what trains it, at a learning rate to be given."""
+
+    schedule: tuple[float, ...] = ()  # what the learning rates of each step are multiplied by
+    clip_norm: float | None = None
+    factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
+
+    hyperparameters: ClassVar[Mapping[str, float]] = {LR: 1.0}
+
+    @property
+    @lru_cache(maxsize=8)  # noqa: B019 (a program that is the same object is planned once)
+    def program(self) -> Program:
+        """The loss after the last step."""
+        rate = hyperparameter(LR)
+        how: dict[str, Any] = {"schedule": lambda t: self.schedule[t] * rate, "clip_norm": self.clip_norm}
+        if self.model is not None:
+            network, factors = training(self.model, self.ids, self.targets, self.vectors), dict(self.factors)
+            kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
+            by = {parameter: NAMED[self.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
+            logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
+            return Program(apply(_finite, network.loss_of(logits), name="finite"))
+        net = call_build(self.own.model, self.width)
+        loss = net.output if isinstance(net, Program) else net
+        if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
+            allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
+            raise ArgumentError("model", self.own.name, allowed + shown(loss))
+        moves = None if self.own.weights is None else self.own.weights(net)
+        given = self.own.optimiser
+        optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given
+        last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
+        return Program(last if math.isinf(self.width) else apply(_finite, last, name="finite"))
+
+    @property
+    @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
+    def refused(self) -> str:
+        """Why there is no law at infinite width; "" if there is one."""
+        try:
+            _ = self.plan if math.isinf(self.width) else None
+        except (ExactError, NoLimitError) as error:
+            return str(error)
+        return ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no law."""
+        return bool(self.refused)
+
+
+def _finite(loss: Any) -> Any:
+    """DIVERGED in place of losses that overflow."""
+    xp = array_namespace(loss)
+    return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
+
+
+@dataclass(frozen=True)
+class SweepTask(DrawTask):
+    """Some draws of a network at some learning rates: a task of a sweep."""
+
+    lr: tuple[float, ...] = ()
+
+    def run(self) -> Arrays:
+        """The losses, (rates, draws); all rates see the same initialisations."""
+        how = self.sampling(executor=InlineExecutor())  # in this thread, where overflows raise no warning
+        losses = np.full((len(self.lr), self.draws), DIVERGED)
+        for k, rate in enumerate(self.lr):
+            # an overflow raises an error, and so does infinite width if expectations do not tell a diverging loss
+            with suppress(ValueError), np.errstate(all="ignore"):
+                (losses[k],) = self.case.program._at({**self.case.widths, LR: rate}).draw(how)
+        numbers = self.case.plan.random_numbers * self.draws * len(self.lr)
+        return {"losses": losses, "random_numbers": np.array(numbers)}
+
+
+@dataclass(frozen=True, eq=False)
+class Request(TrainingRequest):
+    """A learning-rate sweep, checked, with nothing drawn yet."""
+
+    steps: Positive = STEPS
+    lr: Any = None  # a tuple, once it is validated
+    weights: Callable[[Program], Any] | None = None
+    schedule: Callable[[int], float] | None = None
+    clip_norm: Annotated[float, partial(real, above=0)] | None = None
+
+    case_type: ClassVar[type[TrainingCase]] = SweepCase
+    command: ClassVar[str] = "netsor transfer"
+    smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
+    default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
+    of_programs: ClassVar[Mapping[str, str]] = {"weights": "all matrices of a model move"}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimiser, Optimiser | Mapping):
+            one_of(self.optimiser, "optimiser", "", tuple(NAMED))
+        if self.lr is not None:
+            self._set("lr", self._rates(as_floats(self.lr)))
+        super().__post_init__()
+
+    def _rates(self, given: Any) -> tuple[float, ...]:
+        if given is None or given.ndim != 1 or not np.isfinite(given).all() or len(set(given)) < len(given):
+            raise ArgumentError("lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]")
+        if len(given) < LEAST_RATES or given.min() <= 0:
+            raise ArgumentError("lr", self.lr, "three or more positive numbers")
+        rates = np.sort(given)
+        if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
+            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart: between them lies the best one")
+        return tuple(rates.tolist())
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The learning rates that every width has: those given, or a few to begin with."""
+        middle = NAMED[self.optimiser].grid if isinstance(self.optimiser, str) else 1.0
+        return tuple(self.lr or (middle * GRID).tolist())
+
+    @property
+    def rates(self) -> int:
+        """How many learning rates a width has: one more round than the first, if they are not given."""
+        return len(self.grid) + (ADDED if self.lr is None else 0)
+
+    @property
+    def rates_text(self) -> str:
+        """How many learning rates there are, in words."""
+        return f"{'about ' if self.lr is None else ''}{self.rates} learning rates, "
+
+    @cached_property
+    def factors(self) -> tuple[float, ...]:
+        """What the schedule multiplies the learning rates of each step by."""
+        schedule = self.schedule
+        return tuple(1.0 if schedule is None else real(schedule(t), "schedule", least=0) for t in range(self.steps))
+
+    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
+        """The schedule, the norm of clipping, and the learning rates of each kind of weight."""
+        factors = () if self.own else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
+        return {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
 
 
 @dataclass(frozen=True)

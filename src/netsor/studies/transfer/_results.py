@@ -22,9 +22,9 @@ from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training import width_text
 from .._training_report import ByParametrisation, panels, steps_text
-from ._request import ADDED, Request
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
+ADDED = 4  # learning rates of a later round, a factor of 2 apart
 MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
 MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
 SAMPLES = 10_000  # bootstrap samples
@@ -101,11 +101,10 @@ class Curve:
     def best(self) -> Optimum:
         """The best learning rate."""
         low, high = np.quantile(self.vertices, [LEVEL / 2, 1 - LEVEL / 2])
-        step = 0.5 * float(np.diff(np.log(self.lr)).max())
-        low, high = min(low, self.vertex - step), max(high, self.vertex + step)
-        at = int(np.argmin(self.loss))
-        ends = (0.0 if at == 0 else math.exp(low)), (math.inf if at == len(self.lr) - 1 else math.exp(high))
-        return Optimum(math.exp(self.vertex), *ends)
+        step, at = 0.5 * float(np.diff(np.log(self.lr)).max()), int(np.argmin(self.loss))
+        first = 0.0 if at == 0 else math.exp(min(low, self.vertex - step))
+        last = math.inf if at == len(self.lr) - 1 else math.exp(max(high, self.vertex + step))
+        return Optimum(math.exp(self.vertex), first, last)
 
     @property
     def vertex(self) -> float:
@@ -200,12 +199,9 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """What the exponents say.
+        """One of "transfers", "transfers from n = … on", "shifts like n^a", "not within the grid" and "undecided".
 
-        "transfers", or "transfers from n = … on": from the smallest width on for which the interval lies within ±0.1
-        and no interval from a larger width on lies outside. "shifts like n^a": every interval lies above 0.1, or every
-        one below −0.1; a is the exponent over all widths. "not within the grid": at some width the lowest loss is at
-        an end of the grid. "undecided" otherwise.
+        `table(verbose=True)` of the `Transfer` explains the rule.
         """
         return self._judged[0]
 
@@ -234,20 +230,19 @@ class Sweep:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: an interval without an upper end has None, infinite width is "inf"."""
-        widths = [
-            {"width": _plain(width), "lr": curve.lr.tolist(), "loss": curve.loss.tolist(),
-             "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
-            for width, curve in self.curves.items()
-        ]  # fmt: skip
         ends = ("value", "low", "high")
         return {
             "parametrisation": self.name,
-            "widths": widths,
+            "widths": [
+                {"width": _plain(width), "lr": curve.lr.tolist(), "loss": curve.loss.tolist(),
+                 "best": {k: v if math.isfinite(v) else None for k, v in curve.best._asdict().items()}}
+                for width, curve in self.curves.items()
+            ],
             "exponents": [{"from": _plain(n)} | dict(zip(ends, e, strict=True)) for n, e in self.exponents.items()],
             "verdict": self.verdict,
             "start": _plain(self.start),
             "refused": {str(_plain(width)): why for width, why in self.refused.items()},
-        }
+        }  # fmt: skip
 
 
 def _plain(width: float) -> int | str:
@@ -296,19 +291,11 @@ def _interval(ends: tuple[float, float, float]) -> str:
 class Transfer(ByParametrisation[Sweep]):
     """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its place; `ns.transfer` makes it.
 
-    Print it for the table; `save(folder)` writes the report, the figure and the tables.
-
-    Parameters
-    ----------
-    request : Request
-        The arguments of the sweep.
-    parts : sequence of Sweep
-        The curves of each parametrisation.
-    random_numbers, seconds : float
-        About how many random numbers were drawn, and the core-seconds that this took, in earlier runs too.
+    Print it for the table; `save(folder)` writes the report, the figure and the tables. The parameters are those of
+    `CoordCheck`; its parts are of type `Sweep`.
     """
 
-    request: Request
+    request: Any  # a TrainingRequest with learning rates
     heading, data, key = "Learning-rate transfer", "every loss", "sweeps"
 
     @property
