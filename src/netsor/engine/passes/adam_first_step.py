@@ -31,8 +31,10 @@ from .._exceptions import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
 from ._orders import Orders, SmallParts
 from ._rewrite import Context, rewritten
+from .simplify import ROOT
 from .trained_weights import coordinates
 
+SIGN = replace(derivatives.SIGN, name="sign")  # sign(0) = 0
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide space: a power of 2
 
@@ -98,30 +100,15 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
 
 
 def _of_gaussians(op: Outer) -> Vector:
-    """√(2/π) (l · c)/√(l^T B l), with l^T B l the squared length of B^(1/2) l."""
+    """√(2/π) (l · c)/√(l^T B l), with l^T B l the squared length of L^T l, where B = L L^T."""
     scaled = constant(np.asarray(op.sizes))
-    by = scaled * mean_dot(op.x, op.right)  # (matrices, vectors, K)
     gram = mean_dot(op.right, op.right)
-    root = applied(Function("root", _root, lipschitz=False), (gram,), gram.shape, axes=2)
+    root = applied(ROOT, (gram,), gram.shape, axes=2).transpose(0, 2, 1)
     rows = mix(scaled * root, op.left)  # (matrices, K)
-    along = mix(by, op.left)
+    along = mix(scaled * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
     others = tuple(rows[:, k : k + 1] for k in range(rows.shape[1]))
     f = Function("over_length", _over_length, lipschitz=False)
     return math.sqrt(2 / math.pi) * Vector(Nonlin(f, (along, *others), ()), along.shape, along.width)
-
-
-def _sign(g: Any) -> Any:
-    return array_namespace(g).sign(g)
-
-
-SIGN = replace(derivatives.SIGN, name="sign", f=_sign)  # sign(0) = 0
-
-
-def _root(gram: Any) -> Any:
-    """The symmetric root of Gram matrices."""
-    xp = array_namespace(gram)
-    values, vectors = xp.linalg.eigh(gram)
-    return (vectors * xp.sqrt(xp.clip(values, 0.0, None))[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 def _over_length(along: Any, *rows: Any) -> Any:

@@ -37,7 +37,7 @@ from ._rewrite import Context, key_of, reads_small_parts, rewritten, uses_of
 from .adam_first_step import eps_error
 from .simplify import vanishing_ratio
 from .step_arithmetic import Combination, Order, WidthFunction, largest, number_at, orthogonalised, rates_of, value_of
-from .trained_weights import DrawnWeight, TrainedWeight, Uses, is_drawn, rows_at
+from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
@@ -75,7 +75,7 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     return _expand_first_order(found, context, small.pop()) if small else found
 
 
-class _OuterProducts(TrainedWeight):
+class _OuterProducts(DrawnWeight):
     """Matrices that are combinations of the matrix before all steps and outer products of known vectors.
 
     The terms of a combination are functions of x and a coefficient: what they add to W x, in parts of one order each.

@@ -8,7 +8,6 @@ coordinates, and its optimiser acts on arrays, as it does in the reference inter
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,31 +41,19 @@ class Uses(NamedTuple):
     terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
 
 
-class TrainedWeight(Arithmetic, ABC):
-    """The matrices of one weight, in classes of those that take the same steps. A subclass says how it stores them."""
+class DrawnWeight(Arithmetic):
+    """The matrices of one weight, whose entries (members, in, out) are numbers of the plan.
+
+    They are in classes of those that take the same steps. A subclass stores W' in another way.
+    """
 
     value: Value  # the product that is expanded now
     op: Any  # what makes it
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         self.context, self.classes = context, _classes(uses)
+        self.vectors = _vectors(uses, self.classes)
         self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # by the steps: W', and the states
-
-    @abstractmethod
-    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
-        """The matrices of a class before all steps."""
-
-    @abstractmethod
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
-        """The gradient of a class."""
-
-    @abstractmethod
-    def at_widths(self, rate: WidthFunction) -> Any:
-        """A number that depends on the widths."""
-
-    @abstractmethod
-    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
@@ -101,6 +88,40 @@ class TrainedWeight(Arithmetic, ABC):
                 self.known[key] = w, states
         return self.known[key][0]
 
+    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
+        """The matrices of a class before all steps: entries N(0, σ²/in)."""
+        rows, columns = sizes(weight, self.context)
+        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
+        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
+
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
+        """The gradient G of a class."""
+        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
+        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
+        rows, columns = sizes(self.op.weight, self.context)
+        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
+        return applied(f, given, (len(own), rows, columns), axes=2)
+
+    def at_widths(self, rate: WidthFunction) -> Any:
+        """A number that depends on the widths, which are finite."""
+        return rate(self.context.bound)
+
+    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
+        gain = self.gain(self.context.bound)
+        act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
+        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
+
+    def elementwise(self, f: Callable[..., Any], *given: Any) -> Any:
+        """A function of entries."""
+        name = f.func.__name__ if isinstance(f, partial) else f.__name__
+        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
+
+    def orthogonalised(self, g: Any, iterations: Coefficients | None, eps: float) -> Any:
+        """Of each matrix."""
+        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
+        return applied(f, (g,), g.shape, axes=2)
+
 
 def rows_at(x: Vector, places: Sequence[int]) -> Vector:
     """Some rows of vectors (1 or matrices, K); one row is for all matrices."""
@@ -133,48 +154,6 @@ def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
             rights.append(rows_at(right, places))
             terms.append((part, left.shape[1]))
     return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
-
-
-class DrawnWeight(TrainedWeight):
-    """Matrices whose entries (members, in, out) are numbers of the plan."""
-
-    def __init__(self, uses: Sequence[Value], context: Context) -> None:
-        super().__init__(uses, context)
-        self.vectors = _vectors(uses, self.classes)
-
-    def initial(self, weight: Weight, own: Sequence[int]) -> Scalar:
-        """Entries N(0, σ²/in)."""
-        rows, columns = sizes(weight, self.context)
-        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
-        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
-
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Scalar:
-        """The entries of G."""
-        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
-        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
-        rows, columns = sizes(self.op.weight, self.context)
-        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
-        return applied(f, given, (len(own), rows, columns), axes=2)
-
-    def at_widths(self, rate: WidthFunction) -> float:
-        """All widths are finite."""
-        return rate(self.context.bound)
-
-    def product(self, w: Scalar, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """By the entries of W'."""
-        gain = self.gain(self.context.bound)
-        act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
-        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
-
-    def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
-        """A function of entries."""
-        name = f.func.__name__ if isinstance(f, partial) else f.__name__
-        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
-
-    def orthogonalised(self, g: Scalar, iterations: Coefficients | None, eps: float) -> Scalar:
-        """Of each matrix."""
-        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
-        return applied(f, (g,), g.shape, axes=2)
 
 
 def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
