@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,14 +83,11 @@ class _OuterProducts(DrawnWeight):
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
-        self.made: dict[object, Vector] = {}  # W x, however often it is asked for
         self.uses: dict[Any, Uses] = {}  # of each term that is a gradient
 
     def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
-        if isinstance(op, MatMul):
-            return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
-        return super().act(value, op)
+        return cast(Vector, value) if isinstance(op, MatMul) else super().act(value, op)
 
     def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """Term by term."""
@@ -120,8 +117,7 @@ class _OuterProducts(DrawnWeight):
 
     def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
         op, weight = self.op, self.op.weight
-        acted = weight.each(op.x) if op.each else weight @ op.x
-        acted = self.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
+        acted = (weight.each(op.x) if op.each else weight @ op.x).reshape(weight.members.size, -1)
         return [order.times(rows_at(acted, self.at)) for order in self._orders(by)]
 
     def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
@@ -211,9 +207,9 @@ def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     """A number for each use, from one for each part of them."""
     if len(numbers) == 1:
         return value_of(numbers[0])
-    if not any(isinstance(number, Scalar) for number in numbers):
-        return constant(np.asarray(numbers[0] if len(set(numbers)) == 1 else np.repeat(numbers, counts)))
-    return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
+    if any(isinstance(number, Scalar) for number in numbers):
+        return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
+    return constant(np.repeat(numbers, counts))
 
 
 class _Leaf(Arithmetic):
@@ -332,9 +328,8 @@ class _Perturbed:
     def _with_changes(self, old: Value, p: Any, seen: list[Value]) -> Any:
         """Scores, or W x in a space of finite width, with what each entry or coordinate sees of the changes."""
         if isinstance(p, Scalar):
-            entries = list(p.reshape(-1)) if p.shape else [p]
-            found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in entries]
-            return stack(found).reshape(*p.shape) if p.shape else found[0]
+            found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in p.reshape(-1)]
+            return stack(found).reshape(*p.shape)
         size, flat = int(self.context.width(p)), p.reshape(-1)
         axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
         units = [math.sqrt(size) * axes[i] for i in range(size)]
