@@ -147,15 +147,12 @@ def by_classes(
     `act(class, at, x)` gets the places of those of its members that act, and what they act on: (vectors,) or, if each
     acts on vectors of its own, (members, vectors).
     """
-    members = op.weight.members.ravel().tolist()
-    places: dict[int, list[int]] = {}  # a matrix may act several times
-    for k, member in enumerate(members):
-        places.setdefault(member, []).append(k)
+    members = op.weight.members.ravel()
+    places = np.argsort(members, kind="stable")  # by member; a matrix may act several times
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
     parts, order = [], list[int]()
     for own in classes:
-        at = [k for member in own for k in places.get(member, ())]
-        if at:
+        if at := places[np.isin(members[places], own)].tolist():
             order += at
             parts.append(act(own, at, x[at] if op.each else x))
     return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]

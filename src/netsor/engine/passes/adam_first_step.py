@@ -1,13 +1,9 @@
 """Adam's first step, a function of the entries of an outer product: by coordinates, or in closed form.
 
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂) (docs/theory.md, "Adam's first step").
-
-At finite in all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the l_k.
-At infinite out, of one use or of Gaussian l_k, it is a combination of vectors sign(Σ_k r_kβ l_k). From an infinite in
-f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r and x of mean 0; else it
-is a mean over quasi-random nodes β.
-
-After this pass no such product is left, which lowering relies on: it cannot be switched off.
+If in is finite, all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
+l_k. If in is infinite, f = sign and the mean over β is an expectation: in closed form for one use, or for Gaussian r
+and x of mean 0, else over quasi-random nodes β. Lowering relies on this pass, so you cannot switch it off.
 """
 
 from __future__ import annotations

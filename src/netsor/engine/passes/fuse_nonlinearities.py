@@ -1,10 +1,8 @@
 """At infinite width, fuses functions of functions: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x, y.
 
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
-variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
-`Composed.factors` tells. Sums and multiples inside are taken in; what is left as an argument is linear in the sources,
-unless vectors of different places are mixed on the way. A function of sums and multiples of fewer vectors is a function
-of these: f(x, 3 x) sees what it sees at finite widths.
+variable, whose kernel is known to many digits, and silu(g) · u is a product of functions of g and of u (see
+`Composed.factors`). A function of sums and multiples of fewer vectors is a function of these: f(x, 3 x) is one of x.
 """
 
 from __future__ import annotations
@@ -189,7 +187,7 @@ def _parity(e: Expression) -> int | None:
 
 
 def is_smooth(f: Function) -> bool:
-    """Whether a function is known to have a continuous derivative: no kink and no jump, in none that it is made of."""
+    """Whether a function, and all that it is made of, is known to have a continuous derivative: no kink and no jump."""
     made_of = _functions(f.f)
     return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
 

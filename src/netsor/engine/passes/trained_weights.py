@@ -1,8 +1,7 @@
 """The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
 
-Adam's second moment needs every entry of the gradients. And a matrix that acts on more vectors than it has rows and
-columns costs less drawn than along all directions of what it acted on. Its gradient is Σ_i r_i l_i^T of all
-coordinates, and its optimiser acts on arrays, as it does in the reference interpreter.
+Adam's second moment needs every entry of the gradients. And if a matrix acts on more vectors than it has rows and
+columns, drawing it costs less than following all directions that it acts on.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ...language._width import Width
 from ...optim import Arithmetic, Coefficients, orthogonalised
 from .. import _cost_model
 from ._operations import MaterialisedMatMul
-from ._rewrite import Context, alike, asked, asked_together, by_classes, linear_sources, rewritten, uses_of
+from ._rewrite import Context, alike, asked, by_classes, linear_sources, rewritten, uses_of
 from .step_arithmetic import WidthFunction, rates_of
 
 
@@ -70,7 +69,7 @@ class DrawnWeight(Arithmetic):
 
         return by_classes(op, self.classes, acting).reshape(*value.shape)
 
-    def _after(self, op: Acting, own: Sequence[int]) -> Any:
+    def _after(self, op: Any, own: Sequence[int]) -> Any:
         """The matrices of a class after the steps of an operation."""
         key = tuple[object, ...]((own[0],))
         if key not in self.known:
@@ -79,7 +78,6 @@ class DrawnWeight(Arithmetic):
             w, states = self.known[key]
             key = (*key, rule)
             if key not in self.known:
-                assert isinstance(op, SteppedMatMul)
                 if (uses := _uses(op, number, own)) is not None:
                     rates = rates_of(op, number, self.context.bound, self.at_widths)
                     state = states.get(rule.optimiser)
@@ -130,18 +128,16 @@ def rows_at(x: Vector, places: Sequence[int]) -> Vector:
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
     """The members of a weight in classes of those that take the same steps."""
-
-    def marked() -> Iterator[tuple[object, Iterable[int]]]:
-        for value in uses:
-            op: Any = value.op
-            yield None, op.weight.members.ravel().tolist()
-            count: Counter[OptimiserStep] = Counter()
-            for part in op.parts if isinstance(op, SteppedMatMul) else ():
-                rule = op.steps[part.step]
-                count[rule] += 1
-                yield (rule, count[rule]), part.members
-
-    return alike(marked())
+    marked: list[tuple[object, Iterable[int]]] = []
+    for value in uses:
+        op: Any = value.op
+        marked.append((None, op.weight.members.ravel().tolist()))
+        count: Counter[OptimiserStep] = Counter()
+        for part in op.parts if isinstance(op, SteppedMatMul) else ():
+            rule = op.steps[part.step]
+            count[rule] += 1
+            marked.append(((rule, count[rule]), part.members))
+    return alike(marked)
 
 
 def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
@@ -228,7 +224,8 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
     """The matrices that are to be drawn."""
-    known, left = asked_together(values, linear_sources(values)), ENTRIES
+    made, left = linear_sources(values), ENTRIES
+    known = {source for value in values for x in asked(value) for source in made[x]}
     rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
     for value in values:
         if value.op.acts is not None and value.op.acts.asks_coordinates:
@@ -242,7 +239,7 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
         for value, weight in zip(acts, weights, strict=True):
             on[weight.transposed] += value.size / members
         entries = members * math.prod(sizes(weights[0], context))
-        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
+        if known >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
             left -= entries
             yield source
 

@@ -5,9 +5,8 @@ with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new 
 D is what x adds to the directions before. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as a matrix of
 its own, N(0, 1/out), so that all directions have coordinates of order 1. Given all that is known of W, W D for a new D
 is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix on D; W^T likewise. At
-infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2).
-
-After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
+infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2). Lowering
+relies on this pass, so you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -67,11 +66,10 @@ def _eliminated(
             case MatMul(weight, x, each) as op:
                 gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
                 if not math.isfinite(gain):
-                    known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
-                    ratio = f"{weight.in_width}/{weight.fan}"
+                    how = "is not given" if math.isnan(gain) else "is infinite"
                     raise ExactError(
                         new,
-                        f"W.T @ x grows with the ratio of widths {ratio} of W, and at these widths {known}",
+                        f"W.T @ x grows with {weight.in_width}/{weight.fan}, a ratio of widths of W that {how} here",
                         instead="write both widths as multiples of one symbol, or bind one of them to a number",
                     )
                 if weight.source in classes:
