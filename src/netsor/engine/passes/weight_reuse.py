@@ -66,10 +66,10 @@ def _eliminated(
             case MatMul(weight, x, each) as op:
                 gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
                 if not math.isfinite(gain):
-                    how = "is not given" if math.isnan(gain) else "is infinite"
+                    ratio, how = f"{weight.in_width}/{weight.fan}", "not given" if math.isnan(gain) else "infinite"
                     raise ExactError(
                         new,
-                        f"W.T @ x grows with {weight.in_width}/{weight.fan}, a ratio of widths of W that {how} here",
+                        f"W.T @ x grows with the ratio of widths {ratio} of W, which is {how} here",
                         instead="write both widths as multiples of one symbol, or bind one of them to a number",
                     )
                 if weight.source in classes:
