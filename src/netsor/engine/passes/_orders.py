@@ -251,12 +251,9 @@ class Orders:
         """The orders of ⟨x[…, i], y[…, j]⟩/n."""
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
-        first, second = (align(self.related(v), v, ndim - 1) for v in (x, y))
+        related: Any = np.frompyfunc(self._expanded, 1, 1)
+        first, second = (align(related(self.bits(v)), v, ndim - 1) for v in (x, y))
         return np.where(meet(first, second), ONE, SMALL).astype(np.int8)
-
-    def related(self, x: Vector) -> Sets:
-        """The basis functions that each vector of an array has products of order 1 with."""
-        return np.asarray(np.frompyfunc(self._expanded, 1, 1)(self.bits(x)), dtype=object)
 
 
 def _over_blocks(sets: Sets) -> Sets:

@@ -227,9 +227,9 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     copies = replace(w, source=ops.Source(w.source.name), members=members, count=members.size)
     each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
     y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
-    axes = tuple(range(y.ndim))
-    found = mix(root[..., None, :, :], y.transpose(*axes[:-2], axes[-1], axes[-2]))  # (…, x, given)
-    return found.transpose(*axes[:-2], axes[-1], axes[-2]) if turned else found
+    swapped = (*range(y.ndim - 2), -1, -2)
+    found = mix(root[..., None, :, :], y.transpose(swapped))  # (…, x, given)
+    return found.transpose(swapped) if turned else found
 
 
 NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
