@@ -132,7 +132,7 @@ def _report_unexpected(error: BaseException) -> int:
 
 
 def _open_streams() -> None:
-    """Replace stdin, stdout and stderr that are closed, so that no file opened later gets their descriptors."""
+    """Replace closed stdin, stdout and stderr: a file opened later would get their descriptors."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

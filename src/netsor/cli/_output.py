@@ -133,7 +133,7 @@ def check_plot(plot: str | None) -> None:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--plot {shown(plot)} must end in .png, .pdf or .svg")
     if path.is_dir():
-        raise UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
+        raise UsageError(f"--plot {shown(plot)} must be a file, not a folder")
     import tempfile  # slow to import
 
     try:

@@ -44,7 +44,7 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
     def change(old: Value, new: Value) -> Value:
         made = _expanded(new, new.op) if isinstance(new.op, Outer) else new
-        if infinite and isinstance(made, Vector):  # in order, so that no chain of values is long
+        if infinite and isinstance(made, Vector):  # in the order of the program: chains stay short
             orders.has_small_part(made), orders.bits(made)
         return made
 
@@ -89,7 +89,7 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             value,
             f"Adam's step of {value.shape[0]} matrices {out:.0f}×{width} takes every entry of the gradient, "
             f"{entries:.1e} of them a replica",
-            instead="take smaller widths; SGD and Muon take products of vectors alone",
+            instead="take smaller widths; SGD and Muon need only products of vectors",
         )
     shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
@@ -121,8 +121,8 @@ VANISHING = "Adam takes the signs of a gradient whose limit is 0: as n → ∞ t
 def checked_left(left: Any, right: Any, sizes: Sequence[float], varies: npt.NDArray[np.bool_]) -> Any:
     """l (…, uses, blocks, nodes), with an error if entries Σ_k l_kα r_kβ of the gradient are 0, though not all terms.
 
-    Some of the nodes tell: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
-    behind a ReLU, the entry is 0 at every width, unless some l_k vary and are 0 in the limit alone.
+    Some nodes are enough: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
+    behind a ReLU, the entry is 0 at every width, unless some l_k vary and are 0 only in the limit.
     """
     xp = array_namespace(left, right)
     some = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]

@@ -31,7 +31,7 @@ Places = Ints | None  # flat positions of entries, in the shape that they get; N
 class Call:
     """A function of expressions: calls, and numbers of arguments, vectors first.
 
-    It is an object that can be called, not a closure, so that a program can be sent to another process.
+    It is an object, not a closure: programs are sent to other processes.
     """
 
     f: Function | Callable[..., Array]  # a nonlinearity, or `add`
