@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -79,9 +79,13 @@ class _OuterProducts(DrawnWeight):
     The terms of a combination are functions of x and a coefficient: what they add to W x, in parts of one order each.
     """
 
+    def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        super().__init__(uses, context)
+        self.made: dict[object, Any] = {}  # W x of the matrix before all steps: one value, and so one seed
+
     def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
-        return cast(Vector, value) if isinstance(op, MatMul) else super().act(value, op)
+        return self.made.setdefault(key_of(value), value) if isinstance(op, MatMul) else super().act(value, op)
 
     def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """Term by term."""
@@ -115,8 +119,9 @@ class _OuterProducts(DrawnWeight):
 
     def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
         op, weight = self.op, self.op.weight
-        acted = (weight.each(op.x) if op.each else weight @ op.x).reshape(weight.members.size, -1)
-        return [order.times(rows_at(acted, self.at)) for order in self._orders(by)]
+        acted = weight.each(op.x) if op.each else weight @ op.x
+        rows = self.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
+        return [order.times(rows_at(rows, self.at)) for order in self._orders(by)]
 
     def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
         """G = Σ_i l_i r_i^T, in which every pair has a size."""
@@ -195,6 +200,8 @@ class _OuterProducts(DrawnWeight):
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     """A number for each use, from one for each part of them."""
+    if len(numbers) == 1:
+        return value_of(numbers[0])
     if any(isinstance(number, Scalar) for number in numbers):
         return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
     return constant(np.repeat(numbers, counts))
