@@ -50,7 +50,7 @@ def shape(line):
 
 
 def test_commands_are_found():
-    assert len(SAID) == 9, sorted(SAID)
+    assert len(SAID) == 10, sorted(SAID)
     assert sum(map(len, SAID.values())) > 60
 
 

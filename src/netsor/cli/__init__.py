@@ -1,4 +1,4 @@
-"""The command line. What computes is loaded when a command runs: `netsor --help` is there at once."""
+"""The command line. Commands load what they need when they run, so `netsor --help` is fast."""
 
 from . import _program_commands, _study_commands  # noqa: F401 (each adds its commands)
 from ._main import main

@@ -132,7 +132,7 @@ def _report_unexpected(error: BaseException) -> int:
 
 
 def _open_streams() -> None:
-    """Replace stdin, stdout and stderr that are closed, so that no file opened later gets their descriptors."""
+    """Replace closed stdin, stdout and stderr: a file opened later would get their descriptors."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -167,7 +167,6 @@ class Watch:
         self._said = threading.Lock()
         self._left = threading.Event()
         self._pipe: tuple[int, int] | None = None
-        self._before = -1
 
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
@@ -179,14 +178,14 @@ class Watch:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])
-            self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._follow, args=(self._pipe[0],), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
         if self._pipe is not None:
-            signal.set_wakeup_fd(self._before)
+            signal.set_wakeup_fd(-1)
             os.close(self._pipe[1])  # which ends the thread
         if signal.getsignal(signal.SIGINT) is _once:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -127,8 +127,7 @@ ABOVE = number(real, least=1e-8, most=1e8)
 PLACE = number(least=1 - LARGEST)
 PORT = number(least=0, most=65535, why=", with 0 for a free one")
 
-ALL_CORES = "Worker processes.  [default: all cores, or one with a device]"
-WORKERS = option("--workers", type=number(most=1024), help=ALL_CORES)
+WORKERS = option("--workers", type=number(most=1024), help="Processes.  [default: all cores, or one with a device]")
 SEED_OPTION = option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
 ARGUMENTS = many("--arg", "arguments", metavar="NAME=VALUE", help="An argument of its function.")
 AS_JSON = flag("--json", "as_json", help="Print one JSON object and nothing else.")
@@ -170,13 +169,12 @@ sampling_options = all_of(
     option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
 )
 
-BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
 ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
 
 place_options = all_of(
-    option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
+    option("--backend", type=Choice(["numpy", "jax", "torch"]), default="numpy", help="The array library."),
     option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"),
 )
 

@@ -133,7 +133,7 @@ def check_plot(plot: str | None) -> None:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--plot {shown(plot)} must end in .png, .pdf or .svg")
     if path.is_dir():
-        raise UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
+        raise UsageError(f"--plot {shown(plot)} must be a file, not a folder")
     import tempfile  # slow to import
 
     try:
@@ -144,20 +144,15 @@ def check_plot(plot: str | None) -> None:
 
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
-    """The densities, in the style of the paper's figures; of two laws, their difference below."""
+    """Draw the densities in the style of the paper's figures, and below those of two laws their difference."""
     from .._files import write
     from .._mpl_style import new, rendered, styled
-    from ..laws import plot as plot_several
+    from ..laws import plot as plot_laws
 
+    below: Any = {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)} if len(laws) > 1 else {}
     with styled():
-        if len(laws) == 1:
-            ((name, law),) = laws.items()
-            figure = new()
-            law.plot(figure.subplots(), label=name)
-        else:
-            figure = new(3.3)
-            pair = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
-            plot_several(*laws.values(), labels=list(laws), ax=pair)
+        figure = new(3.3 if below else 2.5)
+        plot_laws(*laws.values(), labels=list(laws), ax=figure.subplots(**below))
         content = rendered(figure, Path(plot).suffix[1:])[0]
     try:
         write(Path(plot), content)

@@ -38,7 +38,7 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
         announce(target.seconds)
         law = target.law(draws, seed, where)
         known = law.with_error
-        moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
+        moments = {"mean": known.mean(), "variance": known.var(), "excess_kurtosis": known.kurtosis()}
         points: dict[str, list[Estimate]] = {"pdf": [], "cdf": []}
         for name in points if at else ():
             points[name] = [Estimate(*pair) for pair in zip(*getattr(known, name)(list(at)), strict=True)]
@@ -49,8 +49,7 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
     if as_json:
         content: dict[str, Any] = {}
         for name, moment in moments.items():
-            key = name.replace(" ", "_")
-            content |= {key: float(moment.value), f"{key}_error": out.finite_or_none(moment.error)}
+            content |= {name: float(moment.value), f"{name}_error": out.finite_or_none(moment.error)}
         for name, some in points.items():
             content[name] = [{"y": y, **out.value_and_error(e)} for y, e in zip(at, some, strict=True)]
         facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}

@@ -36,7 +36,7 @@ OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
 def run(options: dict[str, Any], make: Callable[[dict[str, Any]], Study[Any]], as_json: bool = False) -> Any:
-    """Run the study that `make` makes of the options, with the backend and the command line among them."""
+    """Run the study that `make` builds from the options, to which the backend and the command line are added."""
     if options["out"] is not None:
         check_name("--out", options["out"])
         options["out"] = Path(options["out"])

@@ -76,7 +76,7 @@ def audit_command(**options: Any) -> None:
 def training_options(
     widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
 ) -> Callable[[Decorated], Decorated]:
-    """The options of a study of networks that are trained for a few steps; texts are those that differ."""
+    """The options of a study that trains networks for a few steps; the arguments are what differs between studies."""
     grow = "What grows with the width: the number of heads, or their dimension."
     rules = "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]"
     return opt.all_of(

@@ -96,7 +96,7 @@ def nonlin(
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))
         remedy = "given vectors are written ns.data(…), functions of scalars ns.apply"
-        raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}; {remedy}")
+        raise TraceError(f.name, f"needs one vector or more, then scalars, got {given}; {remedy}")
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
     infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))

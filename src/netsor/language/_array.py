@@ -71,6 +71,8 @@ def around(places: Ints, shape: Shape) -> Keep:
     if places.size * 8 > math.prod(shape):  # many: marking them all is faster than finding their coordinates
         hit = np.zeros(math.prod(shape), dtype=bool)
         hit[places] = True
+        if hit.all():  # mostly
+            return every(shape)
         hit = hit.reshape(shape)
         axes = range(len(shape))
         return tuple(np.asarray(hit.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)

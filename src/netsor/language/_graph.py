@@ -163,22 +163,24 @@ def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
 
     Some operations make all of an axis, or nothing.
     """
-    if keep is every(value.shape) and not isinstance(value.op, ops.Take | ops.Join):  # mostly
-        return keep, [(x, every(x.shape)) for x in value.op.inputs]
-    whole = value.op.whole(value.ndim)
-    keep = tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))
+    whole = keep is every(value.shape)  # mostly
+    if not whole:
+        computed = value.op.whole(value.ndim)
+        keep = tuple(np.ones_like(axis) if k in computed else axis for k, axis in enumerate(keep))
+    needs: list[tuple[Value, Keep]] = []
     match value.op:
         case ops.Take(x, flat):
-            need = around(kept(flat, keep).ravel(), x.shape)
-            return keep, [(x, every(x.shape) if is_all(need) else need)]
-        case ops.Join(parts):
+            needs.append((x, around(kept(flat, keep).ravel(), x.shape)))
+        case ops.Join(parts) if not whole:
             firsts = zip(parts, _split(keep[0], parts), strict=True)
-            return keep, [(part, (first, *keep[1:])) for part, first in firsts if first.any()]
-    needs = []
-    for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
-        sizes = zip(x.shape, axes, strict=True)
-        needs.append((x, tuple(np.ones(n, bool) if k is None or n == 1 else keep[k] for n, k in sizes)))
-    return keep, needs
+            needs += [(part, (first, *keep[1:])) for part, first in firsts if first.any()]
+        case op if whole:
+            return keep, [(x, every(x.shape)) for x in op.inputs]
+        case op:
+            for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
+                sizes = zip(x.shape, axes, strict=True)
+                needs.append((x, tuple(np.ones(n, bool) if k is None or n == 1 else keep[k] for n, k in sizes)))
+    return keep, [(x, every(x.shape) if is_all(need) else need) for x, need in needs]
 
 
 def _split(joined: Bools, parts: Sequence[Value]) -> list[Bools]:

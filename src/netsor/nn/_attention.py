@@ -275,7 +275,7 @@ def attend(
         p = cap * tanh(p / cap)
     if bias is not None:
         added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
-        problem = f"bias of shape {added.shape} must broadcast to the scores, {p.shape}"
+        problem = f"bias of shape {added.shape} must broadcast to the scores, (heads, …, queries, keys) = {p.shape}"
         if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
             raise TraceError("attention", problem)
         p = p + added

@@ -112,7 +112,8 @@ class Attention:
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * largest:
-            raise TraceError("law", f"scores are 0, and the tokens that token={token} sees cancel: there is no density")
+            zero = "scores are 0 by sigma_q, sigma_k or kernel, and at 0 function makes"
+            raise TraceError("law", f"{zero} the tokens that token={token} sees cancel: there is no density")
         origin = Provenance("proved", "convolution over heads at infinite width")
         return HeadSum(lazy_head(scores, keys, self.function, points), heads, factor, origin)
 

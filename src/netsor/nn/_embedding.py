@@ -85,7 +85,7 @@ class Embedding:
     ) -> None:
         self.ids = _as_ids(ids, "ids")
         self.known = np.unique(self.ids)
-        by = std if isinstance(std, Scalar) else None
+        by = std if isinstance(std, Scalar) and not std.shape else None
         self.std: Any = scale(std, "std", "embedding") if by is None else by
         cov: Any = self.std**2 if by is None else 1.0
         drawn: Any = gaussian(as_width(width, "embedding"), len(self.known), cov=cov, name=name)

@@ -1,7 +1,7 @@
-"""Passes: functions from graph to graph, each an identity in law that it, or its file, states.
+"""Passes: functions from graph to graph. The docstring of each, or of its file, states the identity in law.
 
-Those that `rewrite` applies always bring a program to the form that lowering reads. Every other one is a shortcut that
-you can leave out: the law stays the same (the tests check it), and takes more random numbers or time.
+Some bring a program to the form that lowering reads. All others are shortcuts that you can leave out: the law stays the
+same (the tests check it), but takes more random numbers or time.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Append(Operation):
 class AdjointCorrection(Operation):
     """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d, u, m of g, b.
 
-    With u = W^T b and g a fresh matrix, times γ, on d, it is by how much of b γ W d differs from g for the W of u.
+    With u = W^T b and g = γ W' d for a fresh matrix W', add these multiples of b to g to get γ W d for the W of u.
     """
 
     acts = VectorAccess.BY_PRODUCTS

@@ -1,8 +1,8 @@
 """How values scale with the width: exactly 0, of order n^(−1/2), or of order 1; and the parts of vectors by order.
 
-A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. Those of
-each vector and block are a set, the bits of an integer. Sets and orders go through a program by one rule for each
-operation, here and in lowering alike (docs/theory.md, "Orders in n").
+A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. The bits
+of an integer say which ones, for each vector and block. Each operation has one rule for sets and orders, which lowering
+uses too (docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations
@@ -84,21 +84,18 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
     return [x for x in value.op.inputs if isinstance(x, Vector)], by
 
 
-def combined(x: Value, given: Sequence[Sets], some: Bools | None) -> Sets:
-    """The sets of what a linear operation makes: of its coefficients those count that are marked."""
+def combined(x: Value, given: Sequence[Sets], some: Any) -> Sets:
+    """The sets of what a linear operation makes, if those of its coefficients count that are marked."""
+    found: Any
     match x.op:
         case Add():
             found = given[0] | given[1]
         case Scale():
-            assert some is not None
             found = np.where(some[..., None], given[0], 0)
         case Mix():
-            assert some is not None
             found = mixed(some, given[0])
         case op:
-            moved = rearranged(op, given)
-            assert moved is not None, type(op).__name__
-            found = moved
+            found = rearranged(op, given)
     return np.broadcast_to(found, (*x.shape, found.shape[-1]))
 
 
@@ -254,12 +251,9 @@ class Orders:
         """The orders of ⟨x[…, i], y[…, j]⟩/n."""
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
-        first, second = (align(self.related(v), v, ndim - 1) for v in (x, y))
+        related: Any = np.frompyfunc(self._expanded, 1, 1)
+        first, second = (align(related(self.bits(v)), v, ndim - 1) for v in (x, y))
         return np.where(meet(first, second), ONE, SMALL).astype(np.int8)
-
-    def related(self, x: Vector) -> Sets:
-        """The basis functions that each vector of an array has products of order 1 with."""
-        return np.asarray(np.frompyfunc(self._expanded, 1, 1)(self.bits(x)), dtype=object)
 
 
 def _over_blocks(sets: Sets) -> Sets:

@@ -28,7 +28,7 @@ MAX_COMPARED_SETS = 8
 class Context:
     """What a pass knows besides the graph: widths, the place of each value in the program as written, and prices.
 
-    Seeds are made from these places, so that a pass changes the law of nothing, and the numbers of little.
+    Seeds are made from these places: a pass changes no law, and few numbers.
     """
 
     bound: Mapping[str, float]
@@ -85,7 +85,7 @@ def key_of(value: Value) -> object:
 
 
 def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
-    """What an operation that moves vectors makes of arrays (*shape, blocks); None if it does more."""
+    """Arrays (*shape, blocks) moved as an operation moves vectors; None if it does more than that."""
     match op:
         case Take(x, flat):
             return arrays[0].reshape(x.size, arrays[0].shape[-1])[flat]
@@ -110,7 +110,7 @@ def reads_small_parts(value: Value, context: Context) -> bool:
 
 
 def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
-    """For each value that an operation reads: the values that are made of it, in order."""
+    """For each value, the values whose operations read it, in order."""
     users: dict[Value, list[Value]] = {}
     for value in values:
         for x in value.op.inputs:
@@ -147,15 +147,12 @@ def by_classes(
     `act(class, at, x)` gets the places of those of its members that act, and what they act on: (vectors,) or, if each
     acts on vectors of its own, (members, vectors).
     """
-    members = op.weight.members.ravel().tolist()
-    places: dict[int, list[int]] = {}  # a matrix may act several times
-    for k, member in enumerate(members):
-        places.setdefault(member, []).append(k)
+    members = op.weight.members.ravel()
+    places = np.argsort(members, kind="stable")  # by member; a matrix may act several times
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
     parts, order = [], list[int]()
     for own in classes:
-        at = [k for member in own for k in places.get(member, ())]
-        if at:
+        if at := places[np.isin(members[places], own)].tolist():
             order += at
             parts.append(act(own, at, x[at] if op.each else x))
     return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
@@ -175,14 +172,14 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 
 def asked(value: Value) -> tuple[Vector, ...]:
-    """The vectors whose products, or coordinates, an operation asks for."""
+    """The vectors whose products or coordinates an operation needs."""
     if value.op.acts not in (None, VectorAccess.FRESH, VectorAccess.LINEARLY) or isinstance(value.op, Span):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
 
 def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value]]) -> dict[Value, set[Value]]:
-    """For each value where a linear section begins: those whose products with it something asks for."""
+    """For each value where a linear section begins: those whose products with it some operation needs."""
     # A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
     # coordinates of its arguments.
     pairs: dict[tuple[frozenset[Value], frozenset[Value]], None] = {}

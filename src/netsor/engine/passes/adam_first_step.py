@@ -1,13 +1,9 @@
 """Adam's first step, a function of the entries of an outer product: by coordinates, or in closed form.
 
 y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/(|g| + ε̂) (docs/theory.md, "Adam's first step").
-
-At finite in all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the l_k.
-At infinite out, of one use or of Gaussian l_k, it is a combination of vectors sign(Σ_k r_kβ l_k). From an infinite in
-f = sign, and the mean over β is an expectation: in closed form for one use, and for Gaussian r and x of mean 0; else it
-is a mean over quasi-random nodes β.
-
-After this pass no such product is left, which lowering relies on: it cannot be switched off.
+If in is finite, all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
+l_k. If in is infinite, f = sign and the mean over β is an expectation: in closed form for one use, or for Gaussian r
+and x of mean 0, else over quasi-random nodes β. Lowering relies on this pass, so you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -31,8 +27,10 @@ from .._exceptions import ExactError, UnplacedError
 from ._operations import Outer, OuterProductSum
 from ._orders import Orders, SmallParts
 from ._rewrite import Context, rewritten
+from .simplify import ROOT
 from .trained_weights import coordinates
 
+SIGN = replace(derivatives.SIGN, name="sign")  # sign(0) = 0
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 MEAN_NODES = 512  # that stand in for the coordinates β of an infinitely wide space: a power of 2
 
@@ -46,7 +44,7 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
 
     def change(old: Value, new: Value) -> Value:
         made = _expanded(new, new.op) if isinstance(new.op, Outer) else new
-        if infinite and isinstance(made, Vector):  # in order, so that no chain of values is long
+        if infinite and isinstance(made, Vector):  # in the order of the program: chains stay short
             orders.has_small_part(made), orders.bits(made)
         return made
 
@@ -91,37 +89,22 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             value,
             f"Adam's step of {value.shape[0]} matrices {out:.0f}×{width} takes every entry of the gradient, "
             f"{entries:.1e} of them a replica",
-            instead="take smaller widths; SGD and Muon take products of vectors alone",
+            instead="take smaller widths; SGD and Muon need only products of vectors",
         )
     shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(OuterProductSum(op.left, given, op.sizes, op.eps, shapes), value.shape, op.left.width)
 
 
 def _of_gaussians(op: Outer) -> Vector:
-    """√(2/π) (l · c)/√(l^T B l), with l^T B l the squared length of B^(1/2) l."""
+    """√(2/π) (l · c)/√(l^T B l), with l^T B l the squared length of L^T l, where B = L L^T."""
     scaled = constant(np.asarray(op.sizes))
-    by = scaled * mean_dot(op.x, op.right)  # (matrices, vectors, K)
     gram = mean_dot(op.right, op.right)
-    root = applied(Function("root", _root, lipschitz=False), (gram,), gram.shape, axes=2)
+    root = applied(ROOT, (gram,), gram.shape, axes=2).transpose(0, 2, 1)
     rows = mix(scaled * root, op.left)  # (matrices, K)
-    along = mix(by, op.left)
+    along = mix(scaled * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
     others = tuple(rows[:, k : k + 1] for k in range(rows.shape[1]))
     f = Function("over_length", _over_length, lipschitz=False)
     return math.sqrt(2 / math.pi) * Vector(Nonlin(f, (along, *others), ()), along.shape, along.width)
-
-
-def _sign(g: Any) -> Any:
-    return array_namespace(g).sign(g)
-
-
-SIGN = replace(derivatives.SIGN, name="sign", f=_sign)  # sign(0) = 0
-
-
-def _root(gram: Any) -> Any:
-    """The symmetric root of Gram matrices."""
-    xp = array_namespace(gram)
-    values, vectors = xp.linalg.eigh(gram)
-    return (vectors * xp.sqrt(xp.clip(values, 0.0, None))[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 def _over_length(along: Any, *rows: Any) -> Any:
@@ -138,8 +121,8 @@ VANISHING = "Adam takes the signs of a gradient whose limit is 0: as n → ∞ t
 def checked_left(left: Any, right: Any, sizes: Sequence[float], varies: npt.NDArray[np.bool_]) -> Any:
     """l (…, uses, blocks, nodes), with an error if entries Σ_k l_kα r_kβ of the gradient are 0, though not all terms.
 
-    Some of the nodes tell: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
-    behind a ReLU, the entry is 0 at every width, unless some l_k vary and are 0 in the limit alone.
+    Some nodes are enough: where entries cancel, they do so with a probability of order 1. Where all terms are 0, as
+    behind a ReLU, the entry is 0 at every width, unless some l_k vary and are 0 only in the limit.
     """
     xp = array_namespace(left, right)
     some = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]

@@ -1,9 +1,8 @@
 """Stacks matrices that act on the same vectors and whose transposes are summed: heads of a layer, W^Q, W^K and W^V.
 
-Identity: with W = [W_1; …; W_B], the matrices on top of each other, W_b x are the parts of W x, and Σ_b W_b^T d_b is
-W^T d with d the vectors d_b set end to end. Entries stay as they are, or are brought to one size by factors of W_b x
-and d_b. So a gradient that comes back through B heads is one vector for each token, not B. The condition: all uses of
-the matrices are of these two kinds, at finite width.
+Identity: with W = [W_1; …; W_B], the W_b x are parts of W x, and Σ_b W_b^T d_b = W^T d, where d is the d_b end to end.
+If entries have different sizes, W_b x and d_b get factors. So a gradient that comes back through B heads is one vector
+for each token, not B. This holds if the matrices have no other uses, at finite width.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """At infinite width, fuses functions of functions: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x, y.
 
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
-variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
-`Composed.factors` tells. Sums and multiples inside are taken in; what is left as an argument is linear in the sources,
-unless vectors of different places are mixed on the way. A function of sums and multiples of fewer vectors is a function
-of these: f(x, 3 x) sees what it sees at finite widths.
+variable, whose kernel is known to many digits, and silu(g) · u is a product of functions of g and of u (see
+`Composed.factors`). A function of sums and multiples of fewer vectors is a function of these: f(x, 3 x) is one of x.
 """
 
 from __future__ import annotations
@@ -29,33 +27,22 @@ from .adam_first_step import SIGN
 Places = Ints | None  # flat positions of entries, in the shape that they get; None: all
 
 
-# Expressions are functions of arrays, and objects, so that a program can be sent to another process.
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A leaf of an expression: one of the arguments, vectors first."""
-
-    number: int
-
-    def __call__(self, *arguments: Array) -> Array:
-        """Its value."""
-        return arguments[self.number]
-
-
 @dataclass(frozen=True)
 class Call:
-    """A function of expressions."""
+    """A function of expressions: calls, and numbers of arguments, vectors first.
+
+    It is an object, not a closure: programs are sent to other processes.
+    """
 
     f: Function | Callable[..., Array]  # a nonlinearity, or `add`
     inputs: tuple[Any, ...]
 
     def __call__(self, *arguments: Array) -> Array:
         """Its value."""
-        return self.f(*(x(*arguments) for x in self.inputs))
+        return self.f(*(arguments[x] if isinstance(x, int) else x(*arguments) for x in self.inputs))
 
 
-Expression = Argument | Call
+Expression = Call | int
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +63,7 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
                 linear = f is not MULTIPLY and not any(_nonlinear(x) for x in vectors)
                 if linear and len(chosen.vectors) == len(vectors):
                     return new
-                return replace(new, op=Nonlin(chosen.function(f.name), tuple(chosen.vectors), tuple(chosen.scalars)))
+                return replace(new, op=Nonlin(chosen.function(f.name), chosen.vectors, chosen.scalars))
         return new
 
     return rewritten(outputs, context, change)
@@ -99,17 +86,16 @@ class _Expander:
 
     def __init__(self, value: Value, whole: bool) -> None:
         self.whole = whole
-        self.vectors: list[Vector] = []
-        self.scalars: list[Scalar] = []
+        self.leaves: dict[Value, None] = {}
         self.taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
         self.root = self._expand(value)
+        self.vectors = tuple(x for x in self.leaves if isinstance(x, Vector))
+        self.scalars = tuple(x for x in self.leaves if isinstance(x, Scalar))
 
     def _leaf(self, x: Any, places: Places) -> Any:
         if places is not None:
             x = self.taken.setdefault((x, places.tobytes(), places.shape), x.take(places))
-        known: list[Any] = self.vectors if isinstance(x, Vector) else self.scalars
-        if x not in known:
-            known.append(x)
+        self.leaves[x] = None
         return x
 
     def _expand(self, x: Any, places: Places = None) -> Any:
@@ -127,9 +113,9 @@ class _Expander:
             return [(self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v)) for v in inner]
 
         match x.op:
-            case Nonlin(Composed(f=Argument() | Call() as inner), vectors, scalars):
+            case Nonlin(Composed(f=Call() as inner), vectors, scalars):
                 arguments = expanded(*vectors, *scalars)
-                return _with_leaves(inner, lambda argument: arguments[argument.number])
+                return _with_leaves(inner, arguments.__getitem__)
             case Nonlin(f, vectors, scalars):
                 return Call(f, tuple(expanded(*vectors, *scalars)))
             case Add(a, b) if self.whole or _nonlinear(x):
@@ -144,8 +130,8 @@ class _Expander:
 
     def function(self, name: str) -> Function:
         """The function of the vectors, then the scalars."""
-        order = [*self.vectors, *self.scalars]
-        root = _with_leaves(self.root, lambda x: Argument(order.index(x)))
+        order: list[Value] = [*self.vectors, *self.scalars]
+        root = _with_leaves(self.root, order.index)
         if (plain := _plain(root, len(order))) is not None and plain is not MULTIPLY:
             return plain
         factors = tuple(_part(factor) for factor in _factors(root))
@@ -159,7 +145,7 @@ def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
 
 def _plain(e: Expression, arguments: int) -> Function | None:
     """The function that an expression is a call of, if it is one of all arguments in order."""
-    if isinstance(e, Call) and isinstance(e.f, Function) and e.inputs == tuple(map(Argument, range(arguments))):
+    if isinstance(e, Call) and isinstance(e.f, Function) and e.inputs == tuple(range(arguments)):
         return e.f
     return None
 
@@ -172,21 +158,21 @@ def _factors(e: Expression) -> list[Expression]:
 
 
 def _arguments(e: Expression) -> set[int]:
-    return {e.number} if isinstance(e, Argument) else set().union(*(_arguments(x) for x in e.inputs))
+    return {e} if isinstance(e, int) else set().union(*(_arguments(x) for x in e.inputs))
 
 
 def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     """A factor as a function of its own arguments."""
     numbers = tuple(sorted(_arguments(e)))
-    if isinstance(e, Argument):
+    if isinstance(e, int):
         return IDENTITY, numbers
-    own = _with_leaves(e, lambda x: Argument(numbers.index(x.number)))
+    own = _with_leaves(e, numbers.index)
     return _plain(own, len(numbers)) or Function("factor", own, parity=_parity(own)), numbers
 
 
 def _parity(e: Expression) -> int | None:
     """1 if an expression of one argument is even, −1 if it is odd; None if it is neither, or that is not known."""
-    if isinstance(e, Argument):
+    if isinstance(e, int):
         return -1
     inputs = [_parity(x) for x in e.inputs]
     if len(_arguments(e)) > 1 or None in inputs:
@@ -201,7 +187,7 @@ def _parity(e: Expression) -> int | None:
 
 
 def is_smooth(f: Function) -> bool:
-    """Whether a function is known to have a continuous derivative: no kink and no jump, in none that it is made of."""
+    """Whether a function, and all that it is made of, is known to have a continuous derivative: no kink and no jump."""
     made_of = _functions(f.f)
     return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
 
@@ -214,6 +200,6 @@ def jumps(f: Function) -> bool:
 def _functions(e: Any) -> list[Function] | None:
     """The functions in an expression; None if it is another function."""
     if not isinstance(e, Call):
-        return [] if isinstance(e, Argument) else None
+        return [] if isinstance(e, int) else None
     own = [e.f] if isinstance(e.f, Function) else []
     return own + [f for x in e.inputs for f in _functions(x) or ()]

@@ -1,11 +1,9 @@
 """Expands optimiser steps: the matrix after its steps is the matrix before, plus outer products of known vectors.
 
-Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, the optimiser's update is a sum
-W' = a W + Σ_s c_s G_s, with orthogonalised sums and functions of entries among the terms. It acts as W' x = a W x +
-Σ_s c_s Σ_i ⟨r_i, x⟩ l_i, and W'^T v as a W^T v + Σ_s c_s Σ_i ⟨l_i, v⟩ r_i. Momentum makes the c_s of earlier steps. A
-matrix whose entries an optimiser needs is drawn: see `trained_weights`.
-
-After this pass no step is left, which lowering relies on: it cannot be switched off.
+Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, an update is W' = a W + Σ_s c_s G_s, or
+has orthogonalised sums and functions of entries among its terms. So W' x = a W x + Σ_s c_s Σ_i ⟨r_i, x⟩ l_i. An
+optimiser that needs all entries of a matrix acts on drawn ones: see `trained_weights`. Lowering relies on this pass,
+so you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from ._rewrite import Context, key_of, reads_small_parts, rewritten, uses_of
 from .adam_first_step import eps_error
 from .simplify import vanishing_ratio
 from .step_arithmetic import Combination, Order, WidthFunction, largest, number_at, orthogonalised, rates_of, value_of
-from .trained_weights import DrawnWeight, TrainedWeight, Uses, is_drawn, rows_at
+from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
@@ -75,7 +73,7 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
     return _expand_first_order(found, context, small.pop()) if small else found
 
 
-class _OuterProducts(TrainedWeight):
+class _OuterProducts(DrawnWeight):
     """Matrices that are combinations of the matrix before all steps and outer products of known vectors.
 
     The terms of a combination are functions of x and a coefficient: what they add to W x, in parts of one order each.
@@ -83,14 +81,11 @@ class _OuterProducts(TrainedWeight):
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
-        self.made: dict[object, Vector] = {}  # W x, however often it is asked for
-        self.uses: dict[Any, Uses] = {}  # of each term that is a gradient
+        self.made: dict[object, Any] = {}  # W x of the matrix before all steps: one value, and so one seed
 
     def act(self, value: Value, op: Acting) -> Vector:
         """A product with the matrix before all steps stays."""
-        if isinstance(op, MatMul):
-            return self.made.setdefault(key_of(value), value)  # type: ignore[arg-type]
-        return super().act(value, op)
+        return self.made.setdefault(key_of(value), value) if isinstance(op, MatMul) else super().act(value, op)
 
     def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
         """Term by term."""
@@ -109,6 +104,10 @@ class _OuterProducts(TrainedWeight):
         """What a coefficient is in the limit."""
         return by.orders(self.value, self.op.steps[0].name)
 
+    def _acting_orders(self, by: Combination, size: WidthFunction) -> list[Order]:
+        """What a coefficient of an outer product of this size is, as the matrix acts."""
+        return self._orders(by * self.at_widths(lambda widths: self.gain(widths) * size(widths)))
+
     def _sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
         """l and r of the matrices as they act: of W^T they change places."""
         left, right = (rows_at(v, self.places) for v in (left, right))
@@ -121,14 +120,12 @@ class _OuterProducts(TrainedWeight):
     def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
         op, weight = self.op, self.op.weight
         acted = weight.each(op.x) if op.each else weight @ op.x
-        acted = self.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
-        return [order.times(rows_at(acted, self.at)) for order in self._orders(by)]
+        rows = self.made.setdefault(key_of(acted), acted).reshape(weight.members.size, -1)
+        return [order.times(rows_at(rows, self.at)) for order in self._orders(by)]
 
     def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
         """G = Σ_i l_i r_i^T, in which every pair has a size."""
-        term = partial(self._gradient_act, uses)
-        self.uses[term] = uses
-        return Combination.of(term)
+        return Combination.of(partial(self._gradient_act, uses))
 
     def _gradient_act(self, uses: Uses, x: Vector, by: Combination) -> list[Vector]:
         """Σ_i ⟨r_i, x⟩ l_i."""
@@ -136,15 +133,15 @@ class _OuterProducts(TrainedWeight):
         along = mean_dot(x, right)  # (matrices, vectors, K)
         found: dict[str | None, list[Any]] = {}  # the numbers of all uses, by their order
         for k, (part, _) in enumerate(uses.terms):
-            size = self.at_widths(lambda w, part=part: self.gain(w) * part.size(w) * x.width.bind(w))  # type: ignore[misc]
-            for order in self._orders(by * size):
+            for order in self._acting_orders(by, lambda w, part=part: part.size(w) * x.width.bind(w)):  # type: ignore[misc]
                 found.setdefault(order.unit, [0.0] * len(uses.terms))[k] = order.number
         counts = [count for _, count in uses.terms]
         return [Order(1.0, unit).times(mix(_repeated(all_of, counts) * along, left)) for unit, all_of in found.items()]
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
-        if not (isinstance(f, partial) and f.func is unit) or any(term not in self.uses for term, _ in given[0].terms):
+        gradients = all(isinstance(term, partial) and term.func == self._gradient_act for term, _ in given[0].terms)
+        if not gradients or not isinstance(f, partial) or f.func is not unit:
             raise ExactError(self.value, f"the moments of Adam for {self.op.steps[0].name} at width inf")
         eps = f.keywords["eps"]
         left, right, sizes, _ = self._summands(given[0], absolute=eps > 0)
@@ -159,8 +156,7 @@ class _OuterProducts(TrainedWeight):
             raise eps_error(self.value, eps)
         shape = (max(len(v) for v in (left, right, x)), x.shape[1])
         made = Vector(Outer(left, right, x, sizes, eps), shape, left.width)
-        size = self.at_widths(lambda widths: self.gain(widths) * x.width.bind(widths))
-        return [order.times(made) for order in self._orders(by * size)]
+        return [order.times(made) for order in self._acting_orders(by, x.width.bind)]
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
         """l M r^T/√(out · in), with M from the Gram matrices of l and r, each over its width."""
@@ -181,27 +177,22 @@ class _OuterProducts(TrainedWeight):
         left, right = self._sides(left, right)
         middle = middle if len(middle) == 1 else middle[list(self.places)]
         along = mean_dot(x, right) @ (middle if self.op.weight.transposed else middle.transpose(0, 2, 1))
-        size = self.at_widths(
-            lambda widths: self.gain(widths) * (x.width.bind(widths) / left.width.bind(widths)) ** 0.5
-        )
-        orders = self._orders(by * size)
+        orders = self._acting_orders(by, lambda w: (x.width.bind(w) / left.width.bind(w)) ** 0.5)
         return [Order(1.0, order.unit).times(mix(value_of(order.number) * along, left)) for order in orders]
 
     def _summands(
         self, g: Combination, absolute: bool = False
     ) -> tuple[Vector, Vector, tuple[float, ...], WidthFunction]:
         """l and r of all uses in a sum of gradients, and by what l r^T is multiplied, over the largest of these."""
-        each = [self.uses[term] for term, _ in g.terms]
-        parts = [
-            (part, count, by) for uses, by in zip(each, g.terms.values(), strict=True) for part, count in uses.terms
-        ]
-        sizes = [lambda w, part=part, by=by: float(by * part.size(w)) for part, _, by in parts]
+        each: list[Uses] = [term.args[0] for term, _ in g.terms]
+        sizes: list[tuple[Any, int]] = []  # functions of the widths, and of how many uses
+        for uses, by in zip(each, g.terms.values(), strict=True):
+            sizes += [(lambda w, part=part, by=by: float(by * part.size(w)), count) for part, count in uses.terms]
         large = largest(self.context.bound)
-        top = max(sizes, key=lambda size: abs(size(large)))
+        top = max((size for size, _ in sizes), key=lambda size: abs(size(large)))
         numbers: list[float] = []
-        for size, (_, count, _) in zip(sizes, parts, strict=True):
-            over = (lambda widths: 1.0) if absolute else top
-            orders = self._orders(self.at_widths(lambda widths, size=size, over=over: size(widths) / over(widths)))  # type: ignore[misc]
+        for size, count in sizes:
+            orders = self._orders(self.at_widths(lambda w, size=size: size(w) / (1.0 if absolute else top(w))))  # type: ignore[misc]
             numbers += [sum(order.number for order in orders if order.unit is None)] * count
         lefts, rights = pooled([uses.left for uses in each]), pooled([uses.right for uses in each])
         return lefts, rights, tuple(numbers), top
@@ -211,9 +202,9 @@ def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     """A number for each use, from one for each part of them."""
     if len(numbers) == 1:
         return value_of(numbers[0])
-    if not any(isinstance(number, Scalar) for number in numbers):
-        return constant(np.asarray(numbers[0] if len(set(numbers)) == 1 else np.repeat(numbers, counts)))
-    return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
+    if any(isinstance(number, Scalar) for number in numbers):
+        return join([value_of(number).broadcast_to((count,)) for number, count in zip(numbers, counts, strict=True)])
+    return constant(np.repeat(numbers, counts))
 
 
 class _Leaf(Arithmetic):
@@ -332,9 +323,8 @@ class _Perturbed:
     def _with_changes(self, old: Value, p: Any, seen: list[Value]) -> Any:
         """Scores, or W x in a space of finite width, with what each entry or coordinate sees of the changes."""
         if isinstance(p, Scalar):
-            entries = list(p.reshape(-1)) if p.shape else [p]
-            found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in entries]
-            return stack(found).reshape(*p.shape) if p.shape else found[0]
+            found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in p.reshape(-1)]
+            return stack(found).reshape(*p.shape)
         size, flat = int(self.context.width(p)), p.reshape(-1)
         axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
         units = [math.sqrt(size) * axes[i] for i in range(size)]

@@ -90,7 +90,7 @@ def _distinct(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Σ_j a_j W x_j = W Σ_j a_j x_j, if the products W x_j are used for this combination alone.
+    """Σ_j a_j W x_j = W Σ_j a_j x_j, if the products W x_j are used only for this combination.
 
     So the s values of a head that are mixed into one vector need one source, not s.
     """
@@ -186,7 +186,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     Given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c z_j)_1 with L L^T =
     ⟨q_i, q_i'⟩/n and W^c independent copies of W (docs/theory.md, "The last product is integrated out"). Conditions:
-    the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
+    the dot is used only for outputs, and the product W z only for this dot; a mean needs a finite width.
     """
     users = users_of(context.ordered(outputs))
 
@@ -194,7 +194,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
 
     def free(x: Vector, other: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, used here alone, with as many of `other` for each matrix."""
+        """Whether x is W z for a fresh W, used only here, with as many of `other` for each matrix."""
         if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
             return False
         batch = x.op.weight.batch
@@ -227,9 +227,9 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     copies = replace(w, source=ops.Source(w.source.name), members=members, count=members.size)
     each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
     y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
-    axes = tuple(range(y.ndim))
-    found = mix(root[..., None, :, :], y.transpose(*axes[:-2], axes[-1], axes[-2]))  # (…, x, given)
-    return found.transpose(*axes[:-2], axes[-1], axes[-2]) if turned else found
+    swapped = (*range(y.ndim - 2), -1, -2)
+    found = mix(root[..., None, :, :], y.transpose(swapped))  # (…, x, given)
+    return found.transpose(swapped) if turned else found
 
 
 NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur

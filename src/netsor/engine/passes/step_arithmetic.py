@@ -1,8 +1,7 @@
 """How an optimiser combines gradients: linear combinations, numbers that depend on the widths, Muon's matrix.
 
-A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and all powers
-in a coefficient are counted together: what is left must be of order 1, or of order n^(−1/2), which a score may see.
-What grows is refused.
+A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and the powers
+in a coefficient add up: the result must be of order 1, or of order n^(−1/2), which a score may see.
 """
 
 from __future__ import annotations

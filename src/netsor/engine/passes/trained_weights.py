@@ -1,14 +1,12 @@
 """The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
 
-Adam's second moment needs every entry of the gradients. And a matrix that acts on more vectors than it has rows and
-columns costs less drawn than along all directions of what it acted on. Its gradient is Σ_i r_i l_i^T of all
-coordinates, and its optimiser acts on arrays, as it does in the reference interpreter.
+Adam's second moment needs every entry of the gradients. And if a matrix acts on more vectors than it has rows and
+columns, drawing it costs less than following all directions that it acts on.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -30,7 +28,7 @@ from ...language._width import Width
 from ...optim import Arithmetic, Coefficients, orthogonalised
 from .. import _cost_model
 from ._operations import MaterialisedMatMul
-from ._rewrite import Context, alike, asked, asked_together, by_classes, linear_sources, rewritten, uses_of
+from ._rewrite import Context, alike, asked, by_classes, linear_sources, rewritten, uses_of
 from .step_arithmetic import WidthFunction, rates_of
 
 
@@ -42,31 +40,19 @@ class Uses(NamedTuple):
     terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
 
 
-class TrainedWeight(Arithmetic, ABC):
-    """The matrices of one weight, in classes of those that take the same steps. A subclass says how it stores them."""
+class DrawnWeight(Arithmetic):
+    """The matrices of one weight, whose entries (members, in, out) are numbers of the plan.
+
+    They are in classes of those that take the same steps. A subclass stores W' in another way.
+    """
 
     value: Value  # the product that is expanded now
     op: Any  # what makes it
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         self.context, self.classes = context, _classes(uses)
+        self.vectors = _vectors(uses, self.classes)
         self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # by the steps: W', and the states
-
-    @abstractmethod
-    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
-        """The matrices of a class before all steps."""
-
-    @abstractmethod
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
-        """The gradient of a class."""
-
-    @abstractmethod
-    def at_widths(self, rate: WidthFunction) -> Any:
-        """A number that depends on the widths."""
-
-    @abstractmethod
-    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
@@ -83,7 +69,7 @@ class TrainedWeight(Arithmetic, ABC):
 
         return by_classes(op, self.classes, acting).reshape(*value.shape)
 
-    def _after(self, op: Acting, own: Sequence[int]) -> Any:
+    def _after(self, op: Any, own: Sequence[int]) -> Any:
         """The matrices of a class after the steps of an operation."""
         key = tuple[object, ...]((own[0],))
         if key not in self.known:
@@ -92,7 +78,6 @@ class TrainedWeight(Arithmetic, ABC):
             w, states = self.known[key]
             key = (*key, rule)
             if key not in self.known:
-                assert isinstance(op, SteppedMatMul)
                 if (uses := _uses(op, number, own)) is not None:
                     rates = rates_of(op, number, self.context.bound, self.at_widths)
                     state = states.get(rule.optimiser)
@@ -100,6 +85,40 @@ class TrainedWeight(Arithmetic, ABC):
                     states = {**states, rule.optimiser: state}
                 self.known[key] = w, states
         return self.known[key][0]
+
+    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
+        """The matrices of a class before all steps: entries N(0, σ²/in)."""
+        rows, columns = sizes(weight, self.context)
+        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
+        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
+
+    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
+        """The gradient G of a class."""
+        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
+        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
+        rows, columns = sizes(self.op.weight, self.context)
+        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
+        return applied(f, given, (len(own), rows, columns), axes=2)
+
+    def at_widths(self, rate: WidthFunction) -> Any:
+        """A number that depends on the widths, which are finite."""
+        return rate(self.context.bound)
+
+    def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
+        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
+        gain = self.gain(self.context.bound)
+        act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
+        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
+
+    def elementwise(self, f: Callable[..., Any], *given: Any) -> Any:
+        """A function of entries."""
+        name = f.func.__name__ if isinstance(f, partial) else f.__name__
+        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
+
+    def orthogonalised(self, g: Any, iterations: Coefficients | None, eps: float) -> Any:
+        """Of each matrix."""
+        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
+        return applied(f, (g,), g.shape, axes=2)
 
 
 def rows_at(x: Vector, places: Sequence[int]) -> Vector:
@@ -109,18 +128,16 @@ def rows_at(x: Vector, places: Sequence[int]) -> Vector:
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
     """The members of a weight in classes of those that take the same steps."""
-
-    def marked() -> Iterator[tuple[object, Iterable[int]]]:
-        for value in uses:
-            op: Any = value.op
-            yield None, op.weight.members.ravel().tolist()
-            count: Counter[OptimiserStep] = Counter()
-            for part in op.parts if isinstance(op, SteppedMatMul) else ():
-                rule = op.steps[part.step]
-                count[rule] += 1
-                yield (rule, count[rule]), part.members
-
-    return alike(marked())
+    marked: list[tuple[object, Iterable[int]]] = []
+    for value in uses:
+        op: Any = value.op
+        marked.append((None, op.weight.members.ravel().tolist()))
+        count: Counter[OptimiserStep] = Counter()
+        for part in op.parts if isinstance(op, SteppedMatMul) else ():
+            rule = op.steps[part.step]
+            count[rule] += 1
+            marked.append(((rule, count[rule]), part.members))
+    return alike(marked)
 
 
 def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
@@ -133,48 +150,6 @@ def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
             rights.append(rows_at(right, places))
             terms.append((part, left.shape[1]))
     return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
-
-
-class DrawnWeight(TrainedWeight):
-    """Matrices whose entries (members, in, out) are numbers of the plan."""
-
-    def __init__(self, uses: Sequence[Value], context: Context) -> None:
-        super().__init__(uses, context)
-        self.vectors = _vectors(uses, self.classes)
-
-    def initial(self, weight: Weight, own: Sequence[int]) -> Scalar:
-        """Entries N(0, σ²/in)."""
-        rows, columns = sizes(weight, self.context)
-        source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
-        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
-
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Scalar:
-        """The entries of G."""
-        numbers = [part.size(self.context.bound) for part, count in uses.terms for _ in range(count)]
-        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
-        rows, columns = sizes(self.op.weight, self.context)
-        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
-        return applied(f, given, (len(own), rows, columns), axes=2)
-
-    def at_widths(self, rate: WidthFunction) -> float:
-        """All widths are finite."""
-        return rate(self.context.bound)
-
-    def product(self, w: Scalar, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """By the entries of W'."""
-        gain = self.gain(self.context.bound)
-        act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
-        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
-
-    def elementwise(self, f: Callable[..., Any], *given: Scalar) -> Scalar:
-        """A function of entries."""
-        name = f.func.__name__ if isinstance(f, partial) else f.__name__
-        return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
-
-    def orthogonalised(self, g: Scalar, iterations: Coefficients | None, eps: float) -> Scalar:
-        """Of each matrix."""
-        f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
-        return applied(f, (g,), g.shape, axes=2)
 
 
 def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
@@ -249,7 +224,8 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
     """The matrices that are to be drawn."""
-    known, left = asked_together(values, linear_sources(values)), ENTRIES
+    made, left = linear_sources(values), ENTRIES
+    known = {source for value in values for x in asked(value) for source in made[x]}
     rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
     for value in values:
         if value.op.asks_coordinates:
@@ -263,7 +239,7 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
         for value, weight in zip(acts, weights, strict=True):
             on[weight.transposed] += value.size / members
         entries = members * math.prod(sizes(weights[0], context))
-        if known.keys() >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
+        if known >= set(acts) and entries <= left and _cheaper(weights[0].drawn, on, rooms, context):
             left -= entries
             yield source
 

@@ -5,9 +5,8 @@ with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new 
 D is what x adds to the directions before. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as a matrix of
 its own, N(0, 1/out), so that all directions have coordinates of order 1. Given all that is known of W, W D for a new D
 is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix on D; W^T likewise. At
-infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2).
-
-After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
+infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2). Lowering
+relies on this pass, so you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
     made, split = _eliminated(outputs, context, frozenset())
     found = split if context.small_parts else frozenset[Side]()
-    while found:  # which matrices act on vectors that differ by small parts alone is known after an attempt
+    while found:  # an attempt finds the matrices that act on vectors that differ only by small parts
         made, found = _eliminated(outputs, context, split)
         found, split = found - split, split | found
     return made
@@ -46,7 +45,7 @@ def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _eliminated(
     outputs: Sequence[Value], context: Context, split: frozenset[Side]
 ) -> tuple[list[Value], frozenset[Side]]:
-    """The program, and which matrices act on vectors that differ by small parts alone; `split` are those known."""
+    """The program, and the matrices that act on vectors that differ only by small parts; `split` are known ones."""
     found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
@@ -67,11 +66,10 @@ def _eliminated(
             case MatMul(weight, x, each) as op:
                 gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
                 if not math.isfinite(gain):
-                    known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
-                    ratio = f"{weight.in_width}/{weight.fan}"
+                    ratio, how = f"{weight.in_width}/{weight.fan}", "not given" if math.isnan(gain) else "infinite"
                     raise ExactError(
                         new,
-                        f"W.T @ x grows with the ratio of widths {ratio} of W, and at these widths {known}",
+                        f"W.T @ x grows with the ratio of widths {ratio} of W, which is {how} here",
                         instead="write both widths as multiples of one symbol, or bind one of them to a number",
                     )
                 if weight.source in classes:
@@ -79,7 +77,7 @@ def _eliminated(
                 elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
                     own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
                     made = own.each(x) if each else own @ x
-        if orders is not None and isinstance(made, Vector):  # in order, so that no chain of values is long
+        if orders is not None and isinstance(made, Vector):  # in the order of the program: chains stay short
             orders.has_small_part(made), orders.bits(made)
             if small is not None:
                 small.main(made), small.small(made)
@@ -134,10 +132,10 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
 
 
 class _Matrices:
-    """Matrices that act together: what they, and their transposes, acted on so far, and what they made of it.
+    """Matrices that act together: what they and their transposes acted on so far, and the results.
 
     Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K). They act
-    `times` in all.
+    `times` in total.
     """
 
     def __init__(self, weight: Weight, times: int) -> None:
@@ -164,7 +162,7 @@ class _Matrices:
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
-        """Whether vectors differ from each other, or from what W acted on before, by their small parts alone."""
+        """Whether vectors differ from each other, or from what W acted on before, only by their small parts."""
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
         one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
