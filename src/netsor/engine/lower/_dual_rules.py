@@ -12,7 +12,6 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Operation, Value
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
-from ...language._rotary import Rotate
 from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
@@ -23,12 +22,12 @@ from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, F
 from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, guard, made_of, none, not_known, span, unknown_pairs
+from ._dual_numbers import Dual, guard, made_of, none, not_known, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._inner_products import paired_products, products, turned_scores
+from ._inner_products import paired_products, products
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
 from ._residual_features import ResidualFeatures
-from ._state import Fluctuation, State, pairs_meet, unknown_along
+from ._state import Fluctuation, State, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -284,7 +283,6 @@ VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Fuse: not_known,
     Nonlin: _nonlin,
     OuterProductSum: _outer_product_sum,
-    Rotate: lambda dual, value, op: dual[op.x],
     Span: span,
     **dict.fromkeys(LINEAR, _linear),
 }
@@ -317,15 +315,9 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
         raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
-    turned = turned_scores(s, value, x, y)
-    if turned is None:
-        found = dual.product(x, y, value.ndim)
-        unknown = found.unknown
-    else:
-        first, second = (part.support | part.unknown for part in (dual[x], dual[y]))
-        unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
-        unknown = unknown | unknown_pairs(s, x, y, value.ndim)
-    if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
+    found = dual.product(x, y, value.ndim)
+    unknown = found.unknown & asked
+    if unknown.any() and (unknown & _not_zero(s, x, y)).any():
         if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
             raise NodesNeeded(frozenset(more))
         raise ScoreError(
@@ -333,9 +325,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
-    if turned is None:
-        turned = s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
-    return turned
+    return s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
 
 
 def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from ..passes.fuse_nonlinearities import Composed, jumps
 from ._components import FrameBatch, Number
 from ._finite_frames import Frame, of_each, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
-from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
 MAX_SOURCES = 448  # of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows and (1, …, 1)
@@ -47,20 +46,6 @@ class Directions:
     def bits(self) -> int:
         """The set of these directions."""
         return bit_range(self.start, self.stop)
-
-
-@dataclass(eq=False)
-class RotaryFluctuations:
-    """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
-
-    law: Angles
-    gaps: Floats = field(default_factory=lambda: np.zeros(0))
-    normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
-
-    def add(self, gaps: Floats, normals: Register) -> None:
-        """More differences."""
-        self.gaps = np.concatenate([self.gaps, gaps])
-        self.normals.append(normals)
 
 
 class NodesNeeded(Exception):
@@ -142,7 +127,6 @@ class InfiniteWidthFrame(LimitFrame):
         self.crossings: dict[int, int] = {}
         self.known: dict[tuple[int, int], bool] = {}  # whether those of a source and features have a law: see `has_law`
         self.before: dict[int, int] = {}  # the directions that come before a direction in the order of sources
-        self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """A direction for each source."""
@@ -218,8 +202,6 @@ class InfiniteWidthFrame(LimitFrame):
             return self.build.step("add", self.normals(a, b), self._own(a))
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
-        if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
-            return made
         if (a, b) not in self.pairs:
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
@@ -253,40 +235,6 @@ class InfiniteWidthFrame(LimitFrame):
         places[at] = np.arange(drawn.shape[-1])
         places = np.minimum(places, places.T)
         return self.build.step("triangle", drawn, places=places.ravel(), shape=at.shape)
-
-    def process(self, a: int, b: int, gaps: Floats, law: Angles) -> Register | None:
-        """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
-
-        (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
-        that were not turned are those of difference 0.
-        """
-        frames, build = self.group.frames, self.build
-        first, second = self.blocks[a], self.blocks[b]
-        later, earlier = max(a, b), min(a, b)
-        sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
-        if a == b:
-            return None
-        if (later, earlier) not in self.fields:
-            known = self.fields[later, earlier] = RotaryFluctuations(law)
-            if (later, earlier) in self.pairs:
-                known.add(np.zeros(1), build.reshape(self.pairs[later, earlier], frames, *sizes, 1))
-        known = self.fields[later, earlier]
-        wanted = gaps if a > b else -gaps
-        new = wanted[~np.isin(wanted, known.gaps)]
-        if known.law != law:
-            return None
-        if new.size:
-            again = self.crossings[later] = self.crossings.get(later, -1) + 1
-            number = (*self.blocks[later].number, CROSS, again)
-            words = "scores: a normal for each pair of directions and difference of positions"
-            known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
-        # the factor for the first of the differences is that of fewer: what was drawn for them stays
-        root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
-        rows = build.take(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
-        normals = build.step("join", *known.normals, axis=3)
-        made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
-        made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
-        return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ..._array_api import Floats
 from ...activations import Function
 from ...language._array import Value
 from ...language._operation import Apply, Dot, Nonlin, Take
@@ -28,7 +29,6 @@ from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, may_compare_arguments, tie_equal_arguments
 from ._inner_products import paired_products
 from ._residual_features import ResidualBasis, ResidualFeatures, unnamed
-from ._rotary_angles import Floats
 from ._state import LoweredVector, State
 
 # Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like

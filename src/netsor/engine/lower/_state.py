@@ -14,7 +14,6 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
@@ -24,27 +23,8 @@ from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._residual_features import ResidualBasis
-from ._rotary_angles import Angles, Floats
 
 Ints = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
-class RotaryPositions:
-    """By what rotary positions the vectors of a value at infinite width were turned: a position each, (*shape,)."""
-
-    positions: Floats
-    by: Angles
-
-
-def turned_error(value: Value) -> ExactError:
-    """Indexing, multiples and scores are all that is known of vectors turned at infinite width."""
-    return ExactError(
-        value,
-        "vectors turned by rotary positions that are used for more than scores, such as the gradient of queries, at "
-        "width inf",
-        instead="bind the width of the heads to a number, d=64 say: the stream may be infinitely wide",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +33,12 @@ class LoweredVector:
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
     then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
-    infinite width, `sets` are the directions along which there can be coordinates of order 1, and `turned` says by what
-    rotary positions the vectors were turned that these coordinates stand for.
+    infinite width, `sets` are the directions along which there can be coordinates of order 1.
     """
 
     lead: Register
     sample: Register | None = None
     sets: Sets | None = None
-    turned: RotaryPositions | None = None
 
 
 Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
