@@ -52,8 +52,7 @@ from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._relu_sign_patterns import positive
-from ._reused_weights import adjoint, along, span
-from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
+from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span, whole_groups
 from ._state import LoweredVector, State
 from ._very_wide import limit_of_products
 

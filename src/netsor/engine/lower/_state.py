@@ -136,10 +136,11 @@ class State:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
         return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
 
-    def rows(self, a: Register, width: int) -> Register:
-        """Vectors (…, blocks, ·) as rows (…, ·), with so many directions a block."""
+    def rows(self, a: Register, width: int, copies: int | None = None) -> Register:
+        """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·), with so many directions a block."""
         a = self.build.pad_or_cut(a, width)
-        return self.build.reshape(a, *a.shape[:-2], a.shape[-2] * width)
+        front = a.shape[:-2] if copies is None else (copies, math.prod(a.shape[:-2]) // copies)
+        return self.build.reshape(a, *front, a.shape[-2] * width)
 
     def mix_rows(self, by: Register, a: Register) -> Register:
         """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
