@@ -217,7 +217,7 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
     words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
     made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words)
-    return made if op.std == 1 else s.build.step("scale", made, by=op.std)
+    return s.build.step("scale", made, by=op.std)
 
 
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:

@@ -210,7 +210,7 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[
 
     for number, x in enumerate(op.inputs):
         small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
-        smooth = all(is_smooth(f) for f, of in own.factors() if number in of)
+        smooth = all(is_smooth(f) for f, of in own.factors if number in of)
         for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
             along[unknown] |= _changed(dual, value, frame, number, marks)
         change = small.part if smooth else None

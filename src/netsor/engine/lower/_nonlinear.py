@@ -26,7 +26,7 @@ from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch, Number
 from ._dual_rules import ScoreError
-from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, may_compare_arguments, tie_equal_arguments
+from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._inner_products import paired_products
 from ._residual_features import ResidualBasis, ResidualFeatures, unnamed
 from ._state import LoweredVector, State
@@ -162,8 +162,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         all_rows, lined = (
             [s.align_axes(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
         )
-        if may_compare_arguments(f, len(vectors)):
-            lined = tie_equal_arguments(build, all_rows, lined)
+        lined = tie_equal_arguments(build, f, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
         shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"

@@ -133,7 +133,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         if rank == 0:
             made = build.constant(np.zeros((value.size, blocks * e.shape[-1])))
         elif combine.shape[0] == rank and np.array_equal(combine, combine[0, 0] * np.eye(rank)):
-            made = rows if combine[0, 0] == 1 else build.step("scale", rows, by=float(combine[0, 0]))
+            made = build.step("scale", rows, by=float(combine[0, 0]))
         else:
             made = build.step("product", build.constant(combine), rows)
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
