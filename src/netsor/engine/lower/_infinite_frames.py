@@ -28,7 +28,7 @@ from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
 from ._components import FrameBatch, Number
-from ._finite_frames import Frame, of_each, spanned
+from ._finite_frames import Frame, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
 
 NO_VALUE = (-1, 0, 0)
@@ -219,11 +219,14 @@ class InfiniteWidthFrame(LimitFrame):
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
-        means = int(self.group.constant)
-        _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
+        return super().rebase(rows, outputs, int(self.group.constant))
+
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """This frame, with other directions."""
+        _, made = spanned(self, vectors, first)
         self.directions = made.shape[-1]
-        self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
-        return self, of_each(self.build, made, rows)
+        self.blocks = [*self.blocks[:first], Directions(first, self.directions, NO_VALUE)]
+        return self, made
 
 
 def _elements(some: int) -> Iterator[int]:
