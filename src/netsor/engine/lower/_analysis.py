@@ -126,7 +126,9 @@ class ProgramAnalysis:
         # as they are lowered; data is given in the standard basis, so it comes before any frame is turned
         self.values = tuple(sorted(values, key=lambda value: not isinstance(value.op, Data)))
         self.place = {value: k for k, value in enumerate(self.values)}
-        self.last = _last_uses(self.values, outputs)  # the place of the last value that needs the coordinates of each
+        # the place of the last value that needs the coordinates of each
+        self.last: dict[Value, int] = {x: k for k, value in enumerate(self.values) for x in value.op.inputs}
+        self.last |= dict.fromkeys(outputs, len(self.values))
         # how many blocks the vectors of each value have, and how wide one is
         self.blocks, self.widths = blocks_of(self.values, context.bound)
         self.limits = frozenset(value for value, width in self.widths.items() if math.isinf(width))  # of infinite width
@@ -199,16 +201,6 @@ def _coordinates(outputs: Sequence[Value]) -> set[Value]:
             if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
                 pending += [x for x in value.op.inputs if isinstance(x, Vector)]
     return found
-
-
-def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
-    last = dict.fromkeys(values, -1)
-    for k, value in enumerate(values):
-        for x in value.op.inputs:
-            last[x] = k
-    for output in outputs:
-        last[output] = len(values)
-    return last
 
 
 def _numbers(

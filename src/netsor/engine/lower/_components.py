@@ -74,7 +74,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
 
 
 def _components(count: int, first: Ints, second: Ints) -> Ints:
-    """The connected component of each of so many numbers, for the ends of edges; counted by their least numbers.
+    """The least number in the connected component of each of so many numbers, for the ends of edges.
 
     Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
     import, and every plan needs this.
@@ -87,7 +87,7 @@ def _components(count: int, first: Ints, second: Ints) -> Ints:
         first, second = least[first], least[second]
         apart = first != second
         first, second = first[apart], second[apart]
-    return (np.cumsum(least == np.arange(count)) - 1)[least]
+    return least
 
 
 class Clusters:
@@ -142,16 +142,8 @@ class Clusters:
         """The component of every number so far."""
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
-            ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
-            linked = np.zeros(self.count, dtype=bool)
-            linked[ends] = True
-            nodes, place = np.flatnonzero(linked), np.cumsum(linked) - 1
-            part = _components(len(nodes), *place[ends])
-            one = np.zeros(len(nodes), dtype=np.intp)
-            one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
-            renamed = np.arange(self.count)
-            renamed[nodes] = one[part]
-            label = renamed[label]
+            ends = (label[np.concatenate(some)] for some in zip(*self.edges, strict=True))
+            label = _components(self.count, *ends)[label]
         self.label, self.edges = label, []
         return label
 

@@ -49,6 +49,7 @@ class Frame(ABC):
         if ones is not None:
             given.append(build.reshape(build.pad_or_cut(ones, self.directions), frames, 1, self.directions))
         new, made = self.spanning(build.step("join", *given, axis=1), outputs, first)
+        new.directions = made.shape[-1]
         ends = np.cumsum([0, *(row.shape[1] for row in given)])
         parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
         new.constant = self.constant if ones is None else build.reshape(parts.pop(), frames, new.directions)
@@ -78,16 +79,9 @@ class BartlettFrame(Frame):
     can_rebase = True
 
     def __init__(
-        self,
-        group: FrameBatch,
-        build: Builder,
-        picked: Sequence[int],
-        directions: int | None = None,
-        oriented: Register | None = None,
-        asked: int = 0,
+        self, group: FrameBatch, build: Builder, picked: Sequence[int], oriented: Register | None = None, asked: int = 0
     ) -> None:
         super().__init__(group, build, int(group.constant), math.sqrt(group.width) if group.constant else None)
-        self.directions = self.directions if directions is None else directions
         self.picked = picked
         self.oriented = oriented  # the coordinates of each direction that are asked for, as far as known
         self.asked = asked  # how often the frame was oriented
@@ -109,7 +103,7 @@ class BartlettFrame(Frame):
         known = self.orientation() if outputs else None
         basis, made = spanned(self, vectors, first)
         along = None if known is None else self.build.step("gram", known, basis)
-        return BartlettFrame(self.group, self.build, self.picked, made.shape[-1], along, self.asked), made
+        return BartlettFrame(self.group, self.build, self.picked, along, self.asked), made
 
     def orientation(self) -> Register:
         """The frame is uniformly oriented.
@@ -186,7 +180,7 @@ class StandardBasis(Frame):
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
         made = build.step("reduced", gram, vectors, words="turn the frame to span them")
         along = build.step("oriented", made, vectors, self.orientation()) if outputs else None
-        return BartlettFrame(self.group, build, self.picked, made.shape[-1], along), made
+        return BartlettFrame(self.group, build, self.picked, along), made
 
     def orientation(self) -> Register:
         """Each is the coordinate along one direction."""

@@ -224,8 +224,7 @@ class InfiniteWidthFrame(LimitFrame):
     def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
         """This frame, with other directions."""
         _, made = spanned(self, vectors, first)
-        self.directions = made.shape[-1]
-        self.blocks = [*self.blocks[:first], Directions(first, self.directions, NO_VALUE)]
+        self.blocks = [*self.blocks[:first], Directions(first, made.shape[-1], NO_VALUE)]
         return self, made
 
 

@@ -194,26 +194,17 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
-    if op.x in s.facts.limits:
-        if op.f is COORDINATES:
-            return _at_nodes(s, op)
-        raise ExactError(
-            value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
-        )
-    found = s.build.pad_or_cut(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
-    flat = s.build.reshape(found, math.prod(found.shape))
-    words = f"{named(op.f)} of all coordinates"
-    return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
-
-
-def _at_nodes(s: State, op: Pool) -> Register:
-    """The values of vectors at some of the nodes of each block: not at their mirror images, where odd functions repeat.
-
-    A plan with a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
-    """
     build, lead = s.build, s.vectors[op.x].lead
-    nodes = _nodes(s, op.x)
-    each = op.count // math.prod(lead.shape[:-1])
+    if op.x not in s.facts.limits:
+        found = build.pad_or_cut(lead, int(s.facts.widths[op.x]))
+        flat, words = build.reshape(found, found.size), f"{named(op.f)} of all coordinates"
+        return build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
+    if op.f is not COORDINATES:
+        problem = f"a function of all coordinates, {op.f.name}, at width inf"
+        raise ExactError(value, problem, instead="finite widths have a law")
+    # The values at some of the nodes of each block: not at their mirror images, where odd functions repeat. A plan with
+    # a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
+    nodes, each = _nodes(s, op.x), op.count // math.prod(lead.shape[:-1])
     kept = min(each, max(1, each * nodes // NODES))
     values = build.take(build.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2)
     return build.reshape(build.step("scale", values, by=nodes**0.5), op.count)

@@ -65,7 +65,7 @@ def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions:
     def seconds(sources: int) -> float:
         """What so many sources of each slot take: their normals in all frames, and their part in all combinations."""
         reached = (frames * n * min(group.width, s.frames[group].directions + n * sources) for group, frames, n in acts)
-        return sources * sum(reached) * (prices.normal + vectors * prices.product)
+        return float(sources * sum(reached) * (prices.normal + vectors * prices.product))
 
     # the factor is made once for all matrices that act on these inputs
     factor = prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
@@ -223,7 +223,7 @@ def _combined(
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
     build, blocks, (lead, sample, own) = s.build, s.facts.blocks[value], sources
 
-    def multiplied(c: Register, e: Register, words: str = "") -> Register:
+    def multiplied(e: Register, words: str = "") -> Register:
         k, last = e.shape[-2:]
         e = build.reshape(e, members, blocks, k, last)
         if blocks > 1:
@@ -232,13 +232,13 @@ def _combined(
         made = build.step("product", c, e, words=words)
         return build.reshape(made, *value.shape, blocks, last)
 
-    x = multiplied(c, lead, words if lead.size else "")
+    x = multiplied(lead, words if lead.size else "")
     sets = None
     if value in s.facts.limits:
         each = np.swapaxes(own.reshape(members, blocks, own.shape[-1]), -1, -2)
         known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])  # what is drawn is not 0
         sets = mixed(known != 0, each).reshape(*value.shape, blocks)
-    return LoweredVector(x, None if sample is None else multiplied(c, sample), sets)
+    return LoweredVector(x, None if sample is None else multiplied(sample), sets)
 
 
 def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
@@ -246,10 +246,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
     rows = s.gather(given.lead, places, given.lead.shape[-1])
-    # (1, …, 1) is the first direction of these frames
-    means = any(group.constant for group in s.groups_of(x))
-    mean = build.step("part", given.lead, start=0, stop=1) if means else None
-    rows = build.step("part", rows, start=1, stop=rows.shape[-1])
+    rows = build.step("part", rows, start=1, stop=rows.shape[-1])  # the first direction is (1, …, 1)
     c = _reduced(s, rows, "combined sources")
     lead, sample, own = _sources(s, value, len(places), c.shape[-1])
     back = np.argsort(places.ravel())
@@ -265,7 +262,9 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
         each = np.bitwise_or.reduce(own, axis=-1)
         sets = np.repeat(each, places.shape[1])[back].reshape(found.shape[:-1])
     made = LoweredVector(found, None if sample is None else multiplied(sample), sets)
-    return made if mean is None else _shifted(s, value, made, mean)
+    if not any(group.constant for group in s.groups_of(x)):
+        return made
+    return _shifted(s, value, made, build.step("part", given.lead, start=0, stop=1))
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:
