@@ -212,9 +212,10 @@ class Clusters:
                     entries.append((value, is_source, key := found.tobytes()))
                     if key not in splits:
                         splits[key] = _Split(found)
-        alike = _alike(list(splits.values()), self.count)
-        places = {key: split.places(*alike) for key, split in splits.items()}
-        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike[1]) if len(some)]
+        kind, alike = _alike(list(splits.values()), self.count)
+        kinds = {key: sorted(set(kind[split.labels].tolist())) for key, split in splits.items()}
+        places = {key: [(k, split.rows(alike[k])) for k in kinds[key]] for key, split in splits.items()}
+        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike) if len(some)]
         for value, is_source, key in entries:
             for number, where in places[key]:
                 group = groups[number]
@@ -232,9 +233,7 @@ class Clusters:
                     constant = any(group.constant for group in groups if x in group.positions)
                     for group in groups:
                         group.constant |= constant and value in group.positions
-                case (
-                    Pool(x=x) | MaterialisedMatMul(x=x)
-                ):  # asks for all coordinates, and makes no vectors of this space
+                case Pool(x=x) | MaterialisedMatMul(x=x):  # all coordinates are asked for, no vectors made here
                     for group in (g for g in groups if x in g.positions):
                         group.nonlinear = sorted([*group.nonlinear, value], key=place.__getitem__)
         return groups
@@ -266,11 +265,6 @@ class _Split:
         """The positions of each of these labels, which have equally many."""
         at = np.searchsorted(self.labels, labels)
         return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])
-
-    def places(self, kind: Ints, alike: Sequence[Ints]) -> list[tuple[int, Ints]]:
-        """The positions of each kind of labels."""
-        kinds = sorted(set(kind[self.labels].tolist()))
-        return [(k, self.rows(alike[k])) for k in kinds]
 
 
 def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:

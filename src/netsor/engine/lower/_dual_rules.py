@@ -169,9 +169,10 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
         if isinstance(frame, NodeFrame):
             part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(dual, value, op, frame)
         else:
+            assert isinstance(frame, LimitFrame)
             part = s.build.constant(np.zeros((*places.shape, 0)))
             for number, f in enumerate(given):
-                unknown.reshape(-1)[places] |= _changed(dual, value, s.limit(group), number, f.support | f.unknown)
+                unknown.reshape(-1)[places] |= _changed(dual, value, frame, number, f.support | f.unknown)
         parts.append((places, part))
     rows = s.scatter(parts)
     found = s.build.reshape(rows, *support.shape, rows.shape[-1]) if support.any() else None

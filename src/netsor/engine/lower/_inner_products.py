@@ -20,7 +20,7 @@ from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._orders import union
 from ._components import FrameBatch
-from ._infinite_frames import NodeFrame
+from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
 
 
@@ -97,11 +97,11 @@ def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
         if isinstance(frame, NodeFrame):
             yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
             return
+        assert isinstance(frame, InfiniteWidthFrame)
         here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
-        blocks = list(enumerate(s.limit(group).blocks))
-        ours, theirs = ([(k, b) for k, b in blocks if b.bits & some] for some in (here, there))
+        ours, theirs = ([(k, b) for k, b in enumerate(frame.blocks) if b.bits & some] for some in (here, there))
         for (j, b), (i, a) in product(theirs, ours):
-            normals = s.limit(group).normals(i, j, i == j and bool(here & there & a.bits))
+            normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
             made = build.step("product", build.step("part", rows, start=a.start, stop=a.stop), normals)
             low, high = max(b.start, start), min(b.stop, stop)
             made = build.step("part", made, start=low - b.start, stop=high - b.start)

@@ -28,7 +28,7 @@ from ._components import FrameBatch, Number
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._inner_products import paired_products
-from ._residual_features import ResidualBasis, ResidualFeatures, unnamed
+from ._residual_features import ResidualBasis, unnamed
 from ._state import LoweredVector, State
 
 # Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
@@ -52,8 +52,6 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
         return
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
-    if not any(m.any() for m in moves):
-        return
     moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
     if any(m.any() for m in moves) and _jumps(op.f, points, moves, [_terms(s, x) for x in op.inputs]):
         raise ExactError(
@@ -183,13 +181,18 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         places, frame = group.positions[value], s.frames[group]
         assert isinstance(frame, LimitFrame)
         rests, linear = s.rests[group, value]
-        new = _features(s, value, op, group, frame, rests)
+        at = {x: s.argument(x, value, places) for x in op.inputs}
+        rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in vectors]
+        reached = [union(s.sets(x).ravel()[at[x]]) for x in vectors]
+        flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
+        params = [build.reshape(p, *places.shape) for p in flat]
+        new = frame.features(unnamed(f) if "named" in s.facts.without else f, rows, reached, params, rests)
         lead, sets.reshape(-1)[places] = frame.apply(new, _number(s, value, group), linear)
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
         parts.append((places, lead))
-    rows = s.scatter(parts)
-    return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets)
+    found = s.scatter(parts)
+    return LoweredVector(build.reshape(found, *sets.shape, found.shape[-1]), sample, sets)
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
@@ -236,8 +239,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     lead = s.vectors[op.left].lead
     if not infinite:
         return LoweredVector(made(lead, int(s.facts.widths[value])))
-    nodes = _nodes(s, op.left)
-    varies = _varies(s, op.left)
+    nodes, varies = _nodes(s, op.left), _varies(s, op.left)
     if ((_limits(s, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
         raise ExactError(value, VANISHING)
     sample = None
@@ -261,16 +263,3 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
 def _number(s: State, value: Vector, group: FrameBatch) -> Number:
     """The number of a value in a group, for seeds."""
     return *s.facts.number[value], s.groups_of(value).index(group)
-
-
-def _features(
-    s: State, value: Vector, op: Nonlin, group: FrameBatch, frame: LimitFrame, rests: ResidualBasis
-) -> ResidualFeatures:
-    """A nonlinearity of the vectors that lie in a group."""
-    build, places = s.build, group.positions[value]
-    at = {x: s.argument(x, value, places) for x in op.inputs}
-    rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in op.vectors]
-    reached = [union(s.sets(x).ravel()[at[x]]) for x in op.vectors]
-    flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
-    f = unnamed(op.f) if "named" in s.facts.without else op.f
-    return frame.features(f, rows, reached, [build.reshape(p, *places.shape) for p in flat], rests)

@@ -39,9 +39,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     outputs = any(output in group.positions for output in s.facts.outputs)
     grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
-    if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
-        return
-    if grows and group in s.whole:
+    if not vectors or count + max(asked, 1) > group.width or (group in s.whole if grows else outputs):
         return
     # rebasing takes the products of all vectors once, and a matrix that acts on many may need none: see `draws_matrix`
     least = group.frames * count**2 + (count >= _cost_model.FEWEST)

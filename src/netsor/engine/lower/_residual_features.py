@@ -11,11 +11,11 @@ conditional means: the shortcut `named`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import starmap
-from operator import or_
+from operator import call, or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -292,17 +292,13 @@ def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[F
 # Functions made of others, as partial functions of this module: steps of a plan are equal if their arguments are
 
 
-def _call(f: Callable[..., Any], *arguments: Any) -> Any:
-    return f(*arguments)
-
-
 def unnamed(f: Function) -> Function:
     """The same function without its formulas: its values, its parity, and whether it is smooth."""
     breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
         factors = tuple((unnamed(g), of) for g, of in f.factors)
-        return Composed(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity, factors=factors)
-    return Function(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity)
+        return Composed(f.name, partial(call, f.f), breaks=breaks, parity=f.parity, factors=factors)
+    return Function(f.name, partial(call, f.f), breaks=breaks, parity=f.parity)
 
 
 def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:

@@ -41,7 +41,7 @@ def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
 
 
 def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
-    sources, most = 0, 0
+    prices, sources, most = facts.prices, 0, 0
     for value, places in group.slots.items():
         vectors = 1
         if isinstance(value.op, MatMul):
@@ -51,7 +51,6 @@ def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
             sources, most = sources + places.shape[1] * vectors, max(most, vectors)
     grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
     more = grown * group.width - grown * (grown - 1) / 2
-    prices = facts.prices
     return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 

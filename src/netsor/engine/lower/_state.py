@@ -195,12 +195,6 @@ class State:
         """The scalars whose limit can be other than 0, (*shape,)."""
         return np.asarray(self.orders.of(c) == ONE)
 
-    def limit(self, group: FrameBatch) -> InfiniteWidthFrame:
-        """The frames of a group whose directions are sources and features."""
-        frame = self.frames[group]
-        assert isinstance(frame, InfiniteWidthFrame)
-        return frame
-
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
         assert isinstance(x, Vector)
