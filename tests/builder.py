@@ -91,6 +91,10 @@ class Builder(Layers):
     def choose(self, options):
         return options[self.rng.integers(len(options))]
 
+    def turned(self, d):
+        """The width of vectors with rotary positions: a number in programs for limits, where ∞ is refused."""
+        return d if ns.Width(3) in self.widths else ns.Width(12)
+
     def latest(self, options):
         """One of the options, rather a late one: so programs get deep."""
         return options[-min(self.rng.geometric(0.4), len(options))]
@@ -271,7 +275,7 @@ class Builder(Layers):
         """Queries and keys at positions, in a space where half of the coordinates are an even number."""
         x = self.vector()
         x = x if x.shape else x[None]
-        d, at = 4 * self.choose(self.widths), self.rng.integers(0, 9, x.shape[-1])
+        d, at = self.turned(4 * self.choose(self.widths)), self.rng.integers(0, 9, x.shape[-1])
         base, fraction = self.choose([10000.0, 10.0]), self.choose([1.0, 0.5])
         q, k = (ns.rotary(ns.weight(d, x.width) @ x, at, base, fraction) for _ in range(2))
         self.scalars.append(ns.dot(q, k))

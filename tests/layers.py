@@ -27,7 +27,8 @@ class Layers:
         }
         if x.ndim > 1:
             del options["bias"]
-        made = ns.nn.attend(x, heads, d, **{k: v for k, v in options.items() if self.often(0.25)})
+        chosen = {k: v for k, v in options.items() if self.often(0.25)}
+        made = ns.nn.attend(x, heads, self.turned(d) if "rotary" in chosen else d, **chosen)
         self.scalars.append(self.choose([made.scores, made.weights]))
         return made.output
 

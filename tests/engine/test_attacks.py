@@ -222,29 +222,13 @@ def test_norms_inside_a_head():
     near(ns.Program(ns.dot(q, k)))
 
 
-@pytest.mark.parametrize("positions", [[0.0, 2.0, 7.0], [5.0, 1.0, 2.5]])
-def test_rotary_positions_at_infinity(positions):
-    """Cov(p_ij, p_i'j') = K_ii' K_jj' κ((t_j − t_i) − (t_j' − t_i')), κ by a fine sum over frequencies."""
-    cov = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
-    x = ns.gaussian(n, 3, cov=cov)
-    turned = [ns.rotary(ns.weight(d, n) @ x, positions, base=100.0, fraction=0.75) for _ in range(2)]
-    found = ns.Program(ns.dot(*turned)).law(n=inf, d=inf, draws=100_000).component_mean
-    gaps = np.subtract.outer(positions, positions).T.ravel()
-    u = (np.arange(20_000) + 0.5) / 20_000
-    kappa = 0.25 + 0.75 * np.cos(np.subtract.outer(gaps, gaps)[..., None] * 100.0**-u).mean(axis=-1)
-    right = np.kron(cov, cov) * kappa
-    scale = np.diag(right)
-    error = np.sqrt((right**2 + np.outer(scale, scale)) / len(found))
-    assert (np.abs(np.cov(found.T) - right) < 5 * error).all()  # 45 entries: level 3e-5
-
-
 def test_rotary_positions_at_finite_width():
     x = ns.gaussian(n, 3)
     q, k = ns.weight(d, n, 2) @ x, ns.weight(d, n, 1)[[0, 0]] @ x
     a = ns.softmax(ns.dot(ns.rotary(q, fraction=0.5), ns.rotary(k, fraction=0.5)) + ns.normal((3,), 0.5), "causal")
     net = ns.Program((a[0, 2], ns.weight(n, 2 * d) @ ns.concat(a @ (ns.weight(d, n, 2) @ x), axis=0)))
     assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL
-    near(net, draws=1500, wide=600)
+    near(net, draws=1500, wide=600, d=4)
 
 
 def test_constants_in_the_limit_have_sane_errors():
@@ -262,7 +246,7 @@ def test_a_matrix_acts_again_on_a_concatenation_with_more_directions():
 
 
 def test_stretched_rotary_frequencies():
-    """The rule of Llama 3.1 written out; at infinity κ by a fine sum over frequencies."""
+    """The rule of Llama 3.1 written out."""
     stretch, at = (8.0, 1.0, 4.0, 64.0), [0.0, 3.0, 40.0]
     theta = 100.0 ** (-2 * np.arange(8) / 16)
     wavelength = 2 * np.pi / theta
@@ -274,15 +258,7 @@ def test_stretched_rotary_frequencies():
     assert ((wavelength > 16) & (wavelength < 64)).any()
     turned = ns.rotary(ns.gaussian(16, 3), at, base=100.0, stretch=stretch)
     np.testing.assert_allclose(turned.op.angles(16), np.outer(at, right), rtol=1e-12)
-    tokens = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
-    x = ns.gaussian(n, 3, cov=tokens)
+    x = ns.gaussian(n, 3, cov=[[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
     q, k = (ns.rotary(ns.weight(d, n) @ x, at, base=100.0, stretch=stretch) for _ in range(2))
-    found = ns.Program(ns.dot(q, k)).law(n=inf, d=inf, draws=100_000).component_mean
-    gaps = np.subtract.outer(at, at).T.ravel()
-    u = (np.arange(20_000) + 0.5) / 20_000
-    kappa = np.cos(np.subtract.outer(gaps, gaps)[..., None] * turned.op.stretch.of(100.0**-u)).mean(axis=-1)
-    cov = np.kron(tokens, tokens) * kappa
-    error = np.sqrt((cov**2 + np.outer(np.diag(cov), np.diag(cov))) / len(found))
-    assert (np.abs(np.cov(found.T) - cov) < 5 * error).all()  # 45 entries: level 3e-5
     net = ns.Program(ns.dot(q, k))
     assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL

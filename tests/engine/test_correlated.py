@@ -60,7 +60,7 @@ def test_scores_inside_the_factors_stay_random():
 
 
 def test_one_that_is_refused_hides_no_other():
-    """At infinite width the engine knows no combination of rotated vectors; of other scores it tells."""
+    """At infinite width the engine refuses rotated vectors; of other scores it tells."""
     x = ns.gaussian(n, 2)
     turned = ns.rotary(ns.weight(2 * n, n) @ x).sum()
     refused, tied = ns.dot(turned, turned), ns.dot(x[0], x[0])

@@ -102,8 +102,6 @@ REASONS = (
     "a score that depends on terms of order 1/n",
     "has no limit",
     "a function of all coordinates",
-    "rotary",
-    "turned",
     "Gaussian expectations are too inexact for this law",
     "jumps at the limit of its argument",
     "a part of order n^(-1/2)",

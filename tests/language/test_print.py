@@ -146,12 +146,12 @@ def test_latex_states_the_limit_law():
 
 
 def test_latex_of_rotary_scores():
-    """Their covariance is no product of those of the factors: it depends on how far tokens are apart."""
+    """Their covariance is no product of those of the factors: it is left as an expectation."""
     x = ns.tanh(ns.gaussian(n, 3))
     q, k = (ns.rotary(ns.weight(n, n) @ x) for _ in range(2))
     text = ns.Program(ns.dot(q, k)).latex()
-    assert r"= \kappa((t(j) - t(i)) - (t(j') - t(i'))) \, \mathbb{E}[Z^{g^{(1)}_{i}} Z^{g^{(1)}_{i'}}]" in text
-    assert r"\kappa(r) = \int_0^1 \cos(r \, 10000^{-u}) \, du" in text
+    pairs = r"\langle u^{(1)}_{i}, u^{(2)}_{j} \rangle \langle u^{(1)}_{i'}, u^{(2)}_{j'} \rangle"
+    assert rf"= \lim n^{{-1}} \, \mathbb{{E}}[{pairs}]" in text
 
 
 def test_a_matrix_used_twice_has_its_covariance_printed():

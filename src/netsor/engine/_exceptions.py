@@ -28,7 +28,7 @@ class ExactError(ValueError):
     ... except ns.ExactError as error:
     ...     print(str(error).split(" (at")[0])
     ...
-    a coordinate of vectors turned by rotary positions, at width inf
+    rotary positions of vectors at width inf
     """
 
     def __init__(self, value: Value, problem: str, instead: str = "finite widths have an exact law") -> None:

@@ -250,9 +250,6 @@ class Writer:
                 return [rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
             case ops.Concat() if isinstance(value, Vector):
                 return [f"{self.expectation(value, i, value, j)} = {self.expanded(value, i, value, j)}"]
-            case Rotate(x, _, base, fraction, stretch) if isinstance(value, Vector):
-                turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
-                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {tex.kappa(base, fraction, stretch)}"]
         known = op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES) and not isinstance(op, Pool)
         return [f"{z} = {tex.formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
 
@@ -312,12 +309,7 @@ class Writer:
             return wick
         pairs = ((x1, y1), (x2, y2))
         dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
-        cov = rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
-        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and tex.different_matrices(x.op.x, y.op.x):
-            apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
-            kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
-            cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
-        return cov
+        return rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
 
     # E[Z^x Z^y]
 

@@ -211,15 +211,6 @@ def dimension(width: Width) -> str:
     return name if width.factor == 1 else f"{width.factor}{name}"
 
 
-def kappa(base: float, fraction: float, stretch: tuple[float, ...] | None) -> str:
-    """The mean of cos(r θ) over the frequencies θ of a rotation; coordinates that are not turned count 1."""
-    theta = rf"{decimal(base)}^{{-u}}"
-    if stretch is not None:
-        theta = rf"\sigma_{{{', '.join(map(decimal, stretch))}}}({theta})"
-    turned = rf"\int_0^1 \cos(r \, {theta}) \, du"
-    return rf"\kappa(r) = {turned if fraction == 1 else f'{decimal(fraction)} {turned} + {decimal(1 - fraction)}'}"
-
-
 def variance(weight: Weight) -> str:
     """σ² in/fan, by which E[Z^x Z^x'] becomes a covariance of W x; nothing for 1."""
     number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"

@@ -85,7 +85,8 @@ def rotary(
     """Rotary positions: rotate each vector by the position of its token, the last axis of x.
 
     At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r), among the first r = fraction ·
-    width coordinates; r must be even at every width that you bind.
+    width coordinates; r must be even at every width that you bind. The width of x must be finite in a law at infinite
+    width, unless you extrapolate it (``method="extrapolate"``); other widths may be infinite.
 
     Parameters
     ----------

@@ -47,14 +47,13 @@ from ._analysis import ProgramAnalysis
 from ._dual_rules import UnknownEpsilonPart, epsilon_part, score
 from ._infinite_frames import NodesNeeded
 from ._inner_products import mean, products, products_of_coordinates, rotated
-from ._linear import LINEAR, lower_linear, taken
+from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._relu_sign_patterns import positive
-from ._reused_weights import adjoint, along, span
-from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
-from ._state import LoweredVector, State, turned_error
+from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span, whole_groups
+from ._state import LoweredVector, State
 from ._very_wide import limit_of_products
 
 
@@ -184,9 +183,6 @@ def _lowered(s: State) -> Plan:
 
 
 def _value(s: State, value: Value, index: int) -> None:
-    turned = any(s.vectors[x].turned is not None for x in value.op.inputs if isinstance(x, Vector))
-    if turned and not isinstance(value.op, (ops.Dot, *LINEAR)):
-        raise turned_error(value)
     if isinstance(value, Vector):
         if value in s.facts.drawn:
             for group in s.groups_from(value):
@@ -221,7 +217,7 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
     words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
     made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words)
-    return made if op.std == 1 else s.build.step("scale", made, by=op.std)
+    return s.build.step("scale", made, by=op.std)
 
 
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:

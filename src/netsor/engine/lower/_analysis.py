@@ -102,7 +102,11 @@ class ProgramAnalysis:
         self.picked = (0,) if picked is None else tuple(picked)
         self.without = without  # shortcuts left out
         self.names = names
-        values = context.ordered(_sort_by_depth(outputs, context))
+        depth: dict[Value, int] = {}
+        for value in context.ordered(outputs):
+            depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+        # outputs of early layers before those of late ones: so what they are made of need not be kept until the end
+        values = context.ordered(sorted(outputs, key=depth.__getitem__))
         made = linear_sources(values)
         edges = asked_together(values, made)
         # sources that a Fuse replaces
@@ -114,7 +118,13 @@ class ProgramAnalysis:
             self.leaves, values = leaves(values, edges, self.coordinates)
         values = _schedule_means_early(values)
         # what seeds are made from: the place as written, and a count
-        self.number = _numbers(values, made, context)
+        self.number: dict[Value, tuple[int, int]] = {}
+        count = Counter[int]()
+        for value in values:
+            if isinstance(value.op, Normal) or (value in made and value in made[value]):
+                place = context.origin[value]
+                self.number[value] = place, count[place]
+                count[place] += 1
         # sources of which products or coordinates are asked for
         begun = [v for v in values if v in made and v in made[v]]
         self.drawn = frozenset(v for v in begun if v in edges or "undrawn" in without) - self.merged_sources
@@ -126,7 +136,9 @@ class ProgramAnalysis:
         # as they are lowered; data is given in the standard basis, so it comes before any frame is turned
         self.values = tuple(sorted(values, key=lambda value: not isinstance(value.op, Data)))
         self.place = {value: k for k, value in enumerate(self.values)}
-        self.last = _last_uses(self.values, outputs)  # the place of the last value that needs the coordinates of each
+        # the place of the last value that needs the coordinates of each
+        self.last: dict[Value, int] = {x: k for k, value in enumerate(self.values) for x in value.op.inputs}
+        self.last |= dict.fromkeys(outputs, len(self.values))
         # how many blocks the vectors of each value have, and how wide one is
         self.blocks, self.widths = blocks_of(self.values, context.bound)
         self.limits = frozenset(value for value, width in self.widths.items() if math.isinf(width))  # of infinite width
@@ -164,14 +176,6 @@ def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
     return sorted({c % int(group.width) for c in picked})
 
 
-def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Outputs of early layers before those of late ones: so what they are made of need not be kept until the end."""
-    depth: dict[Value, int] = {}
-    for value in context.ordered(outputs):
-        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
-    return sorted(outputs, key=lambda output: depth[output])
-
-
 def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
     """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them."""
     place, users = {value: k for k, value in enumerate(values)}, users_of(values)
@@ -199,29 +203,6 @@ def _coordinates(outputs: Sequence[Value]) -> set[Value]:
             if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
                 pending += [x for x in value.op.inputs if isinstance(x, Vector)]
     return found
-
-
-def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
-    last = dict.fromkeys(values, -1)
-    for k, value in enumerate(values):
-        for x in value.op.inputs:
-            last[x] = k
-    for output in outputs:
-        last[output] = len(values)
-    return last
-
-
-def _numbers(
-    values: Sequence[Value], made: Mapping[Value, frozenset[Value]], context: Context
-) -> dict[Value, tuple[int, int]]:
-    number: dict[Value, tuple[int, int]] = {}
-    count: Counter[int] = Counter()
-    for value in values:
-        if isinstance(value.op, Normal) or (value in made and value in made[value]):
-            place = context.origin[value]
-            number[value] = place, count[place]
-            count[place] += 1
-    return number
 
 
 def _check_room(group: FrameBatch) -> None:

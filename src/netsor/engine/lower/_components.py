@@ -74,7 +74,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
 
 
 def _components(count: int, first: Ints, second: Ints) -> Ints:
-    """The connected component of each of so many numbers, for the ends of edges; counted by their least numbers.
+    """The least number in the connected component of each of so many numbers, for the ends of edges.
 
     Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
     import, and every plan needs this.
@@ -87,7 +87,7 @@ def _components(count: int, first: Ints, second: Ints) -> Ints:
         first, second = least[first], least[second]
         apart = first != second
         first, second = first[apart], second[apart]
-    return (np.cumsum(least == np.arange(count)) - 1)[least]
+    return least
 
 
 class Clusters:
@@ -142,16 +142,8 @@ class Clusters:
         """The component of every number so far."""
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
-            ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
-            linked = np.zeros(self.count, dtype=bool)
-            linked[ends] = True
-            nodes, place = np.flatnonzero(linked), np.cumsum(linked) - 1
-            part = _components(len(nodes), *place[ends])
-            one = np.zeros(len(nodes), dtype=np.intp)
-            one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
-            renamed = np.arange(self.count)
-            renamed[nodes] = one[part]
-            label = renamed[label]
+            ends = (label[np.concatenate(some)] for some in zip(*self.edges, strict=True))
+            label = _components(self.count, *ends)[label]
         self.label, self.edges = label, []
         return label
 
@@ -220,9 +212,10 @@ class Clusters:
                     entries.append((value, is_source, key := found.tobytes()))
                     if key not in splits:
                         splits[key] = _Split(found)
-        alike = _alike(list(splits.values()), self.count)
-        places = {key: split.places(*alike) for key, split in splits.items()}
-        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike[1]) if len(some)]
+        kind, alike = _alike(list(splits.values()), self.count)
+        kinds = {key: sorted(set(kind[split.labels].tolist())) for key, split in splits.items()}
+        places = {key: [(k, split.rows(alike[k])) for k in kinds[key]] for key, split in splits.items()}
+        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike) if len(some)]
         for value, is_source, key in entries:
             for number, where in places[key]:
                 group = groups[number]
@@ -240,9 +233,7 @@ class Clusters:
                     constant = any(group.constant for group in groups if x in group.positions)
                     for group in groups:
                         group.constant |= constant and value in group.positions
-                case (
-                    Pool(x=x) | MaterialisedMatMul(x=x)
-                ):  # asks for all coordinates, and makes no vectors of this space
+                case Pool(x=x) | MaterialisedMatMul(x=x):  # all coordinates are asked for, no vectors made here
                     for group in (g for g in groups if x in g.positions):
                         group.nonlinear = sorted([*group.nonlinear, value], key=place.__getitem__)
         return groups
@@ -274,11 +265,6 @@ class _Split:
         """The positions of each of these labels, which have equally many."""
         at = np.searchsorted(self.labels, labels)
         return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])
-
-    def places(self, kind: Ints, alike: Sequence[Ints]) -> list[tuple[int, Ints]]:
-        """The positions of each kind of labels."""
-        kinds = sorted(set(kind[self.labels].tolist()))
-        return [(k, self.rows(alike[k])) for k in kinds]
 
 
 def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:

@@ -44,36 +44,33 @@ class Dual:
         made, pending = self.s.epsilons, [value]
         while pending:
             one = pending[-1]
-            waiting = [] if one in made else [x for x in self._inputs(one) if x not in made]
-            if waiting:
+            rule, inputs = self._rule(one)
+            if waiting := [x for x in inputs if x not in made and one not in made]:
                 pending += waiting
                 continue
-            pending.pop()
             if one not in made:
-                made[one] = self._fitted(one, self._rule(one)(self, one, one.op))
+                found = rule(self, one, one.op)
+                shape = one.shape if isinstance(one, Scalar) else self.s.vectors[one].lead.shape[:-1]
+                support, unknown = (np.broadcast_to(m, shape) for m in (found.support, found.unknown))
+                made[one] = replace(found, support=support, unknown=unknown)
+            pending.pop()
         return made[value]
 
-    def _rule(self, value: Value) -> Callable[..., Fluctuation]:
-        if value not in self.s.inexact or (isinstance(value.op, MatMul) and value.op.x not in self.s.inexact):
-            return none
-        return (self.vectors if isinstance(value, Vector) else self.scalars).get(type(value.op), not_known)
-
-    def _inputs(self, value: Value) -> Sequence[Value]:
-        """The values whose ε parts the rule of an operation asks for."""
-        limits = self.s.facts.limits
+    def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
+        """The rule of an operation, and the values whose ε parts it asks for."""
+        inexact, limits = self.s.inexact, self.s.facts.limits
+        rules = self.vectors if isinstance(value, Vector) else self.scalars
         match value.op:
-            case MatMul() | Fuse() | Dot(power=0.5):
-                return []
-            case Dot(x) | Coefficients(x) if x not in limits:
-                return []
-            case AdjointCorrection(g=g) if g not in limits:
-                return []
-        return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-
-    def _fitted(self, value: Value, found: Fluctuation) -> Fluctuation:
-        shape = value.shape if isinstance(value, Scalar) else self.s.vectors[value].lead.shape[:-1]
-        support, unknown = (np.broadcast_to(m, shape) for m in (found.support, found.unknown))
-        return replace(found, support=support, unknown=unknown)
+            case MatMul(_, x):
+                return (rules[MatMul] if x in inexact else none), []
+            case _ if value not in inexact:
+                return none, []
+            case Fuse() | Dot(power=0.5):
+                return not_known, []
+            case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
+                return not_known, []
+        inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
+        return rules.get(type(value.op), not_known), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 · y1, a mean over blocks."""

@@ -12,23 +12,22 @@ import numpy as np
 from ...activations import Function
 from ...language._array import Operation, Value
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
-from ...language._rotary import Rotate
 from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
 from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
-from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, Fuse, OuterProductSum, Span
+from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, OuterProductSum, Span
 from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, guard, made_of, none, not_known, span, unknown_pairs
+from ._dual_numbers import Dual, guard, made_of, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._inner_products import paired_products, products, turned_scores
+from ._inner_products import paired_products, products
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
 from ._residual_features import ResidualFeatures
-from ._state import Fluctuation, State, pairs_meet, unknown_along
+from ._state import Fluctuation, State, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -40,29 +39,18 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     return Fluctuation(dual.s.build.constant(np.asarray(number)), some, ~some, (width.name, width.factor))
 
 
-def _dot(dual: Dual, value: Scalar, op: Dot) -> Fluctuation:
-    if op.power != 1 or op.x not in dual.s.facts.limits:
-        return not_known(dual, value, op)
-    return dual.product(op.x, op.y, value.ndim)
-
-
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     """Coefficients along directions: known where they are 0 at order 1 by structure."""
     s, x, y = dual.s, op.x, op.y
-    if x not in s.facts.limits:
-        return not_known(dual, value, op)
     found, cross = dual.product(x, y, value.ndim), ~s.order_one(value)
     cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
-    part = None
-    if found.part is not None and cross.any():
-        part = s.build.step("multiply", found.part, s.build.constant(cross * 1.0))
+    part = found.part if cross.any() else None
+    part = part and s.build.step("multiply", part, s.build.constant(cross * 1.0))
     return Fluctuation(part, cross & found.support, s.order_one(value) | (cross & found.unknown), found.unit)
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
     s, build = dual.s, dual.s.build
-    if op.g not in s.facts.limits:
-        return not_known(dual, value, op)
     given = dual.product(op.g, op.b, value.ndim)
     terms, unknown, support = [], given.unknown, given.support
     if given.part is not None:
@@ -72,12 +60,11 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         unknown, support = unknown | wanted.unknown, support | wanted.support
         if wanted.part is not None:
             terms.append(build.step("scale", wanted.part, by=op.gain * s.norm(op.d) / s.norm(op.g)))
+        guard(dual, op.d, op.u)
     else:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
-    if op.d in s.facts.limits:
-        guard(dual, op.d, op.u)
     if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
@@ -85,7 +72,7 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
 
 def _take(dual: Dual, value: Scalar, op: Take) -> Fluctuation:
     given = dual[op.x]
-    part = None if given.part is None else taken(dual.s, given.part, op.x.ndim, op.flat)
+    part = given.part and taken(dual.s, given.part, op.x.ndim, op.flat)
     return Fluctuation(part, given.support.ravel()[op.flat], given.unknown.ravel()[op.flat], given.unit)
 
 
@@ -145,7 +132,7 @@ SCALARS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Constant: none,
     Normal: none,
     Root: _root,
-    Dot: _dot,
+    Dot: lambda dual, value, op: dual.product(op.x, op.y, value.ndim),
     Coefficients: _along,
     AdjointCorrection: _adjoint,
     Apply: _apply,
@@ -182,12 +169,21 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
         if isinstance(frame, NodeFrame):
             part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(dual, value, op, frame)
         else:
+            assert isinstance(frame, LimitFrame)
             part = s.build.constant(np.zeros((*places.shape, 0)))
-            unknown.reshape(-1)[places] |= _shown(dual, value, s.limit(group))
+            for number, f in enumerate(given):
+                unknown.reshape(-1)[places] |= _changed(dual, value, frame, number, f.support | f.unknown)
         parts.append((places, part))
     rows = s.scatter(parts)
     found = s.build.reshape(rows, *support.shape, rows.shape[-1]) if support.any() else None
     return Fluctuation(found, support, unknown)
+
+
+def _changed(dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any) -> int:
+    """The directions along which outputs of a nonlinearity change if an argument changes where it is marked."""
+    x, own = value.op.inputs[number], _feature(dual, value, frame)
+    some = marks.ravel()[dual.s.argument(x, value, frame.group.positions[value])]
+    return frame.changes(own, number, union(some) if isinstance(x, Vector) else 0) if some.any() else 0
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
@@ -215,11 +211,9 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[
 
     for number, x in enumerate(op.inputs):
         small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
-        smooth = all(is_smooth(f) for f, of in own.factors() if number in of)
+        smooth = all(is_smooth(f) for f, of in own.factors if number in of)
         for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
-            some = marks.ravel()[s.argument(x, value, places)]
-            if some.any():
-                along[unknown] |= frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
+            along[unknown] |= _changed(dual, value, frame, number, marks)
         change = small.part if smooth else None
         changes.append(build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change))
         main.append(rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x]))
@@ -233,16 +227,6 @@ def _directional(f: Function, *arrays: Any) -> Any:
     main, more = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
     ends = [f(*(a + sign * STEP * b for a, b in zip(main, more, strict=True))) for sign in (1, -1)]
     return (ends[0] - ends[1]) / (2 * STEP)
-
-
-def _shown(dual: Dual, value: Vector, frame: InfiniteWidthFrame) -> int:
-    """The directions along which a change of the arguments of a nonlinearity can show."""
-    own, found = _feature(dual, value, frame), 0
-    for number, x in enumerate(value.op.inputs):
-        marks = (dual[x].support | dual[x].unknown).ravel()[dual.s.argument(x, value, frame.group.positions[value])]
-        if marks.any():
-            found |= frame.changes(own, number, union(marks) if isinstance(x, Vector) else 0)
-    return found
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
@@ -281,10 +265,8 @@ VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Gaussian: none,
     Data: none,
     MatMul: _matmul,
-    Fuse: not_known,
     Nonlin: _nonlin,
     OuterProductSum: _outer_product_sum,
-    Rotate: lambda dual, value, op: dual[op.x],
     Span: span,
     **dict.fromkeys(LINEAR, _linear),
 }
@@ -317,15 +299,9 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
         raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
-    turned = turned_scores(s, value, x, y)
-    if turned is None:
-        found = dual.product(x, y, value.ndim)
-        unknown = found.unknown
-    else:
-        first, second = (part.support | part.unknown for part in (dual[x], dual[y]))
-        unknown = pairs_meet(x, first, y, s.sets(y), value.ndim) | pairs_meet(x, s.sets(x), y, second, value.ndim)
-        unknown = unknown | unknown_pairs(s, x, y, value.ndim)
-    if (unknown & asked).any() and (unknown & asked & _not_zero(s, x, y)).any():
+    found = dual.product(x, y, value.ndim)
+    unknown = found.unknown & asked
+    if unknown.any() and (unknown & _not_zero(s, x, y)).any():
         if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
             raise NodesNeeded(frozenset(more))
         raise ScoreError(
@@ -333,9 +309,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
-    if turned is None:
-        turned = s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
-    return turned
+    return s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
 
 
 def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:

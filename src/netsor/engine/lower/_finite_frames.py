@@ -40,10 +40,23 @@ class Frame(ABC):
         """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """A frame that spans these vectors instead of this one, and their coordinates in it.
+        """A frame that spans these vectors and (1, …, 1) instead of this one, and the vectors' coordinates in it.
 
         `outputs`: whether coordinates α of vectors are asked for; if not, the directions before `first` may stay.
         """
+        build, given, frames = self.build, list(rows), self.group.frames
+        ones = self.constant if self.constant is not None and self.constant.shape[-1] > first else None
+        if ones is not None:
+            given.append(build.reshape(build.pad_or_cut(ones, self.directions), frames, 1, self.directions))
+        new, made = self.spanning(build.step("join", *given, axis=1), outputs, first)
+        new.directions = made.shape[-1]
+        ends = np.cumsum([0, *(row.shape[1] for row in given)])
+        parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
+        new.constant = self.constant if ones is None else build.reshape(parts.pop(), frames, new.directions)
+        return new, parts
+
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """A frame that keeps the directions before `first` and spans vectors, and their coordinates in it."""
         raise TypeError(f"{type(self).__name__} frames are not turned")
 
     def orientation(self) -> Register:
@@ -56,16 +69,8 @@ def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Regi
     build = frame.build
     rest = build.step("part", vectors, start=first, stop=frame.directions)
     basis = build.step("basis", rest, words="turn the frame to span the vectors still in use")
-    made = build.step("gram", rest, basis)
-    if first:
-        made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
-    return basis, made
-
-
-def of_each(build: Builder, made: Register, given: Sequence[Register]) -> list[Register]:
-    """The rows of arrays that were joined."""
-    ends = np.cumsum([0, *(row.shape[1] for row in given)])
-    return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
+    before = [build.step("part", vectors, start=0, stop=first)] if first else []
+    return basis, build.step("join", *before, build.step("gram", rest, basis), axis=2)
 
 
 class BartlettFrame(Frame):
@@ -73,11 +78,13 @@ class BartlettFrame(Frame):
 
     can_rebase = True
 
-    def __init__(self, group: FrameBatch, build: Builder, picked: Sequence[int]) -> None:
+    def __init__(
+        self, group: FrameBatch, build: Builder, picked: Sequence[int], oriented: Register | None = None, asked: int = 0
+    ) -> None:
         super().__init__(group, build, int(group.constant), math.sqrt(group.width) if group.constant else None)
         self.picked = picked
-        self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
-        self.asked = 0  # how often the frame was oriented
+        self.oriented = oriented  # the coordinates of each direction that are asked for, as far as known
+        self.asked = asked  # how often the frame was oriented
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """Bartlett's coordinates of new isotropic vectors."""
@@ -91,14 +98,12 @@ class BartlettFrame(Frame):
         chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
         return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
 
-    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """Directions that span the vectors, from their coordinates: small ones keep their digits."""
-        build, given = self.build, with_ones(self, rows, first)
-        vectors = build.step("join", *given, axis=1)
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """From the coordinates of the vectors: small ones keep their digits."""
         known = self.orientation() if outputs else None
         basis, made = spanned(self, vectors, first)
-        along = None if known is None else build.step("gram", known, basis)
-        return turned(self, self.picked, made, given, along, self.asked, first)
+        along = None if known is None else self.build.step("gram", known, basis)
+        return BartlettFrame(self.group, self.build, self.picked, along, self.asked), made
 
     def orientation(self) -> Register:
         """The frame is uniformly oriented.
@@ -154,38 +159,6 @@ def _in_triangle(count: int, d: int, new: int) -> Ints:
     return made
 
 
-def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Register]:
-    """Vectors of a frame that is turned from `first` on, and (1, …, 1) if it changes, (frames, vectors, directions)."""
-    build, given = frame.build, list(rows)
-    if frame.constant is not None and frame.constant.shape[-1] > first:
-        wide = build.pad_or_cut(frame.constant, frame.directions)
-        given.append(build.reshape(wide, frame.group.frames, 1, frame.directions))
-    return given
-
-
-def turned(
-    frame: Frame,
-    picked: Sequence[int],
-    made: Register,
-    given: Sequence[Register],
-    along: Register | None,
-    asked: int,
-    first: int = 0,
-) -> tuple[Frame, list[Register]]:
-    """The frame that spans given vectors, with their coordinates `made`; and those of each for itself.
-
-    `along` are the coordinates asked for of each new direction; directions before `first` are not new.
-    """
-    build = frame.build
-    new = BartlettFrame(frame.group, build, picked)
-    new.directions, new.oriented, new.asked = made.shape[-1], along, asked
-    parts = of_each(build, made, given)
-    new.constant = frame.constant
-    if frame.constant is not None and frame.constant.shape[-1] > first:
-        new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)
-    return new, parts
-
-
 class StandardBasis(Frame):
     """Frames whose directions are the coordinates of the space; `picked` are those that outputs ask for."""
 
@@ -201,14 +174,13 @@ class StandardBasis(Frame):
         key = (*number, COORDINATES, 0)
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
-    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """Rebase by the Gram matrix, which is smaller than the vectors, and by these where it is ill-conditioned."""
-        build, given = self.build, with_ones(self, rows)
-        vectors = build.step("join", *given, axis=1)
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """By the Gram matrix, which is smaller than the vectors, and by these where it is ill-conditioned."""
+        build = self.build
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
         made = build.step("reduced", gram, vectors, words="turn the frame to span them")
         along = build.step("oriented", made, vectors, self.orientation()) if outputs else None
-        return turned(self, self.picked, made, given, along, 0)
+        return BartlettFrame(self.group, build, self.picked, along), made
 
     def orientation(self) -> Register:
         """Each is the coordinate along one direction."""

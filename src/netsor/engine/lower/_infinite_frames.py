@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -25,9 +28,8 @@ from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
 from ._components import FrameBatch, Number
-from ._finite_frames import Frame, of_each, spanned
+from ._finite_frames import Frame, spanned
 from ._residual_features import ResidualBasis, ResidualFeatures, SignFactor, has_mean_zero, slopes
-from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
 MAX_SOURCES = 448  # of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows and (1, …, 1)
@@ -47,20 +49,6 @@ class Directions:
     def bits(self) -> int:
         """The set of these directions."""
         return bit_range(self.start, self.stop)
-
-
-@dataclass(eq=False)
-class RotaryFluctuations:
-    """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
-
-    law: Angles
-    gaps: Floats = field(default_factory=lambda: np.zeros(0))
-    normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
-
-    def add(self, gaps: Floats, normals: Register) -> None:
-        """More differences."""
-        self.gaps = np.concatenate([self.gaps, gaps])
-        self.normals.append(normals)
 
 
 class NodesNeeded(Exception):
@@ -123,12 +111,9 @@ class LimitFrame(Frame):
 
     def changes(self, own: ResidualFeatures, number: int, some: int) -> int:
         """Along what outputs change if an argument does, by a vector along some basis functions; a number has none."""
-        reach, linear = self.sources(some)
-        ones, found = int(self.group.constant), 0
+        (reach, linear), ones = self.sources(some), int(self.group.constant)
         b = SignFactor(reach & ~ones, some != 0, not linear or bool(reach & ones))
-        for term in own.changes(number, b):
-            found |= self.along(term)
-        return found
+        return reduce(or_, map(self.along, own.changes(number, b)), 0)
 
 
 class InfiniteWidthFrame(LimitFrame):
@@ -137,12 +122,10 @@ class InfiniteWidthFrame(LimitFrame):
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
         self.can_rebase = self.draws_nothing = not group.nonlinear and not scored
-        self.pairs: dict[tuple[int, int], Register] = {}
-        self.diagonals: dict[int, Register] = {}
-        self.crossings: dict[int, int] = {}
+        self.pairs: dict[tuple[int, int, bool], Register] = {}  # the arguments and results of `normals`
+        self.crossings = Counter[int]()  # how often the normals of a block with earlier ones were drawn, for seeds
         self.known: dict[tuple[int, int], bool] = {}  # whether those of a source and features have a law: see `has_law`
         self.before: dict[int, int] = {}  # the directions that come before a direction in the order of sources
-        self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """A direction for each source."""
@@ -158,13 +141,12 @@ class InfiniteWidthFrame(LimitFrame):
 
     def apply(self, new: ResidualFeatures, number: Number, linear: bool) -> tuple[Register, int]:
         """Features have coordinates along what they are functions of, and along new directions."""
-        several = [f for f, of in new.factors() if sum(argument < len(new.rows) for argument in of) > 1]
+        several = [f for f, of in new.factors if sum(argument < len(new.rows) for argument in of) > 1]
         jump = any(map(jumps, several)) and not all(rows.value is not None for rows in new.rows)
         if new.nested or jump:  # what jumps along a surface takes a million points, for every replica
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, linear)
-        ones = bool(self.group.constant)
-        rows = new.rests.add(self.build, new, number, self.directions, linear, ones, named(new.f))
+        rows = new.rests.add(self.build, new, number, self.directions, linear, self.group.constant)
         self.unit(number, rows.shape[-1] - self.directions, new, along)
         return rows, self.blocks[-1].along
 
@@ -194,107 +176,56 @@ class InfiniteWidthFrame(LimitFrame):
         if source.feature is not None or source.number == NO_VALUE:
             return False
         if (e, f) not in self.known:
-            self.known[e, f] = self._precede(feature.reach, source.bits)
+            first = reduce(or_, (self.before.get(k, 0) for k in _elements(feature.reach)), feature.reach)
+            self.known[e, f] = not first & source.bits
+            if self.known[e, f]:
+                after = [k for k, earlier in self.before.items() if earlier & source.bits]
+                for k in {*_elements(source.bits), *after}:
+                    self.before[k] = self.before.get(k, 0) | first
         return self.known[e, f]
-
-    def _precede(self, some: int, later: int) -> bool:
-        """Let some directions come before others in the order of sources; False if these must come before them."""
-        first = some
-        for k in _elements(some):
-            first |= self.before.get(k, 0)
-        if first & later:
-            return False
-        after = [k for k, earlier in self.before.items() if earlier & later]
-        for k in {*_elements(later), *after}:
-            self.before[k] = self.before.get(k, 0) | first
-        return True
 
     def normals(self, a: int, b: int, same: bool = False) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
 
         Those of directions with themselves are N(0, 2); they are drawn if `same` asks for them, else 0.
         """
-        if same and self.blocks[a].number != NO_VALUE:
-            return self.build.step("add", self.normals(a, b), self._own(a))
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
-        if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
-            return made
-        if (a, b) not in self.pairs:
-            later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
-            size = later.stop - later.start
-            if a == b:
+        later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
+        same, size = same and later.number != NO_VALUE, later.stop - later.start
+        if (a, b, same) not in self.pairs:
+            if same:
+                others, at = self.normals(a, b), np.eye(size, dtype=bool)
+                squares = self._symmetric(later, at, 1, "squares of sources", by=math.sqrt(2.0))
+                made = self.build.step("add", others, squares)
+            elif a == b:
                 words = "scores of sources drawn together"
-                below = frames, size * (size - 1) // 2
-                drawn = self.build.draw("normals", (*later.number, OWN, 0), below, words)
-                made = self._square(drawn, np.tri(size, k=-1, dtype=bool))
+                made = self._symmetric(later, np.tri(size, k=-1, dtype=bool), 0, words)
             else:
-                again = self.crossings[a] = self.crossings.get(a, -1) + 1
-                key = (*later.number, CROSS, again)
-                shape = frames, size, earlier.stop - earlier.start
-                made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
-            self.pairs[a, b] = made
-        return self.pairs[a, b]
+                words, shape = "scores: a normal for each pair of directions", (size, earlier.stop - earlier.start)
+                made = self.build.draw("normals", (*later.number, CROSS, self.crossings[a]), (frames, *shape), words)
+                self.crossings[a] += 1
+            self.pairs[a, b, same] = made
+        return self.pairs[a, b, same]
 
-    def _own(self, a: int) -> Register:
-        """The normals of the directions of a block with themselves, on a diagonal; those of features are not asked."""
-        if a not in self.diagonals:
-            block, frames = self.blocks[a], self.group.frames
-            size = block.stop - block.start
-            key = (*block.number, OWN, 1)
-            drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
-            drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
-            self.diagonals[a] = self._square(drawn, np.eye(size, dtype=bool))
-        return self.diagonals[a]
-
-    def _square(self, drawn: Register, at: Bools) -> Register:
-        """A symmetric matrix with these entries, and 0 elsewhere."""
-        places = np.full(at.shape, drawn.shape[-1])  # the last is a 0
-        places[at] = np.arange(drawn.shape[-1])
+    def _symmetric(self, of: Directions, at: Bools, number: int, words: str, by: float = 1.0) -> Register:
+        """Symmetric matrices (frames, k, k) with normals where marked, times a number, and 0 elsewhere."""
+        build, count = self.build, int(at.sum())
+        drawn = build.draw("normals", (*of.number, OWN, number), (self.group.frames, count), words)
+        places = np.full(at.shape, count)  # the last is a 0
+        places[at] = np.arange(count)
         places = np.minimum(places, places.T)
-        return self.build.step("triangle", drawn, places=places.ravel(), shape=at.shape)
-
-    def process(self, a: int, b: int, gaps: Floats, law: Angles) -> Register | None:
-        """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
-
-        (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
-        that were not turned are those of difference 0.
-        """
-        frames, build = self.group.frames, self.build
-        first, second = self.blocks[a], self.blocks[b]
-        later, earlier = max(a, b), min(a, b)
-        sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
-        if a == b:
-            return None
-        if (later, earlier) not in self.fields:
-            known = self.fields[later, earlier] = RotaryFluctuations(law)
-            if (later, earlier) in self.pairs:
-                known.add(np.zeros(1), build.reshape(self.pairs[later, earlier], frames, *sizes, 1))
-        known = self.fields[later, earlier]
-        wanted = gaps if a > b else -gaps
-        new = wanted[~np.isin(wanted, known.gaps)]
-        if known.law != law:
-            return None
-        if new.size:
-            again = self.crossings[later] = self.crossings.get(later, -1) + 1
-            number = (*self.blocks[later].number, CROSS, again)
-            words = "scores: a normal for each pair of directions and difference of positions"
-            known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
-        # the factor for the first of the differences is that of fewer: what was drawn for them stays
-        root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
-        rows = build.take(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
-        normals = build.step("join", *known.normals, axis=3)
-        made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
-        made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
-        return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
+        return build.step("triangle", build.step("scale", drawn, by=by), places=places.ravel(), shape=at.shape)
 
     def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
-        means = int(self.group.constant)
-        _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
-        self.directions = made.shape[-1]
-        self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
-        return self, of_each(self.build, made, rows)
+        return super().rebase(rows, outputs, int(self.group.constant))
+
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """This frame, with other directions."""
+        _, made = spanned(self, vectors, first)
+        self.blocks = [*self.blocks[:first], Directions(first, made.shape[-1], NO_VALUE)]
+        return self, made
 
 
 def _elements(some: int) -> Iterator[int]:
@@ -303,16 +234,17 @@ def _elements(some: int) -> Iterator[int]:
         some &= some - 1
 
 
-def may_compare_arguments(f: Function, vectors: int) -> bool:
-    """Whether a function might tell equal arguments from others: not a product of functions of one vector each."""
-    if isinstance(f, Composed) and f.factors:
-        return any(sum(number < vectors for number in numbers) > 1 for _, numbers in f.factors)
-    return vectors > 1 and f is not MULTIPLY
+def tie_equal_arguments(
+    build: Builder, f: Function, rows: Sequence[Register], arrays: Sequence[Register]
+) -> list[Register]:
+    """The arrays of arguments; of those whose rows are one vector, or opposite ones, the same numbers: see `_ops`.
 
-
-def tie_equal_arguments(build: Builder, rows: Sequence[Register], arrays: Sequence[Register]) -> list[Register]:
-    """The arrays of arguments; of those whose rows are one vector, or opposite ones, the same numbers: see `_ops`."""
-    made = list(arrays)
+    A product of functions of one vector each does not tell equal arguments from others.
+    """
+    made, vectors = list(arrays), len(arrays)
+    factors = f.factors if isinstance(f, Composed) else ()
+    if f is MULTIPLY or (factors and all(sum(number < vectors for number in of) <= 1 for _, of in factors)):
+        return made
     for later in range(1, len(made)):
         for earlier in range(later):
             if rows[earlier] is not rows[later]:
@@ -352,8 +284,7 @@ class NodeFrame(LimitFrame):
         build = self.build
         shape = *new.rows[0].shape[:2], self.nodes
         arrays = [build.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
-        if may_compare_arguments(new.f, len(arrays)):
-            arrays = tie_equal_arguments(build, arrays, arrays)
+        arrays = tie_equal_arguments(build, new.f, arrays, arrays)
         arrays += [build.reshape(p, *shape[:2], 1) for p in new.params]
         build.nodes = True
         words = f"{named(new.f)} at {self.nodes} nodes"

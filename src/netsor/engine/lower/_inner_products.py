@@ -6,8 +6,7 @@ pairs of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, product
 
 import numpy as np
@@ -21,19 +20,19 @@ from .._exceptions import ExactError
 from .._ir import Register
 from ..passes._orders import union
 from ._components import FrameBatch
-from ._infinite_frames import NodeFrame
-from ._rotary_angles import Angles, Floats
-from ._state import LoweredVector, RotaryPositions, State
+from ._infinite_frames import InfiniteWidthFrame, NodeFrame
+from ._state import LoweredVector, State
 
 
 def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     """R_{t_i} x_i, the tokens along the last axis."""
     build, x, blocks = s.build, s.vectors[op.x], s.facts.blocks[value]
     if value in s.facts.limits:
-        if blocks > 1:
-            raise ExactError(value, "rotary positions of a concatenation of narrower vectors, at width inf")
-        turned = RotaryPositions(np.broadcast_to(op.positions, value.shape), Angles(op.base, op.fraction, op.stretch))
-        return LoweredVector(x.lead, x.sample, x.sets, turned)
+        raise ExactError(
+            value,
+            "rotary positions of vectors at width inf",
+            instead="bind their width to a number, d=64 say: the stream may be infinitely wide",
+        )
     width = int(s.facts.widths[value])
     key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
     if key not in s.turns:
@@ -45,44 +44,9 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 
-def gaps_of(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Angles] | None:
-    """The differences t_j − s_i of positions in an array of products, and the angles; None if nothing was turned."""
-    found = [s.vectors[v].turned for v in (x, y)]
-    angles = {t.by for t in found if t is not None}
-    if not angles:
-        return None
-    if len(angles) > 1:
-        raise ExactError(value, "a product of vectors turned by different bases, fractions or stretches, at width inf")
-    if not (x.ndim and y.ndim):
-        raise ExactError(value, "a product of single vectors that were turned, at width inf")
-    first, second = (np.zeros(v.shape) if t is None else t.positions for t, v in zip(found, (x, y), strict=True))
-    return second[..., None, :] - first[..., :, None], angles.pop()
-
-
-def picked(s: State, value: Scalar, x: Vector, y: Vector, gaps: Floats, crossed: Register) -> Register:
-    """Scores from Σ_a x_a N_ab(r) for all differences r and the directions b of y, (*shape of x, 1, r, directions)."""
-    build, ndim = s.build, value.ndim - 1
-    made = s.align_axes(crossed, x.ndim, ndim)  # (…, i, 1, r, directions)
-    *front, i, _, count, directions = made.shape
-    made = build.reshape(made, math.prod(front) * i * count, directions)
-    _, place = np.unique(gaps, return_inverse=True)
-    b = s.align_axes(s.vectors[y].lead, y.ndim, ndim)
-    at = np.arange(math.prod(front) * i).reshape(*front, i, 1) * count + place.reshape(gaps.shape)
-    batch = np.broadcast_shapes(tuple(front), b.shape[:-3])
-    at = np.broadcast_to(at, (*batch, i, b.shape[-3]))
-    chosen = build.reshape(build.take(made, at.ravel(), axis=0), *at.shape, directions)  # (…, i, j, directions)
-    keys = build.pad_or_cut(build.reshape(b, *b.shape[:-3], 1, b.shape[-3], b.shape[-1]), directions)
-    return build.step("total", build.step("multiply", chosen, keys), words="p = ⟨R q, R k⟩")
-
-
-Normals = Callable[[FrameBatch, int, int, bool], Register]  # of two blocks, and whether of directions with themselves
-
-
 def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """⟨x_i, y_j⟩/n; of vectors turned by rotary positions, times κ of their difference."""
-    made, turned = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), gaps_of(s, value, x, y)
-    if turned is not None:
-        return s.build.step("multiply", made, s.build.constant(turned[1].kappa(turned[0])))
+    """⟨x_i, y_j⟩/n."""
+    made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
     if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
         made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
@@ -119,71 +83,34 @@ def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
     more, other = (x, y) if x.size <= y.size else (y, x)
     start, stop = s.reach(other)
-    a, b = (
-        _crossed(s, more, other, start, stop, (), lambda group, *blocks: s.limit(group).normals(*blocks)),
-        s.vectors[other].lead,
-    )
-    rows = a, s.build.step("part", b, start=start, stop=stop)
+    rows = _crossed(s, more, other, start, stop), s.build.step("part", s.vectors[other].lead, start=start, stop=stop)
     return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
 
 
-def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | None:
-    """Scores of vectors of which some were turned by rotary positions; None if none was.
-
-    Their normals N_ab are processes over the differences of positions.
-    """
-    turned = gaps_of(s, value, x, y)
-    if turned is None:
-        return None
-    gaps, by = turned
-    each = np.unique(gaps)
-
-    def normals(group: FrameBatch, i: int, j: int, same: bool) -> Register:
-        made = s.limit(group).process(i, j, each, by)
-        if made is None:
-            raise ExactError(
-                value,
-                "vectors asked for scores by different bases or fractions of rotary positions, or with "
-                "vectors drawn together with them, at width inf",
-            )
-        return made
-
-    crossed = _crossed(s, x, y, 0, s.vectors[y].lead.shape[-1], (len(each),), normals)
-    return picked(s, value, x, y, gaps, crossed)
-
-
-def _crossed(
-    s: State, x: Vector, y: Vector, start: int, stop: int, more: tuple[int, ...], normals: Normals
-) -> Register:
-    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of x (*shape, blocks, *more, ·).
-
-    The normals of two blocks of directions are (frames, a's, more · b's).
-    """
+def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
+    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of x."""
     build, lead, parts = s.build, s.vectors[x].lead, []
 
     def terms(group: FrameBatch) -> Iterator[Register]:
-        frame, places = s.frames[group], group.positions[x]
-        rows = s.gather(lead, places, frame.directions)
+        frame = s.frames[group]
+        rows = s.gather(lead, group.positions[x], frame.directions)
         if isinstance(frame, NodeFrame):
-            if more:
-                raise ExactError(y, "scores of outputs of nonlinearities turned by rotary positions, at width inf")
             yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
             return
-        blocks = s.limit(group).blocks
+        assert isinstance(frame, InfiniteWidthFrame)
         here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
-        ours, theirs = ([(k, b) for k, b in enumerate(blocks) if b.bits & some] for some in (here, there))
+        ours, theirs = ([(k, b) for k, b in enumerate(frame.blocks) if b.bits & some] for some in (here, there))
         for (j, b), (i, a) in product(theirs, ours):
-            some = build.step("part", rows, start=a.start, stop=a.stop)
-            made = build.step("product", some, normals(group, i, j, i == j and bool(here & there & a.bits)))
-            made = build.reshape(made, *places.shape, *more, b.stop - b.start)
+            normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
+            made = build.step("product", build.step("part", rows, start=a.start, stop=a.stop), normals)
             low, high = max(b.start, start), min(b.stop, stop)
             made = build.step("part", made, start=low - b.start, stop=high - b.start)
             yield build.step("pad", made, before=low - start, after=stop - high)
 
     for group in s.groups_of(x):
-        shape = (*group.positions[x].shape, *more, 0)
+        places = group.positions[x]
         some = terms(group) if y in group.positions else iter(())
-        one = next(some, build.constant(np.zeros(shape)))
-        parts.append((group.positions[x], build.fold("add", chain([one], some))))
+        one = next(some, build.constant(np.zeros((*places.shape, 0))))
+        parts.append((places, build.fold("add", chain([one], some))))
     rows = s.scatter(parts)
-    return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
+    return build.reshape(rows, *lead.shape[:-1], rows.shape[-1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
 from .._ir import Register
 from ..passes._operations import Append
 from ..passes._orders import combined, parts_of, sets_of
-from ._state import Ints, LoweredVector, RotaryPositions, State, turned_error
+from ._state import Ints, LoweredVector, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
@@ -40,7 +39,7 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     sets = combined(value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by))
     if lead.value is not None:
         sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
-    return LoweredVector(lead, sample, sets, _turned(value, given))
+    return LoweredVector(lead, sample, sets)
 
 
 def _without_rounding(
@@ -60,22 +59,6 @@ def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Registe
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
         s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by
     )
-
-
-def _turned(value: Value, given: Sequence[LoweredVector]) -> RotaryPositions | None:
-    """The positions of vectors that were turned, which indexing and scaling keep."""
-    found = [x.turned for x in given if x.turned is not None]
-    if not found:
-        return None
-    first, parts = found[0], [t.positions for t in found]
-    match value.op:
-        case Take(_, flat):
-            return replace(first, positions=parts[0].ravel()[flat])
-        case Join() if len({t.by for t in found}) == 1 and len(found) == len(given):
-            return replace(first, positions=np.concatenate(parts))
-        case Scale():
-            return replace(first, positions=np.broadcast_to(parts[0], value.shape))
-    raise turned_error(value)
 
 
 # One rule an operation, `rule(s, value, op, arrays, by)`

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ..._array_api import Floats
 from ...activations import Function
 from ...language._array import Value
 from ...language._operation import Apply, Dot, Nonlin, Take
@@ -25,10 +26,9 @@ from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch, Number
 from ._dual_rules import ScoreError
-from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, may_compare_arguments, tie_equal_arguments
+from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._inner_products import paired_products
-from ._residual_features import ResidualBasis, ResidualFeatures, unnamed
-from ._rotary_angles import Floats
+from ._residual_features import ResidualBasis, unnamed
 from ._state import LoweredVector, State
 
 # Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
@@ -52,8 +52,6 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
         return
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
-    if not any(m.any() for m in moves):
-        return
     moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
     if any(m.any() for m in moves) and _jumps(op.f, points, moves, [_terms(s, x) for x in op.inputs]):
         raise ExactError(
@@ -162,8 +160,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         all_rows, lined = (
             [s.align_axes(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
         )
-        if may_compare_arguments(f, len(vectors)):
-            lined = tie_equal_arguments(build, all_rows, lined)
+        lined = tie_equal_arguments(build, f, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
         shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"
@@ -184,37 +181,33 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         places, frame = group.positions[value], s.frames[group]
         assert isinstance(frame, LimitFrame)
         rests, linear = s.rests[group, value]
-        new = _features(s, value, op, group, frame, rests)
+        at = {x: s.argument(x, value, places) for x in op.inputs}
+        rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in vectors]
+        reached = [union(s.sets(x).ravel()[at[x]]) for x in vectors]
+        flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
+        params = [build.reshape(p, *places.shape) for p in flat]
+        new = frame.features(unnamed(f) if "named" in s.facts.without else f, rows, reached, params, rests)
         lead, sets.reshape(-1)[places] = frame.apply(new, _number(s, value, group), linear)
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
         parts.append((places, lead))
-    rows = s.scatter(parts)
-    return LoweredVector(build.reshape(rows, *sets.shape, rows.shape[-1]), sample, sets)
+    found = s.scatter(parts)
+    return LoweredVector(build.reshape(found, *sets.shape, found.shape[-1]), sample, sets)
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
-    if op.x in s.facts.limits:
-        if op.f is COORDINATES:
-            return _at_nodes(s, op)
-        raise ExactError(
-            value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
-        )
-    found = s.build.pad_or_cut(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
-    flat = s.build.reshape(found, math.prod(found.shape))
-    words = f"{named(op.f)} of all coordinates"
-    return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
-
-
-def _at_nodes(s: State, op: Pool) -> Register:
-    """The values of vectors at some of the nodes of each block: not at their mirror images, where odd functions repeat.
-
-    A plan with a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
-    """
     build, lead = s.build, s.vectors[op.x].lead
-    nodes = _nodes(s, op.x)
-    each = op.count // math.prod(lead.shape[:-1])
+    if op.x not in s.facts.limits:
+        found = build.pad_or_cut(lead, int(s.facts.widths[op.x]))
+        flat, words = build.reshape(found, found.size), f"{named(op.f)} of all coordinates"
+        return build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
+    if op.f is not COORDINATES:
+        problem = f"a function of all coordinates, {op.f.name}, at width inf"
+        raise ExactError(value, problem, instead="finite widths have a law")
+    # The values at some of the nodes of each block: not at their mirror images, where odd functions repeat. A plan with
+    # a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
+    nodes, each = _nodes(s, op.x), op.count // math.prod(lead.shape[:-1])
     kept = min(each, max(1, each * nodes // NODES))
     values = build.take(build.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2)
     return build.reshape(build.step("scale", values, by=nodes**0.5), op.count)
@@ -246,8 +239,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     lead = s.vectors[op.left].lead
     if not infinite:
         return LoweredVector(made(lead, int(s.facts.widths[value])))
-    nodes = _nodes(s, op.left)
-    varies = _varies(s, op.left)
+    nodes, varies = _nodes(s, op.left), _varies(s, op.left)
     if ((_limits(s, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
         raise ExactError(value, VANISHING)
     sample = None
@@ -271,16 +263,3 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
 def _number(s: State, value: Vector, group: FrameBatch) -> Number:
     """The number of a value in a group, for seeds."""
     return *s.facts.number[value], s.groups_of(value).index(group)
-
-
-def _features(
-    s: State, value: Vector, op: Nonlin, group: FrameBatch, frame: LimitFrame, rests: ResidualBasis
-) -> ResidualFeatures:
-    """A nonlinearity of the vectors that lie in a group."""
-    build, places = s.build, group.positions[value]
-    at = {x: s.argument(x, value, places) for x in op.inputs}
-    rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in op.vectors]
-    reached = [union(s.sets(x).ravel()[at[x]]) for x in op.vectors]
-    flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
-    f = unnamed(op.f) if "named" in s.facts.without else op.f
-    return frame.features(f, rows, reached, [build.reshape(p, *places.shape) for p in flat], rests)

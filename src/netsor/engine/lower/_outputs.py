@@ -11,7 +11,6 @@ from ...language._array import VectorAccess
 from ...language._operation import Data
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._exceptions import ExactError
 from .._ir import Register
 from ._analysis import local_coordinates
 from ._state import Ints, State
@@ -37,8 +36,6 @@ def results(s: State) -> tuple[Register, Register]:
             columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)
-        if s.vectors[output].turned is not None:  # no coordinate is turned as the others are
-            raise ExactError(output, "a coordinate of vectors turned by rotary positions, at width inf")
         if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
             mean, gaussian = _coordinate(s, output, 0)
             means.append(mean)

@@ -20,12 +20,11 @@ from ...language._array import Value
 from ...language._operation import Dot, MatMul, Mix, Take
 from ...language._vector import Vector
 from .. import _cost_model
-from .._ir import Register
 from ..passes._operations import AdjointCorrection, Span
 from ..passes._orders import bit_range
 from ._analysis import local_coordinates
 from ._components import FrameBatch
-from ._state import LoweredVector, State
+from ._state import State
 
 DIRECTIONS_PER_VECTOR = 2  # in use: a frame with more directions than that is rebased before it grows
 FULL_WIDTH_PER_VECTOR = 8  # a frame of a narrower space may grow to full dimension: rebasing it costs more
@@ -40,9 +39,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     outputs = any(output in group.positions for output in s.facts.outputs)
     grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
-    if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
-        return
-    if grows and group in s.whole:
+    if not vectors or count + max(asked, 1) > group.width or (group in s.whole if grows else outputs):
         return
     # rebasing takes the products of all vectors once, and a matrix that acts on many may need none: see `draws_matrix`
     least = group.frames * count**2 + (count >= _cost_model.FEWEST)
@@ -115,24 +112,14 @@ def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0)
     rows = [s.gather(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
     s.frames[group], made = frame.rebase(rows, outputs, first)
     for v, part in zip(chosen, made, strict=True):
-        s.vectors[v] = _replace_coordinates(s, v, group, part)
-
-
-def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Register) -> LoweredVector:
-    """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
-    assert isinstance(value, Vector)
-    old = s.vectors[value]
-    shape = (*value.shape, s.facts.blocks[value])
-    parts = [(group.positions[value], part)]
-    if group.positions[value].size < math.prod(shape):
-        rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
-        others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
-        others = s.build.take(others, rest, axis=0)
-        parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
-    rows = s.scatter(parts)
-    lead = s.build.reshape(rows, *shape, rows.shape[-1])
-    if old.sets is None:
-        return replace(old, lead=lead)
-    sets = old.sets.copy()
-    sets.reshape(-1)[group.positions[value]] = bit_range(0, part.shape[-1])
-    return replace(old, lead=lead, sets=sets)
+        old, sets, places = s.vectors[v].lead, s.vectors[v].sets, group.positions[v]
+        parts, count = [(places, part)], math.prod(old.shape[:-1])
+        if places.size < count:  # vectors in other groups stay as they are
+            rest = np.setdiff1d(np.arange(count), places)[None]
+            parts.append((rest, s.gather(old, rest, old.shape[-1])))
+        laid = s.scatter(parts)
+        if sets is not None:
+            sets = sets.copy()
+            sets.reshape(-1)[places] = bit_range(0, part.shape[-1])
+        lead = s.build.reshape(laid, *old.shape[:-1], laid.shape[-1])
+        s.vectors[v] = replace(s.vectors[v], lead=lead, sets=sets)

@@ -44,11 +44,10 @@ def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Regist
         return None
     if gram is None or gram.kind != "gram" or gram.args != (rows, rows) or reads[gram.out] > 1:
         return None
-    relu = _behind(rows, made, reads, ("reshape",), times=3)  # by the products, twice, and by this step
+    relu, _ = _behind(rows, made, reads, ("reshape",), times=3)  # by the products, twice, and by this step
     if relu is None or relu.kind != "apply" or content(relu.params["f"]) != content(RELU):
         return None
-    factors: list[Step] = []
-    normals = _behind(relu.args[0], made, reads, ("reshape", "multiply", "scale"), factors=factors)
+    normals, factors = _behind(relu.args[0], made, reads, ("reshape", "multiply", "scale"))
     if normals is None or normals.kind != "normals" or normals.out.size != rows.size:
         return None
     shape = (frames, vectors, vectors)
@@ -65,27 +64,20 @@ def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Regist
 
 
 def _behind(
-    register: Register,
-    made: dict[Register, Step],
-    reads: Counter[Register],
-    through: Collection[str],
-    times: int = 1,
-    factors: list[Step] | None = None,
-) -> Step | None:
-    """What made an array, through steps of some kinds: shapes, and products with one number, which are collected.
+    register: Register, made: dict[Register, Step], reads: Counter[Register], through: Collection[str], times: int = 1
+) -> tuple[Step | None, list[Step]]:
+    """What made an array, through steps of some kinds; and those of them that multiply all its entries by one number.
 
     None if something else reads the array, or one on the way. This one may be read so many times.
     """
-    size = register.size
-    while True:
-        step = made.get(register)
-        if step is None or reads[register] > times:
-            return None
+    size, factors = register.size, list[Step]()
+    while (step := made.get(register)) is not None and reads[register] <= times:
         if step.kind not in through:
-            return step
+            return step, factors
         arrays = [arg for arg in step.args if arg.size == size]
         if len(arrays) != 1 or any(arg.shape != (1, 1, 1) for arg in step.args if arg is not arrays[0]):
-            return None
-        if factors is not None and step.kind != "reshape":
+            break
+        if step.kind != "reshape":
             factors.append(step)
         register, times = arrays[0], 1
+    return None, factors

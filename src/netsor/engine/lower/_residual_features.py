@@ -11,11 +11,11 @@ conditional means: the shortcut `named`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import starmap
-from operator import or_
+from operator import call, or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,11 +83,6 @@ class ResidualFeatures:
         """The directions that they are functions of."""
         return reduce(or_, self.supports)
 
-    def of(self, factors: Factors) -> int:
-        """The directions that some factors are functions of."""
-        numbers = {number for _, of in factors for number in of if number < len(self.supports)}
-        return reduce(or_, (self.supports[number] for number in numbers), 0)
-
     def signs_of(self, of: tuple[int, ...], parity: int | None) -> list[SignFactor]:
         """A function of some arguments, with a parity if there is one argument."""
         known = parity if len(of) == 1 else None
@@ -97,17 +92,17 @@ class ResidualFeatures:
     @cached_property
     def signs(self) -> list[SignFactor]:
         """Their factors, by what these do when sources change their signs."""
-        return [sign for f, of in self.factors() for sign in self.signs_of(of, f.parity)]
+        return [sign for f, of in self.factors for sign in self.signs_of(of, f.parity)]
 
     def changes(self, number: int, b: SignFactor) -> Iterator[list[SignFactor]]:
         """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a term for each factor of φ.
 
         Where a factor has a kink and its argument an atom, the change is another function of b.
         """
-        factors = self.factors()
-        for k, (f, of) in enumerate(factors):
+        for k, (f, of) in enumerate(self.factors):
             if number in of:
-                others = [sign for j, (g, at) in enumerate(factors) if j != k for sign in self.signs_of(at, g.parity)]
+                rest = self.factors[:k] + self.factors[k + 1 :]
+                others = [sign for g, at in rest for sign in self.signs_of(at, g.parity)]
                 smooth = is_smooth(f)
                 parity = -f.parity if smooth and f.parity is not None else None
                 own = [] if f is IDENTITY else self.signs_of(of, parity)
@@ -122,11 +117,7 @@ class ResidualFeatures:
         """Whether products with other features can be other than 0."""
         return not has_mean_zero([*self.signs, *other.signs])
 
-    def taken(self, build: Builder, order: Any) -> ResidualFeatures:
-        """The same features in another order."""
-        rows, params = (tuple(build.take(a, order, axis=1) for a in some) for some in (self.rows, self.params))
-        return replace(self, rows=rows, params=params)
-
+    @cached_property
     def factors(self) -> Factors:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
         if isinstance(self.f, Composed) and self.f.factors:
@@ -161,7 +152,7 @@ class ResidualBasis:
     places: list[int] = field(default_factory=list)  # and these directions
 
     def add(
-        self, build: Builder, new: ResidualFeatures, number: Number, old: int, linear: bool, constant: bool, words: str
+        self, build: Builder, new: ResidualFeatures, number: Number, old: int, linear: bool, constant: bool
     ) -> Register:
         """The coordinates (frames, k, directions) of new features: along the old directions, and one more for each.
 
@@ -170,7 +161,7 @@ class ResidualBasis:
 
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
-        frames, count = new.rows[0].shape[0], new.count
+        frames, count, words = new.rows[0].shape[0], new.count, named(new.f)
         if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
             along = _regression(build, new, constant, old)
         else:
@@ -190,10 +181,11 @@ class ResidualBasis:
             rest = _less(build, block, below, below)
         order = build.pivot_order(rest, whole, number)
         if moves := not np.array_equal(order, np.arange(count)):
-            new = new.taken(build, order)
+            rows, params = (tuple(build.take(a, order, axis=1) for a in some) for some in (new.rows, new.params))
+            new = replace(new, rows=rows, params=params)
             along, below = build.take(along, order, axis=1), below and build.take(below, order, axis=1)
             rest, whole = (build.take(build.take(a, order, axis=1), order, axis=2) for a in (rest, whole))
-        rows, size = along, 0
+        made, size = along, 0
         fresh = build.step("residual", rest, whole, words=f"coordinates of {words}")
         if self.factor is None or below is None:
             self.factor = fresh
@@ -204,16 +196,16 @@ class ResidualBasis:
             place = np.full(old, size)  # of each direction among the rests; the last is a 0
             place[self.places] = self.columns
             spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
-            rows = build.step("add", rows, spread)
+            made = build.step("add", made, spread)
         some = build.independent_columns(fresh, number)
         self.columns += [size + int(k) for k in some]
         self.places += range(old, old + len(some))
         self.features.append(new)
         self.along.append(along)
-        rows = build.step("join", rows, build.take(fresh, some, axis=2), axis=2)
+        made = build.step("join", made, build.take(fresh, some, axis=2), axis=2)
         if len(some) < count:  # a direction for what is left out
-            rows = self._moved(build, rows, count) if build.shift else build.step("pad", rows, before=0, after=1)
-        return build.take(rows, np.argsort(order), axis=1) if moves else rows
+            made = self._moved(build, made, count) if build.shift else build.step("pad", made, before=0, after=1)
+        return build.take(made, np.argsort(order), axis=1) if moves else made
 
     def _moved(self, build: Builder, rows: Register, count: int) -> Register:
         """The coordinates of features, with how far each is from what all directions span along a direction of 0."""
@@ -282,8 +274,8 @@ def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[F
     """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
     sets: list[tuple[int, Factors, Factors]] = []
     for side, features in enumerate((x,) if y is None else (x, y)):
-        for factor in features.factors():
-            reach = features.of([factor])
+        for factor in features.factors:
+            reach = reduce(or_, (features.supports[k] for k in factor[1] if k < len(features.supports)), 0)
             ours, theirs = ([], [factor]) if side else ([factor], [])
             apart, attached, alone = [], False, not reach
             for other in sets:
@@ -300,17 +292,13 @@ def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[F
 # Functions made of others, as partial functions of this module: steps of a plan are equal if their arguments are
 
 
-def _call(f: Callable[..., Any], *arguments: Any) -> Any:
-    return f(*arguments)
-
-
 def unnamed(f: Function) -> Function:
     """The same function without its formulas: its values, its parity, and whether it is smooth."""
     breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
         factors = tuple((unnamed(g), of) for g, of in f.factors)
-        return Composed(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity, factors=factors)
-    return Function(f.name, partial(_call, f.f), breaks=breaks, parity=f.parity)
+        return Composed(f.name, partial(call, f.f), breaks=breaks, parity=f.parity, factors=factors)
+    return Function(f.name, partial(call, f.f), breaks=breaks, parity=f.parity)
 
 
 def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:

@@ -1,8 +1,11 @@
-"""Sources: initial vectors, and products with matrices (docs/theory.md, equation 5).
+"""Sources: initial vectors, and products with matrices, once or again (docs/theory.md, equations 5, 6 and 6').
 
 (W x^i)_i = C E takes as many sources E as there are inputs. W x = X E, with X the coordinates of the inputs along all d
 directions of their frame, takes d of them, but no products and no factor: if those are all coordinates of the space, E
 is the matrix itself, up to its scale. The prices of the place where the plan runs decide.
+
+A matrix that acts again needs orthonormal directions of its inputs. They come from the coordinates of the vectors, not
+from their products (see `_gram_schmidt`): an input that earlier ones span gets nothing fresh, however nearly dependent.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ import numpy as np
 
 from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
+from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .. import _cost_model
+from .._exceptions import ExactError
 from .._ir import Register
 from .._memory import check_memory
 from .._rng_keys import SAMPLE
-from ..passes._operations import MaterialisedMatMul, Span
-from ..passes._orders import CONSTANT, Bools, Sets, mixed
+from ..passes._operations import AdjointCorrection, MaterialisedMatMul, Span
+from ..passes._orders import CONSTANT, Sets, mixed
 from ._analysis import ProgramAnalysis
 from ._components import FrameBatch
+from ._dual_rules import score
 from ._infinite_frames import LimitFrame
+from ._inner_products import mean, paired_products, products
 from ._state import LoweredVector, State
 
 
@@ -34,7 +41,7 @@ def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
 
 
 def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
-    sources, most = 0, 0
+    prices, sources, most = facts.prices, 0, 0
     for value, places in group.slots.items():
         vectors = 1
         if isinstance(value.op, MatMul):
@@ -44,7 +51,6 @@ def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
             sources, most = sources + places.shape[1] * vectors, max(most, vectors)
     grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
     more = grown * group.width - grown * (grown - 1) / 2
-    prices = facts.prices
     return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
@@ -53,10 +59,16 @@ def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions:
     if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _cost_model.FEWEST:
         return False
     assert isinstance(value.op, MatMul)
+    prices, acts = s.facts.prices, [(group, *group.slots[value].shape) for group in s.groups_from(value)]
+
+    def seconds(sources: int) -> float:
+        """What so many sources of each slot take: their normals in all frames, and their part in all combinations."""
+        reached = (frames * n * min(group.width, s.frames[group].directions + n * sources) for group, frames, n in acts)
+        return float(sources * sum(reached) * (prices.normal + vectors * prices.product))
+
     # the factor is made once for all matrices that act on these inputs
-    factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
-    first = factor + vectors * _source_seconds(s, value, vectors, vectors)
-    return directions * _source_seconds(s, value, directions, vectors) < _cost_model.PREFERENCE * first
+    factor = prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
+    return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
 
 
 def describe_matmul(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
@@ -68,21 +80,6 @@ def describe_matmul(s: State, value: Vector, vectors: int, directions: int, chea
         return f"{name} = C E"
     what = "the matrix drawn" if whole else f"{directions} sources drawn"
     return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
-
-
-def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
-    """What one of so many sources takes: its normals, and its part in that many combinations of all."""
-    prices = s.facts.prices
-    return _reached(s, value, sources) * (prices.normal + vectors * prices.product)
-
-
-def _reached(s: State, value: Value, sources: int) -> float:
-    """The coordinates that a source of a value has in all frames, if there are so many of them in each slot."""
-    total = 0.0
-    for group in s.groups_from(value):
-        frames, slots = group.slots[value].shape
-        total += frames * slots * min(group.width, s.frames[group].directions + slots * sources)
-    return total
 
 
 # Sources that are never drawn, in all and for each vector: with more, a factor of the vectors' Gram matrix costs less
@@ -135,7 +132,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
         if rank == 0:
             made = build.constant(np.zeros((value.size, blocks * e.shape[-1])))
         elif combine.shape[0] == rank and np.array_equal(combine, combine[0, 0] * np.eye(rank)):
-            made = rows if combine[0, 0] == 1 else build.step("scale", rows, by=float(combine[0, 0]))
+            made = build.step("scale", rows, by=float(combine[0, 0]))
         else:
             made = build.step("product", build.constant(combine), rows)
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
@@ -148,8 +145,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
 
 def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> LoweredVector:
     """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
-    build = s.build
-    one = s.ones(value)
+    build, one = s.build, s.ones(value)
     width = max(one.shape[-1], x.lead.shape[-1])
     shift = build.step("multiply", build.pad_or_cut(one, width), mean)
     lead = build.step("add", build.pad_or_cut(x.lead, width), shift)
@@ -162,13 +158,6 @@ def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> Lower
         assert sets is not None
         sets = sets | CONSTANT
     return LoweredVector(lead, sample, sets)
-
-
-def _rows(s: State, x: Value, copies: int) -> Register:
-    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
-    lead = s.vectors[x].lead
-    lead = s.build.step("part", lead, start=s.reach(x)[0], stop=lead.shape[-1])
-    return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
 
 
 def _reduced(s: State, rows: Register, words: str) -> Register:
@@ -192,7 +181,8 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
         made = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
         return _combined(s, value, one, made, members, f"{s.words(value)} = C E")
-    rows = _rows(s, x, members if op.each else 1)
+    lead = build.step("part", s.vectors[x].lead, start=s.reach(x)[0], stop=s.vectors[x].lead.shape[-1])
+    rows = s.rows(lead, lead.shape[-1], members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
     draws = drawn and not all(s.frames[group].draws_nothing for group in s.groups_from(value))
@@ -206,19 +196,12 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     made = _sources(s, value, members * blocks, c.shape[-1])
     whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and whole and value in s.facts.drawn:
-        return _at_once(s, value, c, made[0], members, words)
+        # one product for matrices that act on the same vectors: E has i.i.d. normal entries, its rows may be permuted
+        last = made[0].shape[-1]
+        e = build.reshape(made[0], 1, members * blocks * last, c.shape[-1])
+        found = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
+        return LoweredVector(build.reshape(build.step("permute", found, axes=(1, 0, 2)), *value.shape, blocks, last))
     return _combined(s, value, c, made, members, words)
-
-
-def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> LoweredVector:
-    """C E of matrices that act on the same vectors, in one product.
-
-    E has i.i.d. normal entries, so its rows may be permuted.
-    """
-    build, blocks, last = s.build, s.facts.blocks[value], lead.shape[-1]
-    e = build.reshape(lead, 1, members * blocks * last, c.shape[-1])
-    made = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
-    return LoweredVector(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
 
 
 def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
@@ -239,22 +222,22 @@ def _combined(
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
     build, blocks, (lead, sample, own) = s.build, s.facts.blocks[value], sources
 
-    def multiplied(c: Register, e: Register, words: str = "") -> Register:
+    def multiplied(e: Register, words: str = "") -> Register:
         k, last = e.shape[-2:]
         e = build.reshape(e, members, blocks, k, last)
         if blocks > 1:
             e = build.step("permute", e, axes=(0, 2, 1, 3))
         e = build.reshape(e, members, k, blocks * last)
         made = build.step("product", c, e, words=words)
-        made = build.reshape(made, *made.shape[:-1], blocks, last)
         return build.reshape(made, *value.shape, blocks, last)
 
-    x = multiplied(c, lead, words if lead.size else "")
+    x = multiplied(lead, words if lead.size else "")
     sets = None
     if value in s.facts.limits:
         each = np.swapaxes(own.reshape(members, blocks, own.shape[-1]), -1, -2)
-        sets = mixed(_nonzero(c), each).reshape(*value.shape, blocks)
-    return LoweredVector(x, None if sample is None else multiplied(c, sample), sets)
+        known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])  # what is drawn is not 0
+        sets = mixed(known != 0, each).reshape(*value.shape, blocks)
+    return LoweredVector(x, None if sample is None else multiplied(sample), sets)
 
 
 def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
@@ -262,10 +245,7 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
     rows = s.gather(given.lead, places, given.lead.shape[-1])
-    # (1, …, 1) is the first direction of these frames
-    means = any(group.constant for group in s.groups_of(x))
-    mean = build.step("part", given.lead, start=0, stop=1) if means else None
-    rows = build.step("part", rows, start=1, stop=rows.shape[-1])
+    rows = build.step("part", rows, start=1, stop=rows.shape[-1])  # the first direction is (1, …, 1)
     c = _reduced(s, rows, "combined sources")
     lead, sample, own = _sources(s, value, len(places), c.shape[-1])
     back = np.argsort(places.ravel())
@@ -281,10 +261,75 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
         each = np.bitwise_or.reduce(own, axis=-1)
         sets = np.repeat(each, places.shape[1])[back].reshape(found.shape[:-1])
     made = LoweredVector(found, None if sample is None else multiplied(sample), sets)
-    return made if mean is None else _shifted(s, value, made, mean)
+    if not any(group.constant for group in s.groups_of(x)):
+        return made
+    return _shifted(s, value, made, build.step("part", given.lead, start=0, stop=1))
 
 
-def _nonzero(a: Register) -> Bools:
-    """Where an array can be other than 0: everywhere if it is drawn."""
-    found: Bools = np.ones(a.shape, dtype=bool) if a.value is None else np.asarray(a.value[0] != 0)
-    return found
+def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:
+    """Orthonormal directions for what vectors add to the known ones, of mean square 1."""
+    build, given, words = s.build, (x, *known), "what is new of the inputs of a matrix that acts again"
+    directions = max(s.vectors[v].lead.shape[-1] for v in given)
+    rows, *others = (s.rows(s.vectors[v].lead, directions, math.prod(v.shape[:-1])) for v in given)
+    if known:
+        old = [build.step("scale", other, by=1 / s.norm(v)) for v, other in zip(known, others, strict=True)]
+        made = build.step("scale", build.step("span", rows, *old, words=words), by=s.norm(x))
+    else:
+        factor = build.step("factor", build.step("gram", rows, rows))
+        made = build.step("spanned", factor, rows, words=words, by=s.norm(x))
+    lead = build.reshape(made, *value.shape, s.facts.blocks[value], directions)
+    if value not in s.facts.limits:
+        return LoweredVector(lead)
+    return LoweredVector(lead, _sample(s, value, x, known, lead), s.orders.directions(x, known))
+
+
+def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register) -> Register | None:
+    """What an output needs to know of coordinates: the combinations of vectors that the directions are."""
+    build, every = s.build, (x, *known)
+    if all(s.vectors[v].sample is None for v in every):
+        return None
+    width = max(s.sample(v).shape[-1] for v in every)
+    rows = [s.rows(s.sample(v), width) for v in every]
+    left = rows[0]
+    for v, old in zip(known, rows[1:], strict=True):
+        by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1 / s.norm(x) ** 2)
+        left = build.step("add", left, build.step("product", by, old))
+    own = build.step("scale", paired_products(s, s.vectors[x].lead, lead, x, x, value.ndim + 1), by=1 / s.norm(x) ** 2)
+    made = build.step("transposed", build.step("solve", own, build.step("transposed", left)))
+    return build.reshape(made, *lead.shape[:-1], width)
+
+
+def along(s: State, x: Vector, y: Vector) -> Register:
+    """⟨x_i, y_j⟩/n for directions y that span x."""
+    directions = max(s.vectors[v].lead.shape[-1] for v in (x, y))
+    rows, to = (s.rows(s.vectors[v].lead, directions, math.prod(v.shape[:-1])) for v in (x, y))
+    words = "⟨x, direction⟩ for a matrix that acts again"
+    alone = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
+    factor = [s.build.step("factor", s.build.step("gram", rows, rows))] if alone else []
+    made = s.build.step("along", rows, to, *factor, words=words, by=1 / s.norm(y), own=True)
+    return s.build.reshape(s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1])
+
+
+def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
+    """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
+    build, (d, u, g, b) = s.build, (op.d, op.u, op.g, op.b)
+    wide_in, wide_out = d in s.facts.limits, g in s.facts.limits
+    if wide_out:  # g is fresh: its mean product with b is 0
+        none = build.constant(np.zeros(value.shape))
+        if not wide_in or not s.meets(d, u, value.ndim).any():
+            return none
+        if d.width.name != g.width.name:
+            raise ExactError(
+                value,
+                f"W together with W.T, with widths {d.width} and {g.width} of W that go to infinity at different rates",
+                instead="write both widths as multiples of one symbol, or bind one of them to a number",
+            )
+        return build.step("scale", mean(s, value, d, u), by=op.gain * math.sqrt(d.width.factor / g.width.factor))
+    size = s.facts.blocks[g] * s.facts.widths[g]
+    if wide_in:
+        wanted = score(s, value, d, u)
+    else:
+        wanted = build.step("scale", products(s, d, u, value.ndim, "⟨W^T b, d⟩"), by=1 / s.norm(d))
+    wanted = build.step("scale", wanted, by=op.gain * size**-0.5)
+    given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
+    return build.step("add", wanted, given)

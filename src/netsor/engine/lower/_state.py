@@ -14,7 +14,6 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
@@ -24,27 +23,8 @@ from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._residual_features import ResidualBasis
-from ._rotary_angles import Angles, Floats
 
 Ints = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
-class RotaryPositions:
-    """By what rotary positions the vectors of a value at infinite width were turned: a position each, (*shape,)."""
-
-    positions: Floats
-    by: Angles
-
-
-def turned_error(value: Value) -> ExactError:
-    """Indexing, multiples and scores are all that is known of vectors turned at infinite width."""
-    return ExactError(
-        value,
-        "vectors turned by rotary positions that are used for more than scores, such as the gradient of queries, at "
-        "width inf",
-        instead="bind the width of the heads to a number, d=64 say: the stream may be infinitely wide",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +33,12 @@ class LoweredVector:
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
     then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
-    infinite width, `sets` are the directions along which there can be coordinates of order 1, and `turned` says by what
-    rotary positions the vectors were turned that these coordinates stand for.
+    infinite width, `sets` are the directions along which there can be coordinates of order 1.
     """
 
     lead: Register
     sample: Register | None = None
     sets: Sets | None = None
-    turned: RotaryPositions | None = None
 
 
 Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
@@ -158,10 +136,11 @@ class State:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
         return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
 
-    def rows(self, a: Register, width: int) -> Register:
-        """Vectors (…, blocks, ·) as rows (…, ·), with so many directions a block."""
+    def rows(self, a: Register, width: int, copies: int | None = None) -> Register:
+        """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·), with so many directions a block."""
         a = self.build.pad_or_cut(a, width)
-        return self.build.reshape(a, *a.shape[:-2], a.shape[-2] * width)
+        front = a.shape[:-2] if copies is None else (copies, math.prod(a.shape[:-2]) // copies)
+        return self.build.reshape(a, *front, a.shape[-2] * width)
 
     def mix_rows(self, by: Register, a: Register) -> Register:
         """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
@@ -215,12 +194,6 @@ class State:
     def order_one(self, c: Value) -> Bools:
         """The scalars whose limit can be other than 0, (*shape,)."""
         return np.asarray(self.orders.of(c) == ONE)
-
-    def limit(self, group: FrameBatch) -> InfiniteWidthFrame:
-        """The frames of a group whose directions are sources and features."""
-        frame = self.frames[group]
-        assert isinstance(frame, InfiniteWidthFrame)
-        return frame
 
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""

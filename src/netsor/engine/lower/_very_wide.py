@@ -49,7 +49,9 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     refused = ScoreError(output, LOST)
     try:
         plan = plan_at(math.inf)
-        if not _loses_small_parts(plan):
+        # vectors may differ by small parts alone, which structure did not tell: it shows in some replicas
+        guarded = any(step.kind == "lost" for step in plan.steps)
+        if not (guarded and any(np.isnan(found).any() for found in _replicas(plan))):
             return plan
     except ScoreError as error:
         refused = error
@@ -61,11 +63,6 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     if limit is None:
         raise refused
     return limit
-
-
-def _loses_small_parts(plan: Plan) -> bool:
-    """Whether vectors differ by small parts alone, which structure did not tell: it shows in some replicas."""
-    return any(step.kind == "lost" for step in plan.steps) and any(np.isnan(found).any() for found in _replicas(plan))
 
 
 def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan | None:
