@@ -43,7 +43,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), (heads, tokens, tokens), for `bias` of `attend`.
 
-    The slopes m_a are 2^(−8a/H), a = 1 … H, if H is a power of two; else those of the power P below, and odd ones of 2P.
+    The slopes m_a are 2^(−8a/H), a = 1 … H, if H is a power of two; else those of the power P below and odd ones of 2P.
 
     Parameters
     ----------
