@@ -49,9 +49,13 @@ def _rendered(document: Document, **given: Any) -> str:
 
 def _svg(figure: Figure) -> str:
     """The picture; letters stay readable on a phone, where wide figures scroll."""
-    _, tag, text = figure.svg().decode().partition("<svg")
-    width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
-    return f'{tag} style="min-width: {1.2 * width:.0f}px; max-width: {2.2 * width:.0f}px"{text}'
+    text = figure.svg().decode()
+
+    def sized(found: re.Match[str]) -> str:
+        least, most = 1.2 * float(found[1]), 2.2 * float(found[1])
+        return f'style="min-width: {least:.0f}px; max-width: {most:.0f}px" {found[0]}'
+
+    return re.sub(r'width="([\d.]+)pt"', sized, text[text.index("<svg") :], count=1)
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:

@@ -130,14 +130,14 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
     model = MODELS["llama"]
     probes = model.probes(IDS)
     real = probes.measure(100, progress=False)
-    limit = probes.measure(100, progress=False, n=inf, d=inf, m=inf)
+    limit = probes.measure(100, progress=False, n=inf, m=inf)
     for found in (real, limit):
         assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in STREAM)}
         assert all(found[name].shape == (100, 3) for name in probes.names)
         assert all(found[name].shape == (100,) for name in probes.final)
     again = probes.measure(100, progress=False, workers=1)
     assert all(np.array_equal(again[name], real[name]) for name in real)
-    assert probes.plan().random_numbers > probes.plan(n=inf, d=inf, m=inf).random_numbers > 0
+    assert probes.plan().random_numbers > probes.plan(n=inf, m=inf).random_numbers > 0
     assert probes.uniform_loss == pytest.approx(math.log(31))
     assert np.median(real["entropy"]) < 0.95  # these small models were made so
 

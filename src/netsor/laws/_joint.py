@@ -93,7 +93,7 @@ class Joint(LawBase):
         self.effective = float(self._replicas.count)
 
     def __len__(self) -> int:
-        return self.dim
+        return len(self.component_mean.T)
 
     def __getitem__(self, entry: int) -> Mixture:
         k = as_whole(entry)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+import netsor.nn as nn
+
 from .. import language as ns
-from .. import nn
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError, shown, whole
 from ..language._operation import MatMul
