@@ -169,12 +169,13 @@ sampling_options = all_of(
     option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
 )
 
+BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
 ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
 NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
 
 place_options = all_of(
-    option("--backend", type=Choice(["numpy", "jax", "torch"]), default="numpy", help="The array library."),
+    option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
     option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"),
 )
 
