@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import nn
+import netsor.nn as nn
+
 from .._array_api import Ints
 from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
