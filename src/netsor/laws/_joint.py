@@ -114,8 +114,6 @@ class Joint(LawBase):
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return super()._words + ([] if self.log_evidence is None else [given])
 
-    # Parts
-
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         several = np.atleast_1d(base.points(entries, "entries", "marginal"))
@@ -162,8 +160,6 @@ class Joint(LawBase):
         about = f"the Gaussian with mean and covariance of: {self.method}"
         origin = Provenance(self.status, about, quadrature_error=float(share.max()))
         return Joint(self.mean()[None], value[None], origin)
-
-    # Moments
 
     @property
     def with_error(self) -> JointWithError:

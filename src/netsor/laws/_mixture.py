@@ -203,8 +203,6 @@ class Mixture(Components, Law):
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
 
-    # Moments
-
     def _moment(self, order: int) -> Estimate:
         mean, var = self.component_mean, self.component_var
         total = np.zeros_like(mean)
