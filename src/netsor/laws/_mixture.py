@@ -292,7 +292,6 @@ class Empirical(Mixture):
     'estimated'
     """
 
-    kernel = True
     lattice = 32  # the paper takes logarithms of densities, which need more digits than distances
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
