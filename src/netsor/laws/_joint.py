@@ -88,7 +88,7 @@ class Joint(LawBase):
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
-        self.replicas, self.dim = self.component_mean.shape
+        self.replicas, self.dim = map(int, self.component_mean.shape)
         self._replicas = Replicas(self.replicas, self.weight)
         self.effective = float(self._replicas.count)
 
