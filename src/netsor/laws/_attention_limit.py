@@ -103,8 +103,6 @@ class HeadSum(Law):
             raise LawError("correction", f"needs {needs} and {tokens}; ns.width_needed compares any law with its limit")
         return terms
 
-    # Moments
-
     def _moment(self, order: int) -> Estimate:
         if order % 2 or order == 0:
             return Estimate(float(order == 0), 0.0)

@@ -89,9 +89,9 @@ class DistanceEstimator:
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
                     raise LawError("wasserstein1", f"{law.method} has no mean, so no finite distance")
-        steps = name in ("wasserstein1", "kolmogorov")  # they use distribution functions, which need no kernels
+        steps = name in ("wasserstein1", "kolmogorov")  # by distribution functions, where draws need no kernels
         value, error = (self if steps else self._with_kernels())._distance(name)
-        smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
+        smoothed = any(isinstance(law, Empirical) if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of the kernels at most doubles their bias: we subtract the change, and the whole bias
             # counts as an error; without noise, because narrow kernels have more of it
@@ -152,12 +152,8 @@ class DistanceEstimator:
         """Points and weights of a quadrature for KL."""
         if self._grid is not None:
             return self._grid._kl_rule
-
-        def integrand(y: Array) -> Array:
-            f, g = (np.asarray(law._densities(y).mean) for law in (self.p, self.q))
-            return kl_terms(f, g, self.q._logpdf(y))
-
-        return integrated(integrand, self._nodes)
+        p, q = self.p, self.q
+        return integrated(lambda y: kl_terms(p._densities(y).mean, q._densities(y).mean, q._logpdf(y)), self._nodes)
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
@@ -175,7 +171,7 @@ class DistanceEstimator:
         if not len(nodes):
             return Estimate(value, combined(*atom_errors))
         middle = (nodes[:-1] + nodes[1:]) / 2
-        if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
+        if (p._densities(middle).mean[np.isneginf(q._logpdf(middle))] > 0).any():
             return Estimate(math.inf, 0.0)  # q has no density where p has one
         y, weights = self._kl_rule
         log_q = q._logpdf(y)

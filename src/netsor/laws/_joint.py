@@ -88,7 +88,7 @@ class Joint(LawBase):
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
-        self.replicas, self.dim = self.component_mean.shape
+        self.replicas, self.dim = map(int, self.component_mean.shape)
         self._replicas = Replicas(self.replicas, self.weight)
         self.effective = float(self._replicas.count)
 
@@ -113,8 +113,6 @@ class Joint(LawBase):
     def _words(self) -> list[str]:
         given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return super()._words + ([] if self.log_evidence is None else [given])
-
-    # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
@@ -162,8 +160,6 @@ class Joint(LawBase):
         about = f"the Gaussian with mean and covariance of: {self.method}"
         origin = Provenance(self.status, about, quadrature_error=float(share.max()))
         return Joint(self.mean()[None], value[None], origin)
-
-    # Moments
 
     @property
     def with_error(self) -> JointWithError:

@@ -90,8 +90,6 @@ class Law(LawBase):
 
     # For distances; these defaults suit an exact law with a smooth density
 
-    kernel = False  # whether its distribution function is that of a kernel estimate
-
     def _dense(self, factor: float = 1.0) -> Law:
         """This law with kernels of `factor` bandwidths around its draws; the law itself if it has no draws."""
         return self

@@ -33,21 +33,21 @@ def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) 
     """The user's data {entry: value}, with noise: a standard deviation, or one for each value."""
     if not isinstance(observed, Mapping) or not observed:
         raise LawError("condition", "observed", observed, "a mapping {entry: value}, not empty")
-    values, places = [], []
+    data: dict[int, float] = {}
     for entry, value in observed.items():
         place, number = as_whole(entry), as_number(value)
         if place is None or not -dim <= place < dim:
             raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
         if number is None or not abs(number) <= MAX_MAGNITUDE:
             raise LawError("condition", f"observed[{place}]={shown(value)} must be finite, at most {MAX_MAGNITUDE:g}")
-        places.append(place % dim)
-        values.append(number)
-    if len(set(places)) < len(places):
-        raise LawError("condition", f"observed={shown(observed)} names an entry twice")
+        if place % dim in data:
+            raise LawError("condition", f"observed={shown(observed)} names an entry twice")
+        data[place % dim] = number
     tau = numbers(noise, "condition", "noise")
-    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
+    if tau.shape not in ((), (len(data),)) or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
         raise LawError("condition", "noise", noise, "a standard deviation, 0 or more, or one for each value")
-    return Observations(np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy())
+    entries, values = np.array(list(data), dtype=np.intp), np.array(list(data.values()))
+    return Observations(entries, values, np.broadcast_to(tau, (len(data),)).copy())
 
 
 def updated(mean: Array, cov: Array, data: Observations) -> tuple[Array, Array, Array, Array]:

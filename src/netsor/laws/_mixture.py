@@ -203,8 +203,6 @@ class Mixture(Components, Law):
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
 
-    # Moments
-
     def _moment(self, order: int) -> Estimate:
         mean, var = self.component_mean, self.component_var
         total = np.zeros_like(mean)
@@ -294,7 +292,6 @@ class Empirical(Mixture):
     'estimated'
     """
 
-    kernel = True
     lattice = 32  # the paper takes logarithms of densities, which need more digits than distances
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
