@@ -33,12 +33,8 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
         while pending:
-            value = pending[-1]
-            if value in done:
-                pending.pop()
-                continue
-            inputs = value.op.inputs if past else ops.current_inputs(value.op)
-            waiting = [x for x in inputs if x not in done]
+            op = pending[-1].op
+            waiting = [x for x in (op.inputs if past else ops.current_inputs(op)) if x not in done]
             if waiting:
                 pending += reversed(waiting)
             else:

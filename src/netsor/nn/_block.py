@@ -40,10 +40,8 @@ def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
     y = f(x)
-    if not isinstance(y, Vector):
-        raise TraceError(operation, f"{name}={shown(f)} must make vectors, and it made {shown(y)}")
-    if y.shape != x.shape:
-        raise TraceError(operation, f"{name}={shown(f)} made shape {y.shape} of shape {x.shape}: keep the tokens")
+    if not isinstance(y, Vector) or y.shape != x.shape:
+        raise TraceError(operation, f"{name}={shown(f)} must return vectors of shape {x.shape}, got {shown(y)}")
     return y
 
 
