@@ -56,8 +56,6 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     """The widths that a program mentions, in order of first use."""
     widths: dict[Width, None] = {}
     for value in values:
-        if isinstance(value.op, ops.Acting):
-            widths[value.op.weight.in_width] = None
         if isinstance(value.op, ops.Root):
             widths |= dict.fromkeys((*value.op.over, *value.op.under))
         if isinstance(value, Vector):

@@ -327,8 +327,7 @@ def data(vectors: npt.ArrayLike) -> Vector:
 
     Examples
     --------
-    >>> images = np.ones((3, 12))
-    >>> x = ns.data(images)
+    >>> x = ns.data(np.ones((3, 12)))
     >>> x
     <Vector of shape (3,) in R^12, by Data>
     >>> ns.weight(ns.Width("n"), 12) @ x

@@ -82,11 +82,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     Examples
     --------
     >>> n = ns.Width("n")
-    >>> x = ns.gaussian(n, 4)
-    >>> for _ in range(3):
-    ...     x = ns.nn.block(x, lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n)).output
-    ...
-    >>> x
+    >>> ns.nn.block(ns.gaussian(n, 4), lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n)).output
     <Vector of shape (4,) in R^n, by Add>
     """
     x = as_vector(x, "block", "x")
