@@ -153,10 +153,7 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
 
 
 def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
-    """What is made of a value if these entries of it are needed, and the entries of each input that this needs.
-
-    Some operations make all of an axis, or nothing.
-    """
+    """The entries of a value that are made if some are needed (some axes whole), and those this needs of each input."""
     whole = keep is every(value.shape)  # mostly
     if not whole:
         computed = value.op.whole(value.ndim)

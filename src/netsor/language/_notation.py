@@ -112,10 +112,7 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
 
 
 def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
-    """How a Take reads x, by the indices i of the result: `u[i, j] = x[j, 3]` is ["j", "3"] if the first index is 0.
-
-    None if no formula in the indices says it.
-    """
+    """The indices of x that a Take reads, ["j", "3"] for `u[i, j] = x[j, 3]` if `first` is 0; None: no formula."""
     indices: list[str] = []
     ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
     for coordinate in np.unravel_index(op.flat, op.x.shape) if op.x.shape else ():

@@ -160,10 +160,7 @@ Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
-    """Assumption 3.1 for the program with these outputs.
-
-    `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
-    """
+    """Assumption 3.1 for a program; `correlated`, of the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
     facts = _Facts(outputs)
     against = facts.against()
     diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))
