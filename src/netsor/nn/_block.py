@@ -184,9 +184,8 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            with watching(
-                "is inside of ns.nn.shared, which makes its layer again in every call: probe what it returns"
-            ):
+            why = "is inside of ns.nn.shared, which makes its layer again in every call: probe what it returns"
+            with watching(why):
                 traced.append((argument, layer(argument)))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
