@@ -221,11 +221,6 @@ def matrix_source(x: Value) -> Source | None:
     return op.weight.source if isinstance(op, MatMul) else None
 
 
-def different_matrices(x: Value, y: Value) -> bool:
-    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
-    return None not in (sources := (matrix_source(x), matrix_source(y))) and sources[0] is not sources[1]
-
-
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
 LATEX = {ops.Add: "{0} + {1}", ops.Scale: r"{0} \, {1}", ops.Mix: r"\sum_{{{k}}} {0} \, {1}"}
 
