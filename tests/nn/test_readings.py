@@ -66,9 +66,12 @@ ERRORS = {
     "norm": (lambda: attention(qk_norm=0.1), "attention: qk_norm=0.1 must be a function of vectors"),
     "norm of scalars": (
         lambda: attention(qk_norm=lambda u: ns.mean_dot(u, u)),
-        "attention: qk_norm=.* must make vectors, and it made <Scalar",
+        "attention: qk_norm=.* must return vectors of shape .*, got <Scalar",
     ),
-    "norm of fewer": (lambda: attention(qk_norm=lambda u: u[0]), r"made shape \(3,\) of shape \(2, 3\)"),
+    "norm of fewer": (
+        lambda: attention(qk_norm=lambda u: u[0]),
+        r"must return vectors of shape \(2, 3\), got <Vector of shape \(3,\)",
+    ),
     "softcap": (lambda: attention(softcap=0), "attention: softcap=0 must be a finite number from 1e-50"),
     "bias": (lambda: attention(bias=np.zeros((4, 3, 3))), r"attention: bias of shape \(4, 3, 3\) must broadcast"),
     "bias that adds axes": (lambda: attention(bias=np.zeros((5, 2, 3, 3))), r"bias of shape \(5, 2, 3, 3\) must"),

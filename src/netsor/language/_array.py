@@ -23,7 +23,6 @@ from .._validate import (
     TraceIndexError,
     as_axis,
     as_shape,
-    as_whole,
     is_bool,
     shown,
     user_line,
@@ -280,13 +279,11 @@ class Value:
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order."""
         given = _unpacked(shape)
-        sizes = [as_whole(size) for size in given]
-        if any(size is None or (size < 1 and size != -1) for size in sizes):
-            raise TraceError("reshape", "shape", given, "positive integers; one may be -1")
-        rest = self.size // math.prod(abs(size) for size in sizes if size)  # what -1 stands for
-        wanted = tuple(rest if size == -1 else size for size in sizes if size)
-        if math.prod(wanted) != self.size or sizes.count(-1) > 1:
-            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}")
+        try:
+            wanted = np.broadcast_to(False, self.shape).reshape(given).shape  # which copies nothing
+        except (TypeError, ValueError):
+            allowed = "as many entries, by positive integers; one may be -1"
+            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}: give {allowed}") from None
         return self if wanted == self.shape else self.take(self._positions().reshape(wanted))
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:

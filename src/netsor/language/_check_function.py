@@ -90,11 +90,7 @@ SCALES = (1.0, 1e-6, 1e3)
 
 
 def declares(**facts: Any) -> Callable[[F], F]:
-    """Declare what is known of a built-in function.
-
-    `numbers` is how many it returns, so that it is not called on many tokens to find out. `of_spectrum` says that a
-    function of matrices depends on their nonzero eigenvalues alone, which X X^T and X^T X share.
-    """
+    """Declare facts of a built-in function: `numbers`, how many it returns (else it is called), or `of_spectrum`."""
 
     def declared(f: F) -> F:
         vars(f).update(facts)
@@ -104,7 +100,7 @@ def declares(**facts: Any) -> Callable[[F], F]:
 
 
 def needs_spectrum(f: Function) -> bool:
-    """Whether a function was declared to depend on eigenvalues alone."""
+    """Whether a function of matrices depends only on their nonzero eigenvalues, which X X^T and X^T X share."""
     return getattr(base(f), "of_spectrum", False)
 
 
@@ -114,10 +110,7 @@ def is_builtin(f: Function) -> bool:
 
 
 def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
-    """The shape that f returns for the last axes (`cores`) of its arguments; a TraceError if f fails a check.
-
-    The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
-    """
+    """The shape that f returns for the last axes of its arguments; the last `scalars` of them have one number a row."""
     if is_builtin(f):
         numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):

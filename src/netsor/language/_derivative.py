@@ -59,8 +59,8 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
-    ratios = {unit: width_ratio((d.width,), (Width(unit),)) for unit in units if unit}
-    return {unit: scale(ratios[unit], mean_dot(d, x)) if unit else dot(d, x) for unit in units}
+    means = {unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) for unit in units if unit}
+    return {unit: means[unit] if unit else dot(d, x) for unit in units}
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
@@ -210,8 +210,7 @@ def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
     """The sum over the axes along which an input of this shape was repeated."""
     lead = d.ndim - len(shape)
     axes = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1)]
-    total = d.sum(tuple(axes)) if axes else d
-    return total.reshape(*shape) if total.shape != shape else total
+    return (d.sum(tuple(axes)) if axes else d).reshape(shape)
 
 
 def zeros_like(x: Any) -> Any:

@@ -33,12 +33,8 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
         while pending:
-            value = pending[-1]
-            if value in done:
-                pending.pop()
-                continue
-            inputs = value.op.inputs if past else ops.current_inputs(value.op)
-            waiting = [x for x in inputs if x not in done]
+            op = pending[-1].op
+            waiting = [x for x in (op.inputs if past else ops.current_inputs(op)) if x not in done]
             if waiting:
                 pending += reversed(waiting)
             else:
@@ -60,8 +56,6 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     """The widths that a program mentions, in order of first use."""
     widths: dict[Width, None] = {}
     for value in values:
-        if isinstance(value.op, ops.Acting):
-            widths[value.op.weight.in_width] = None
         if isinstance(value.op, ops.Root):
             widths |= dict.fromkeys((*value.op.over, *value.op.under))
         if isinstance(value, Vector):
@@ -159,10 +153,7 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
 
 
 def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
-    """What is made of a value if these entries of it are needed, and the entries of each input that this needs.
-
-    Some operations make all of an axis, or nothing.
-    """
+    """The entries of a value that are made if some are needed (some axes whole), and those this needs of each input."""
     whole = keep is every(value.shape)  # mostly
     if not whole:
         computed = value.op.whole(value.ndim)

@@ -299,17 +299,17 @@ class Writer:
     def _score_covariance(self, value: Value, x: Vector, y: Vector, i: Indices, j: Indices) -> str:
         """The covariance of two scores ⟨x, y⟩: Wick's formula, unless their factors are rotated."""
         (x1, y1), (x2, y2) = (tex.read_indices(value, k) for k in (i, j))
-        rotated, different = x in self.rotated or y in self.rotated, tex.different_matrices(x, y)
+        if x in self.rotated or y in self.rotated:
+            pairs = ((x1, y1), (x2, y2))
+            dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
+            return rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
         left, right = self.product(x, x1, x, x2), self.product(y, y1, y, y2)
         once = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")  # the δ of both factors
         wick = rf"{left} \, {right}" if left.over or right.over else str(once)
-        if not different:
-            wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
-        if not rotated:
+        sources = tex.matrix_source(x), tex.matrix_source(y)
+        if None not in sources and sources[0] is not sources[1]:  # of independent matrices: E[Z^x Z^y] = 0
             return wick
-        pairs = ((x1, y1), (x2, y2))
-        dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
-        return rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
+        return rf"{wick} + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
 
     # E[Z^x Z^y]
 

@@ -117,8 +117,6 @@ class Expansion:
                 to = np.repeat(np.arange(value.size), numbers.shape[-1])
                 matrix = csr((coefficients.ravel(), (to, mixed.ravel())), shape=(value.size, x.size))
                 total = csr(matrix @ rows[x])
-            case _:
-                raise TypeError(f"unknown operation {value.op!r}")
         total.eliminate_zeros()
         return total
 

@@ -112,10 +112,7 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
 
 
 def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
-    """How a Take reads x, by the indices i of the result: `u[i, j] = x[j, 3]` is ["j", "3"] if the first index is 0.
-
-    None if no formula in the indices says it.
-    """
+    """The indices of x that a Take reads, ["j", "3"] for `u[i, j] = x[j, 3]` if `first` is 0; None: no formula."""
     indices: list[str] = []
     ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
     for coordinate in np.unravel_index(op.flat, op.x.shape) if op.x.shape else ():
@@ -222,11 +219,6 @@ def matrix_source(x: Value) -> Source | None:
     """The source of the matrices that made x, or what x is an index of; None if it is no MatMul output."""
     op = x.op.x.op if isinstance(x.op, Take) else x.op
     return op.weight.source if isinstance(op, MatMul) else None
-
-
-def different_matrices(x: Value, y: Value) -> bool:
-    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
-    return None not in (sources := (matrix_source(x), matrix_source(y))) and sources[0] is not sources[1]
 
 
 Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one

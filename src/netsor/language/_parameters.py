@@ -144,14 +144,12 @@ def weight(
 ) -> Weight:
     """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
 
-    `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
-
     Parameters
     ----------
     out_width, in_width
         The widths of W x and of x, each a `Width` or an integer.
     batch
-        The number of independent matrices, an integer or a shape; one matrix by default.
+        The number of independent matrices, an integer or a shape; one matrix by default. See `ns.Weight` for products.
     std
         σ in entries N(0, σ²/in): a number, or a scalar such as `ns.hyperparameter("std")`, so that a grid of σ is
         planned once at finite widths. Gradients by such a weight are refused.
@@ -255,10 +253,7 @@ def gaussian(
 
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """R with R Rᵀ = cov, a matrix that may be singular.
-
-    It is the root of the correlations times standard deviations: vectors of 1e-8 stand next to those of 1e8.
-    """
+    """R with R Rᵀ = cov, maybe singular: by correlations, since vectors of size 1e-8 may stand next to those of 1e8."""
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
     if not symmetric or np.linalg.eigvalsh(covariance)[0] < -1e-10 * size:
@@ -327,8 +322,7 @@ def data(vectors: npt.ArrayLike) -> Vector:
 
     Examples
     --------
-    >>> images = np.ones((3, 12))
-    >>> x = ns.data(images)
+    >>> x = ns.data(np.ones((3, 12)))
     >>> x
     <Vector of shape (3,) in R^12, by Data>
     >>> ns.weight(ns.Width("n"), 12) @ x

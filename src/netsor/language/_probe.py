@@ -16,8 +16,6 @@ from ._scalar import Scalar
 from ._score import checked_mask
 from ._vector import Vector
 
-Bools = npt.NDArray[np.bool_]
-
 TOKENS = Vector, 1, True, "vectors (tokens,)"
 INSIDE = Vector, 1, False, "vectors (…, tokens)"
 SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
@@ -37,7 +35,7 @@ class Probe(NamedTuple):
 
     name: str
     value: Value
-    mask: Bools | None = None  # scores and weights that take part (None: those of the softmax), or words that are right
+    mask: npt.NDArray[np.bool_] | None = None  # scores that take part (None: as the softmax), or words that are right
 
 
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)

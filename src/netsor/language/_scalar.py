@@ -178,8 +178,8 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
     """f of scalars, a value of the given shape; computed at once if all of them are numbers."""
     if not all(isinstance(p.op, Constant) for p in scalars):
         return Scalar(Apply(f, scalars, axes), shape)
-    leading = max(p.ndim for p in scalars) - axes
-    arrays = [p.op.numbers.reshape((1,) * (leading + axes - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
+    ndim = max(p.ndim for p in scalars)
+    arrays = [p.op.numbers.reshape((1,) * (ndim - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         result = np.array(np.broadcast_to(f(*arrays), shape))
     if not np.isfinite(result).all():

@@ -191,10 +191,9 @@ def train(
     """
     several = isinstance(outputs, list | tuple)
     losses = list(loss) if isinstance(loss, list | tuple) else [loss]
-    count = whole(steps, "steps", "train")
     now = [*(outputs if several else [outputs]), *losses]
     history = [outputs]
-    for t in range(count):
+    for t in range(whole(steps, "steps", "train")):
         factor = 1.0 if schedule is None else schedule(t)
         by = now[len(now) - len(losses) + t % len(losses)]
         now = step(now, by, optimiser=optimiser, weights=weights, lr_factor=factor, clip_norm=clip_norm)

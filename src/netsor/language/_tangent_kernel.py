@@ -168,13 +168,8 @@ def pooled(parts: Sequence[Vector]) -> Vector:
     return same[0] if len(same) == 1 else join(same, axis=1)
 
 
-# Gradients by all parameters, which steps of optimisers move along
-
-CLIP_EPS = 1e-6  # added to the norm, as `torch.nn.utils.clip_grad_norm_` does
-
-
 class Gradients(NamedTuple):
-    """The gradient of a loss with respect to each parameter, in parts of one unit each."""
+    """The gradient of a loss with respect to each parameter, which a step moves, in parts of one unit each."""
 
     terms: dict[Source, list[Term]]  # of each matrix
     leaves: dict[Value, list[tuple[str | None, Any]]]  # equal initial vectors have the sum of their gradients
@@ -243,4 +238,4 @@ def clipped(whole: Gradients, most: float) -> Gradients:
 
 def _clip_factor(square: Any, most: float) -> Any:
     xp = array_namespace(square)
-    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + CLIP_EPS), None, 1.0)
+    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + 1e-6), None, 1.0)  # 1e-6 as in PyTorch

@@ -16,11 +16,9 @@ import html
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from . import _operation as ops
@@ -162,10 +160,7 @@ Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
-    """Assumption 3.1 for the program with these outputs.
-
-    `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
-    """
+    """Assumption 3.1 for a program; `correlated`, of the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
     facts = _Facts(outputs)
     against = facts.against()
     diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))
@@ -276,20 +271,15 @@ class _Facts:
             found["elsewhere"].append(f"{self.at(output)} is an output, made by a matrix of a score factor")
         return found
 
-    @cached_property
-    def asked(self) -> dict[Value, npt.NDArray[np.bool_]]:
-        """The entries of each value that the outputs depend on."""
-        return asked_entries(self.outputs)
-
     def _tied(self, score: Value, op: Dot) -> bool:
         """Whether a matrix has made both factors of an entry that the outputs depend on."""
         x, y = op.x, op.y
-        first, second = (self.expansion.matrices(v) for v in (x, y))
-        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not self.asked[score].any():
+        if not (np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y)) >= 0).any():
             return False
+        asked = asked_entries(self.outputs)[score]
         i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
-        places = (np.broadcast_to(k, score.shape)[self.asked[score]] for k in (i[..., :, None], j[..., None, :]))
-        return bool((self.expansion.used(x) @ self.expansion.used(y).T)[*places].any())
+        places = (np.broadcast_to(k, score.shape)[asked] for k in (i[..., :, None], j[..., None, :]))
+        return bool(asked.any() and (self.expansion.used(x) @ self.expansion.used(y).T)[*places].any())
 
     def _made_for_scores(self, x: Value) -> bool:
         """Whether a matrix that has made factors of scores has made a vector too."""

@@ -40,10 +40,8 @@ def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
     y = f(x)
-    if not isinstance(y, Vector):
-        raise TraceError(operation, f"{name}={shown(f)} must make vectors, and it made {shown(y)}")
-    if y.shape != x.shape:
-        raise TraceError(operation, f"{name}={shown(f)} made shape {y.shape} of shape {x.shape}: keep the tokens")
+    if not isinstance(y, Vector) or y.shape != x.shape:
+        raise TraceError(operation, f"{name}={shown(f)} must return vectors of shape {x.shape}, got {shown(y)}")
     return y
 
 
@@ -84,11 +82,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     Examples
     --------
     >>> n = ns.Width("n")
-    >>> x = ns.gaussian(n, 4)
-    >>> for _ in range(3):
-    ...     x = ns.nn.block(x, lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n)).output
-    ...
-    >>> x
+    >>> ns.nn.block(ns.gaussian(n, 4), lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n)).output
     <Vector of shape (4,) in R^n, by Add>
     """
     x = as_vector(x, "block", "x")
@@ -190,7 +184,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            why = "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
+            why = "is inside of ns.nn.shared, which makes its layer again in every call: probe what it returns"
             with watching(why):
                 traced.append((argument, layer(argument)))
         argument, result = traced[0]

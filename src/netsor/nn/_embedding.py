@@ -13,7 +13,6 @@ from ..activations import Function
 from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal
 from ..language._scalar import applied
 from ..language._vector import as_vector
-from ..language._width import as_width
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
@@ -88,7 +87,7 @@ class Embedding:
         by = std if isinstance(std, Scalar) and not std.shape else None
         self.std: Any = scale(std, "std", "embedding") if by is None else by
         cov: Any = self.std**2 if by is None else 1.0
-        drawn: Any = gaussian(as_width(width, "embedding"), len(self.known), cov=cov, name=name)
+        drawn: Any = gaussian(width, len(self.known), cov=cov, name=name)
         drawn.op.source.by = by
         self.vectors: Vector = drawn if by is None else by * drawn
 
