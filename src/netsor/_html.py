@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,7 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), *, code: bool
     style = CELL + ("; font-family: monospace" if code else "")
 
     def line(cells: Sequence[str], tag: str) -> str:
-        inside = "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells)
-        return f"<tr>{inside}</tr>"
+        return "<tr>" + "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells) + "</tr>"
 
     top = f"<thead>{line(head, 'th')}</thead>" if head else ""
     body = "".join(line(row, "td") for row in rows)
@@ -109,9 +108,8 @@ def publish_with_formula(markup: str, formula: str, plain: str) -> None:
     """Show HTML in a notebook cell, then the formula by itself: VS Code typesets no formula within HTML."""
     from IPython.display import publish_display_data  # the caller, IPython, has it
 
-    publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
-    publish({"text/html": markup, "text/plain": plain})
-    publish({"text/latex": formula})
+    publish_display_data({"text/html": markup, "text/plain": plain})
+    publish_display_data({"text/latex": formula})
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -147,11 +145,9 @@ def density(x: Floats, y: Floats, error: Floats, atoms: Sequence[tuple[float, fl
     parts.append(path(f"M0,{floor}H{WIDE}", "currentColor", 0.8))
     for value in ticks(float(x[0]), float(x[-1])):
         at, label = f"{across(value):.1f}", f"{value:.4g}".replace("-", "−")
-        parts.append(path(f"M{at},{floor}v3", "currentColor", 0.8))
-        parts.append(
-            f'<text x="{at}" y="{HIGH - 2}" font-size="10" text-anchor="middle" fill="currentColor">{label}</text>'
-        )
+        parts += [path(f"M{at},{floor}v3", "currentColor", 0.8), f'<text x="{at}" y="{HIGH - 2}">{label}</text>']
+    look = 'font-size="10" text-anchor="middle" fill="currentColor" style="max-width: 100%; overflow: visible"'
     return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" style="max-width: 100%; overflow: visible" '
-        f'role="img" aria-label="{html.escape(words)}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" {look} role="img" '
+        f'aria-label="{html.escape(words)}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )

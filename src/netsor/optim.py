@@ -307,7 +307,6 @@ class NamedOptimiser(NamedTuple):
     grid: float  # the middle of the learning rates of a sweep, at the width of the model
     exponents: Mapping[str, tuple[float, float, float]]  # of n in lr, by parametrisation: vectors, matrices, the head
     takes: tuple[str, ...] = ()  # options of `ns.step`
-    in_torch: tuple[str, ...] = ()  # classes of torch.optim with this first step
 
 
 NAMED = {
@@ -317,7 +316,6 @@ NAMED = {
         1e-3,
         2.0**-7,
         {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -1.0, -1.0), "mup": (1.0, 0.0, -1.0)},
-        in_torch=("SGD",),
     ),
     "muon": NamedOptimiser(
         # without steps it is the polar factor itself
@@ -327,7 +325,6 @@ NAMED = {
         0.02,
         {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -0.5, -0.5), "mup": (0.5, 0.0, -0.5)},
         ("newton_schulz", "scale"),
-        ("Muon",),
     ),
     "adam": NamedOptimiser(
         lambda decay, eps, steps, factor: AdamW(1.0, eps=eps, weight_decay=decay),
@@ -336,7 +333,6 @@ NAMED = {
         3e-3,
         {"sp": (0.0, 0.0, 0.0), "ntk": (-0.5, -1.5, -1.0), "mup": (0.0, -1.0, -1.0)},
         ("eps",),
-        ("Adam", "AdamW"),
     ),
 }
 

@@ -136,22 +136,21 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     tell(0.0, seconds)
     AuditStudy(request).estimate()  # refuses what does not fit in memory
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
-    total = sum(case.draw.seconds * draws for case, draws in keys if (case, draws) not in _kept)
-    done, each, measured = 0.0, 0.0, []
+    left, done = [key for key in keys if key not in _kept], 0.0
+    total = sum(case.draw.seconds * draws for case, draws in left)
 
     def report(drawn: int, _: int) -> None:
         tell(seconds * ((done + each * drawn) / total), seconds)
 
-    for case, draws in keys:
-        if (case, draws) not in _kept:
-            tasks, arrays, each = request.tasks(case), [], case.draw.seconds
-            for task in tasks:
-                arrays.append(task.run(report))
-                done += each * task.draws
-            while len(_kept) >= CACHED_SUBJECTS:
-                del _kept[next(iter(_kept))]
-            _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
-        measured.append(_kept[case, draws])
+    for case, draws in left:
+        each, tasks, arrays = case.draw.seconds, request.tasks(case), []
+        for task in tasks:
+            arrays.append(task.run(report))
+            done += each * task.draws
+        _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
+    measured = [_kept[key] for key in keys]
+    for oldest in list(_kept)[:-CACHED_SUBJECTS]:
+        del _kept[oldest]
     return result_of(request, measured)
 
 

@@ -36,7 +36,6 @@ HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
 IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
-Limit = Callable[[int], Law]  # a limit law with this number of draws, if it needs draws
 
 
 class Named(NamedTuple):
@@ -48,16 +47,20 @@ class Named(NamedTuple):
     source: str
 
 
-def law_view(
-    net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str], closed: Limit | None = None
-) -> View:
-    """The law, its limit and a Gaussian; `lines` of Python make the program, and `closed` is a limit without cost."""
+@functools.lru_cache(maxsize=64)
+def _law(net: Program, draws: int, widths: tuple[tuple[str, float], ...]) -> Law:
+    """The law at these widths; a limit is kept while you move the width slider."""
+    return cast(Law, net.law(draws=draws, progress=False, **dict(widths)))  # type: ignore[arg-type]
+
+
+def law_view(net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str]) -> View:
+    """The law, its limit and a Gaussian; `lines` of Python make the program."""
     end = dict.fromkeys(widths, inf)
     sides: dict[str, Mapping[str, float]] = {"law": widths, "limit": end}
     if not widths or widths == end:
         del sides["law" if widths else "limit"]
     plans, notes = [net.plan(**widths)], []  # type: ignore[arg-type]
-    if closed is None and len(sides) == 2:
+    if len(sides) == 2:
         try:
             plans.append(net.plan(**end))  # type: ignore[arg-type]
         except (NoLimitError, ExactError) as error:
@@ -66,8 +69,7 @@ def law_view(
     draws, note = afford(plans, wanted)
     laws: list[Named] = []
     for name, at in sides.items():
-        free = closed if name == "limit" else None
-        law = free(draws) if free else cast(Law, net.law(draws=draws, progress=False, **at))  # type: ignore[arg-type]
+        law = _law(net, draws, tuple(at.items()))
         if laws and not law._has_density:
             notes.append(f"in the limit it is always {law.mean():g}")
             continue
@@ -166,6 +168,9 @@ def width_code(width: float) -> str:
     return "ns.inf" if width == inf else f"{width:_}"
 
 
+_layer = functools.lru_cache(maxsize=64)(layer)  # the same program for the same arguments, so its laws are kept
+
+
 def layer_view(width: float = 256, head_dim: float | None = None, draws: int | None = None, **given: Any) -> View:
     """The view of one layer of the paper; other arguments are those of `ns.paper.layer`."""
     if head_dim is not None and head_dim > width:
@@ -176,15 +181,7 @@ def layer_view(width: float = 256, head_dim: float | None = None, draws: int | N
     arguments |= {} if head_dim is None else {"low_rank": True}
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    limit = functools.partial(_limit, tuple(arguments.items()))
-    return law_view(layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({call})"], limit)
-
-
-@functools.lru_cache(maxsize=64)
-def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
-    """The limit law; it does not change while you move the width slider."""
-    net: Program = layer(**dict(arguments))
-    return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
+    return law_view(_layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({call})"])
 
 
 class Slider(NamedTuple):

@@ -17,7 +17,6 @@ from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
-from ..optim import NAMED
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import Parameters, parameters
 from ._program import Reader, UnsupportedError, captured, name_of
@@ -26,7 +25,7 @@ from ._structure import Structure, structure
 TOKENS = 16  # of different ids, if none are given
 TRAINING_TOKENS = 4  # of the batch of a training step, unless ids are given: what a draw costs grows with their square
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
-KINDS = {each: name for name, known in NAMED.items() for each in known.in_torch}  # classes of torch.optim
+KINDS = {"SGD": "sgd", "Muon": "muon", "Adam": "adam", "AdamW": "adam"}  # classes of torch.optim by their first step
 
 
 def network(
