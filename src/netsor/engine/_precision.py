@@ -53,7 +53,7 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
         return backend, 0.0
     # GPUs of data centres are about as fast in double precision, and comparing a few draws would take longer.
     if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
-        return _in_double(backend), 0.0
+        return replace(backend, precision="float64", rounded=True), 0.0  # with the random numbers of single precision
     return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
@@ -135,11 +135,6 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
     return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
 
 
-def _in_double(backend: Backend) -> Backend:
-    """In double precision, with the random numbers of single precision."""
-    return replace(backend, precision="float64", rounded=True)
-
-
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Both precisions on the same random numbers."""
@@ -148,7 +143,7 @@ def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):
-        wide = _in_double(backend)
+        wide = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
             if wide.fits(plan, replicas) == replicas:
                 exact, single = wide, backend
