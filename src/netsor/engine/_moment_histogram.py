@@ -1,8 +1,7 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, where means vary, of m/√v keeps its
-count and a few moments, and becomes two Gaussians. Moments are sums of integers, so the order of chunks does not
-matter.
+count and a few moments, and becomes two Gaussians. Moments are sums of integers: the order of chunks is free.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class MomentAccumulator:
         self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside of all cells
 
     def add(self, found: BlockMoments) -> None:
-        """The sums of one block."""
+        """Add the sums of one block."""
         self.total[:, found.cells] += found.sums.astype(np.int64)
         if not (np.isfinite(found.mean).all() and np.isfinite(found.var).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity")

@@ -138,8 +138,7 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Both precisions on the same random numbers."""
-    # numpy compares, because the other libraries round alike. A plan that runs long is compared where it runs, if
-    # double precision fits in the memory there.
+    # numpy compares, because the other libraries round alike; or, for long plans, the device if double precision fits.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):

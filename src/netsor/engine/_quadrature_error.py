@@ -141,8 +141,7 @@ def node_bias(question: PlanQuery) -> Floats:
 
 def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
     """Which outputs are 0 except for errors of nodes, given draws of conditional means and covariances."""
-    # Terms may cancel although no structure shows it: ⟨∂f/∂x, x⟩ = 0 if f ignores the length of x. Nodes leave an
-    # error.
+    # Terms may cancel although no structure shows it: ⟨∂f/∂x, x⟩ = 0 if f ignores the length of x.
     plan, size = question.plan(), np.abs(means).max(axis=0)
     found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
     found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(len(means))

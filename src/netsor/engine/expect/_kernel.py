@@ -306,8 +306,7 @@ def _parity(part: Series) -> tuple[int, int] | None:
 
 def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form."""
-    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are the variances of the arguments of x and y, and xy (..., i, j, 1, 1)
-    # their covariances.
+    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (..., i, j, 1, 1) covariances.
     if not x.params and not y.params:
         a, b = (np.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
         mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
@@ -330,8 +329,7 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i)."""
-    # β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β
-    # √xx's.
+    # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β √xx's.
     rows, lead = _single(x, xx)
     (mean, first), _, error = coefficients(rows, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
