@@ -150,8 +150,7 @@ class MomentAccumulator:
         self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
         if len(self.stray) > STRAY:
             raise ValueError(
-                f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
-                "take fewer, which are kept one by one"
+                f"more than {STRAY} replicas lie outside of all cells: the law is too wide; take fewer draws"
             )
 
     def nodes(self) -> tuple[Floats, Floats, Floats]:
@@ -166,9 +165,7 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
     at, width, count = tally.nodes()
-    kept, alive = var > 0, width > 0
-    if not kept.any():
-        return 0.0
+    kept, alive = var > 0, width > 0  # some replicas are kept: `cells_for` refuses a law of points alone
     centre = float(mean[kept].mean())
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)
