@@ -59,7 +59,7 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
     """Whether single precision gives five digits of the draws of a plan, or a hundredth of their spread, and pays."""
-    # It pays where a plan has many coordinates in long rows. The errors of Gaussian expectations are those of double.
+    # It pays where a plan has many coordinates in long rows. Errors of Gaussian expectations are for double precision.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False

@@ -24,7 +24,7 @@ SMALL = 0.05  # largest draw of an output, relative to the terms that it is a su
 ZERO_MEAN = 5.0  # standard errors within which the mean of a 0 is
 NODE_REPLICAS = 128  # in which an output is computed with fewer nodes and with more
 # The median size of a 0 with a quarter of the nodes, over that with four times as many, at least: errors of order
-# NODES^(−1/2) to NODES^(−1) make it 4 to 16. It is 1 for what is not 0, or up to 3 if that is below 1.4 of its error.
+# NODES^(−1/2) to NODES^(−1) make it 4 to 16. It is 1 for what is not 0, up to 3 if that is below 1.4 errors.
 NODE_GROWTH = 3.0
 COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 

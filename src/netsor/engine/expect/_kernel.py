@@ -41,9 +41,7 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    if (
-        kinds[0] is _ERF
-    ):  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+    if kinds[0] is _ERF:  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its digits near 1
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
     # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
     # E[ΦΦ'] = 1/4 + arcsin(r)/2π
@@ -74,7 +72,7 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
 
 
 def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
-    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², which is at least 1 + a + b because c² ≤ ab."""
+    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², where c² ≤ ab."""
     xp = array_namespace(a, c, b)
     root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
     return xp.atan2(c, root), root
