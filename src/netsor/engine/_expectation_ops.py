@@ -44,7 +44,7 @@ def kernel(
         single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
         found = expect.closed_form(f, g, *gaussian) if single else None
         if found is None:
-            raise NotImplementedError  # by a series, a table or quadrature: numpy alone computes these
+            raise NotImplementedError  # numpy alone computes the others, by a series, a table or quadrature
         return found
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)

@@ -148,8 +148,7 @@ class LinalgBackend:
 
     def span(self, rows: Array, *known: Array) -> Array:
         """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones."""
-        # 0 for a row that adds nothing. By blocks, twice: the second pass removes errors of the first. Or vector by
-        # vector.
+        # 0 for a row that adds nothing. Two passes by blocks, the second for errors of the first; or vector by vector.
         xp = self.xp
         made = project_out(xp, rows, known)
         square = squares(xp, made)
@@ -260,8 +259,7 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices."""
-    # Without their part along the first row, products of nearly equal rows tell how they differ. `span` has the same
-    # floor.
+    # Without their part along the first row, products of nearly equal rows tell how they differ. The floor is `span`'s.
     first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))

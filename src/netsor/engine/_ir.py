@@ -137,10 +137,8 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
         """The loop that saves most steps, with the shortest period of those that do, and the loops on both sides."""
         some, best, most = kinds[first:end], None, MIN_STEPS_SAVED - 1
         order = np.argsort(some, kind="stable")
-        apart = Counter(
-            np.diff(order)[some[order][1:] == some[order][:-1]].tolist()
-        )  # from a step to the next equal one
-        for period in sorted(period for period, _ in apart.most_common(MAX_PERIODS_TRIED)):
+        distances = np.diff(order)[some[order][1:] == some[order][:-1]]  # from a step to the next equal one
+        for period in sorted(period for period, _ in Counter(distances.tolist()).most_common(MAX_PERIODS_TRIED)):
             same = np.concatenate([[False], some[period:] == some[:-period], [False]])
             begins, ends = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
             longest = int(np.argmax(ends - begins))

@@ -45,8 +45,7 @@ class Builder:
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register."""
-        # So results of equal constants are shared too. Those of a deep network's layers can be as large as what a layer
-        # draws.
+        # So results of equal constants are shared too. A layer may have constants as large as its random numbers.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:

@@ -1,8 +1,7 @@
 """Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, where means vary, of m/√v keeps its
-count and a few moments, and becomes two Gaussians. Moments are sums of integers, so the order of chunks does not
-matter.
+count and a few moments, and becomes two Gaussians. Moments are sums of integers: the order of chunks is free.
 """
 
 from __future__ import annotations
@@ -144,15 +143,14 @@ class MomentAccumulator:
         self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside of all cells
 
     def add(self, found: BlockMoments) -> None:
-        """The sums of one block."""
+        """Add the sums of one block."""
         self.total[:, found.cells] += found.sums.astype(np.int64)
         if not (np.isfinite(found.mean).all() and np.isfinite(found.var).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
         self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
         if len(self.stray) > STRAY:
             raise ValueError(
-                f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
-                "take fewer, which are kept one by one"
+                f"more than {STRAY} replicas lie outside of all cells: the law is too wide; take fewer draws"
             )
 
     def nodes(self) -> tuple[Floats, Floats, Floats]:
@@ -167,9 +165,7 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
     at, width, count = tally.nodes()
-    kept, alive = var > 0, width > 0
-    if not kept.any():
-        return 0.0
+    kept, alive = var > 0, width > 0  # some replicas are kept: `cells_for` refuses a law of points alone
     centre = float(mean[kept].mean())
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)

@@ -1,9 +1,8 @@
 """The instruction set of a plan: what each kind of step does to its arrays. Factors of matrices are in `_gram_schmidt`.
 
 Arrays are (replicas, …), with one replica for what is the same in all. The array library is the first argument. Nothing
-here draws a number or branches on one. In numpy, arrays with few entries a replica are stored with the replicas
-innermost in memory, which makes inner loops long. `_replicas_innermost` recognises them, and the functions keep the
-layout.
+here draws a number or branches on one. numpy arrays with few entries a replica have the replicas innermost in memory,
+which makes inner loops long: `_replicas_innermost` recognises them, and the functions keep the layout.
 """
 
 from __future__ import annotations

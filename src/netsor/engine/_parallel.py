@@ -94,8 +94,7 @@ def run(
     """Do the work for every chunk, and yield (chunk, result) as each is done."""
     # `work(part, tick)` calls `tick(draws)` after every block. That moves the progress bar, and raises once the run has
     # ended early: after an interrupt no thread works longer than a block. Executors with other processes report
-    # progress by whole chunks, and finish those that they have begun. Up to `together` chunks are one task of an
-    # executor.
+    # progress by whole chunks, and finish those that they have begun. A task has up to `together` chunks.
     progress_of(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)

@@ -53,13 +53,13 @@ def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 
         return backend, 0.0
     # GPUs of data centres are about as fast in double precision, and comparing a few draws would take longer.
     if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
-        return _in_double(backend), 0.0
+        return replace(backend, precision="float64", rounded=True), 0.0  # with the random numbers of single precision
     return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
     """Whether single precision gives five digits of the draws of a plan, or a hundredth of their spread, and pays."""
-    # It pays where a plan has many coordinates in long rows. The errors of Gaussian expectations are those of double.
+    # It pays where a plan has many coordinates in long rows. Errors of Gaussian expectations are for double precision.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -135,20 +135,14 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
     return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
 
 
-def _in_double(backend: Backend) -> Backend:
-    """In double precision, with the random numbers of single precision."""
-    return replace(backend, precision="float64", rounded=True)
-
-
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Both precisions on the same random numbers."""
-    # numpy compares, because the other libraries round alike. A plan that runs long is compared where it runs, if
-    # double precision fits in the memory there.
+    # numpy compares, because the other libraries round alike; or, for long plans, the device if double precision fits.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):
-        wide = _in_double(backend)
+        wide = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
             if wide.fits(plan, replicas) == replicas:
                 exact, single = wide, backend

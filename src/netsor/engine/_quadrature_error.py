@@ -24,7 +24,7 @@ SMALL = 0.05  # largest draw of an output, relative to the terms that it is a su
 ZERO_MEAN = 5.0  # standard errors within which the mean of a 0 is
 NODE_REPLICAS = 128  # in which an output is computed with fewer nodes and with more
 # The median size of a 0 with a quarter of the nodes, over that with four times as many, at least: errors of order
-# NODES^(−1/2) to NODES^(−1) make it 4 to 16. It is 1 for what is not 0, or up to 3 if that is below 1.4 of its error.
+# NODES^(−1/2) to NODES^(−1) make it 4 to 16. It is 1 for what is not 0, up to 3 if that is below 1.4 errors.
 NODE_GROWTH = 3.0
 COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
 
@@ -141,8 +141,7 @@ def node_bias(question: PlanQuery) -> Floats:
 
 def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
     """Which outputs are 0 except for errors of nodes, given draws of conditional means and covariances."""
-    # Terms may cancel although no structure shows it: ⟨∂f/∂x, x⟩ = 0 if f ignores the length of x. Nodes leave an
-    # error.
+    # Terms may cancel although no structure shows it: ⟨∂f/∂x, x⟩ = 0 if f ignores the length of x.
     plan, size = question.plan(), np.abs(means).max(axis=0)
     found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
     found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(len(means))

@@ -64,8 +64,7 @@ class Sampling:
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
     ) -> Iterator[tuple[range, T]]:
         """Every chunk, as it is done; `together` of them make a task that is worth sending."""
-        # BLAS is limited to one thread here, because doing so for every chunk would cost a fifth of drawing its
-        # numbers.
+        # BLAS is limited to one thread here: doing so for every chunk would cost a fifth of drawing its numbers.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 

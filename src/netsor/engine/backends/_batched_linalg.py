@@ -102,8 +102,7 @@ class Library(_gram_schmidt.LinalgBackend):
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones."""
         # With the floor on the diagonal, Gram matrices are `regular`, and their factors tell which rows add a
-        # direction. The others have coefficients along earlier directions, and at most `slack` times the floor is left
-        # of them.
+        # direction. The others have coefficients along earlier directions; at most `slack` times the floor is left.
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
@@ -169,8 +168,7 @@ class Library(_gram_schmidt.LinalgBackend):
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
         """By Cholesky factors of products, thrice (Fukaya et al. 2020)."""
         # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        # little of what they have: products of that tell what is left. The third factor removes the errors of the
-        # second.
+        # little of what they have: products of that tell what is left. The third factor removes errors of the second.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.singly(rows, *known)

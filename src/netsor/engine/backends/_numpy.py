@@ -47,9 +47,7 @@ def positive_products(
     most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for begin in range(0, replicas, most):
         part = made[..., begin : begin + most]
-        counts = np.empty(
-            (part.shape[-1], 2**vectors), dtype=np.int64
-        )  # of those patterns, of each vector alone, of none
+        counts = np.empty((part.shape[-1], 2**vectors), np.int64)  # of those patterns, of each vector alone, of none
         for rng, some in following((*key, 0), counts):
             some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
         stream = 0

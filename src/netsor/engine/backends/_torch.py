@@ -86,7 +86,7 @@ class TorchLibrary(Library):
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
     def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-        """The GPU is asked once, for how many; if those are all of them, nothing is copied."""
+        """The GPU is asked once how many there are; if these are all matrices, nothing is copied."""
         batch, count = again.shape, int(again.sum())
         if not count:
             return made

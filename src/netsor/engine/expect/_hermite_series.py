@@ -154,8 +154,7 @@ CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 TO_COEFFICIENTS = np.linalg.inv(chebvander(CHEBYSHEV, DEGREE))
 
 
-# Left and right end in log a, polynomials (K + 1, DEGREE + 1) of the coefficients over √E[φ²] and of log E[φ²], and
-# their error relative to √E[φ²]
+# Left and right end in log a; polynomials (K + 1, DEGREE + 1) of coefficients/√E[φ²] and log E[φ²]; error/√E[φ²]
 _Piece = tuple[float, float, Array, float]
 
 

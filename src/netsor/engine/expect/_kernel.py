@@ -41,9 +41,7 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    if (
-        kinds[0] is _ERF
-    ):  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))), by an arctangent that keeps its digits near 1
+    if kinds[0] is _ERF:  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its digits near 1
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
     # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
     # E[ΦΦ'] = 1/4 + arcsin(r)/2π
@@ -74,7 +72,7 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
 
 
 def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
-    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², which is at least 1 + a + b because c² ≤ ab."""
+    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², where c² ≤ ab."""
     xp = array_namespace(a, c, b)
     root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
     return xp.atan2(c, root), root
@@ -306,8 +304,7 @@ def _parity(part: Series) -> tuple[int, int] | None:
 
 def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form."""
-    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are the variances of the arguments of x and y, and xy (..., i, j, 1, 1)
-    # their covariances.
+    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (..., i, j, 1, 1) covariances.
     if not x.params and not y.params:
         a, b = (np.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
         mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
@@ -330,8 +327,7 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i)."""
-    # β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β
-    # √xx's.
+    # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β √xx's.
     rows, lead = _single(x, xx)
     (mean, first), _, error = coefficients(rows, 2)
     with np.errstate(divide="ignore", invalid="ignore"):

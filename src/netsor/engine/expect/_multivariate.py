@@ -71,8 +71,7 @@ INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
     """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each."""
-    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations in a call have fewer
-    # points.
+    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations have fewer points.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
