@@ -140,16 +140,16 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     """Each coordinate of vectors times a number."""
-    scaled = partial(torch.mul, torch.from_numpy(c))
-    if isinstance(a, Linear) and c.ndim <= len(a.shape):
-        return Linear.of(scaled, a)
-    if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
-        return a
-    a = call.vectors(a)
-    same = _beside(a, c)
-    if isinstance(same, ns.Vector):
-        return Linear.of(scaled, a) if a.last else Vectors.of(same * a.plain, a.from_end)
-    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
+    if not isinstance(a, Linear) or c.ndim > len(a.shape):
+        if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
+            return a
+        a = call.vectors(a)
+        same = _beside(a, c)
+        if not isinstance(same, ns.Vector):
+            return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
+        if not a.last:
+            return Vectors.of(same * a.plain, a.from_end)
+    return Linear.of(lambda image: image * torch.from_numpy(c), a)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
