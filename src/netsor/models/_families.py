@@ -1,7 +1,4 @@
-"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`.
-
-`@family` registers a reader under its model_type. It checks at the end that every field was read or does not matter.
-"""
+"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 
 
 def family(model_type: str, ignored: str = "", **defaults: Any) -> Callable[[Reader], Reader]:
-    """Register a reader, with the fields that it ignores, and its defaults where they differ from those of Llama."""
+    """Register a reader that must read every field but the ignored ones; `defaults` replace those of the function."""
 
     def register(read: Reader) -> Reader:
         def reader(given: Fields) -> Fields:

@@ -57,7 +57,7 @@ def program(
     kwargs : mapping, optional
         Inputs by name.
     laws : Parameters, optional
-        What the parameters are; `ns.torch.parameters(module)` unless given.
+        The laws of the parameters; `ns.torch.parameters(module)` by default.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def program(
 
 
 class UnsupportedError(ValueError):
-    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code.
+    """An operation or a parameter of a module cannot be read. The message has its name, its path and the line of code.
 
     Examples
     --------
