@@ -11,7 +11,6 @@ from ._config_reader import ACTIVATION, Config
 Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
 READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
-
 STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
 MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 

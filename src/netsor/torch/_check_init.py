@@ -302,7 +302,8 @@ def forward_backward(
         return x.reshape(-1, *x.shape[-last:])  # type: ignore[no-any-return]
 
     def of_stream(node: Node) -> Floats:
-        gram = rows(node) @ rows(node).T / rows(node).shape[-1]
+        tokens = rows(node)
+        gram = tokens @ tokens.T / tokens.shape[-1]
         return np.concatenate([of_gram(gram), effective_rank(gram)])
 
     for prefix, stack in zip(STARTS, net.stacks, strict=False):

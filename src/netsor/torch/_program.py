@@ -115,10 +115,10 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
     constants = graph.constants
 
-    def number(x: Node) -> Any:  # of what is random, something of its shape and type
-        return (
-            constants[x] if x in constants else torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
-        )
+    def number(x: Node) -> Any:
+        if x in constants:
+            return constants[x]
+        return torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)  # only its shape and type matter
 
     with torch.no_grad():
         for node in graph.nodes:
