@@ -143,7 +143,7 @@ def mistral(config: Config) -> Fields:
 
 @family("mixtral", num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
 def mixtral(config: Config) -> Fields:
-    """Mixtral: Mistral with experts. The noise of the router is of training alone."""
+    """Mixtral: Mistral with experts. The router has noise only in training."""
     fields = mistral(config) | config.fields(num_local_experts=8, num_experts_per_tok=2)
     return {**fields, "std_router": fields["std_q"]}
 

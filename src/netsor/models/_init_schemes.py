@@ -61,7 +61,7 @@ def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
-    """Fan-in and fan-out of each matrix of a block, all heads and groups of it together."""
+    """Fan-in and fan-out of each matrix of a block, with all heads and groups together."""
     n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
     attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
     return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}

@@ -94,7 +94,7 @@ class Transformer(Description):
     window_every : int
         Which blocks have the window: 0, window_every, …; a decoder continues the count.
     readout : str
-        Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
+        Logits by one matrix, "linear"; with a dense layer before it, "transform"; only of the class token, "class".
     embedding_scale, logit_scale, decoder_gain : float
         Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in, std_gate and std_out.
     std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float

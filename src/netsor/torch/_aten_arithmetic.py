@@ -24,7 +24,7 @@ VALUES = (Vectors, Scalars, Linear, Random)
 
 
 class Call(NamedTuple):
-    """One node of the graph: the random objects, and what the node returns, of which only shapes are known."""
+    """A node of the graph: the random objects of the program, and the shapes that the node returns."""
 
     draws: Draws
     result: Any
@@ -65,7 +65,7 @@ def numbers(x: Any) -> Floats:
 
 
 def _beside(a: Vectors, b: Tensor) -> Any:
-    """What `a.plain` is added to or multiplied by for a tensor: vectors, or scalars or numbers for whole vectors."""
+    """The tensor b as an operand of `a.plain`: vectors, or a scalar or number for each vector."""
     at = a.from_end
     if isinstance(b, Vectors):
         refuse_if(b.from_end != at, "vectors whose coordinates are along different axes meet")

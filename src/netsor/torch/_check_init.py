@@ -69,7 +69,7 @@ class InitCheck:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """All fields, and `ok`, as JSON can hold them."""
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What the parameters of a module are at initialisation, read from fresh samples of it."""
+"""The laws of the parameters of a module at initialisation, read from fresh samples."""
 
 from __future__ import annotations
 

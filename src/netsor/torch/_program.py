@@ -1,6 +1,6 @@
 """A PyTorch module, read as a program: its graph, captured by torch.export without its memory, and the reader.
 
-Torch computes what depends on constants alone. The reader turns the rest into values of the language.
+Torch computes everything that depends only on constants. The reader turns the rest into values of the language.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def program(
     """The program that a PyTorch module computes at initialisation, on given inputs.
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters become matrices and Gaussian
-    vectors, with the standard deviations of its own initialisation; what it computes from its inputs and buffers alone
+    vectors, with the standard deviations of its own initialisation; what it computes only from its inputs and buffers
     (positions, masks, rotary tables) is computed by torch. Widths are those of the module.
 
     Parameters
