@@ -178,8 +178,8 @@ def _compare(name: str, p: Any, samples: list[Sample]) -> None:
     sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
     # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
     if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
-        given = f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} if it is initialised again"
-        raise ValueError(f"{given}: it was trained, or its constructor does more: pass a function that makes it")
+        said = f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} if it is initialised again"
+        raise ValueError(f"{said}: it was trained, or its constructor does more: pass a function that makes the module")
 
 
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
