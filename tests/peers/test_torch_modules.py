@@ -330,6 +330,14 @@ def test_what_is_almost_a_rotary_position_is_refused(turn, message):
         ns.torch.program(lambda: Parallel(turn), IDS)
 
 
+def test_a_module_is_read_in_inference_mode():
+    """Parts of fused projections are found by gradients, which this mode turns off."""
+    build, args, kwargs, _ = MODULES["gpt_neox"]
+    with torch.inference_mode():
+        inside = ns.torch.program(build, args, kwargs)
+    assert str(inside) == str(ns.torch.program(build, args, kwargs))
+
+
 def test_inputs_on_the_meta_device_are_refused():
     with pytest.raises(ValueError, match="pass ids on the CPU"):
         ns.torch.program(MODULES["llama"][0], (torch.zeros((1, 4), dtype=torch.long, device="meta"),))

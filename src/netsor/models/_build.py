@@ -1,4 +1,4 @@
-"""Builds a described transformer in the language: every vector and score of it, block by block.
+"""Builds a described transformer in the language: every vector and score, block by block.
 
 Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so it
 has the scale of this model at other widths too, and at infinite ones.

@@ -84,7 +84,7 @@ class Description:
     causal: bool = True
     shared: bool = False  # all blocks begin as copies of one draw
 
-    # logits by one matrix; by a dense layer first; or of the class token alone
+    # logits by one matrix; with a dense layer before it; or only of the class token
     readout: Annotated[str, choice("linear", "transform", "class")] = "linear"
     tied: bool = False  # logits by the embedding vectors
     embedding_scale: Size = 1.0

@@ -1,7 +1,4 @@
-"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`.
-
-`@family` registers a reader under its model_type. It checks at the end that every field was read or does not matter.
-"""
+"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ from ._config_reader import ACTIVATION, Config
 Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
 READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
-
 STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
 MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 
 
 def family(model_type: str, ignored: str = "", **defaults: Any) -> Callable[[Reader], Reader]:
-    """Register a reader, with the fields that it ignores, and its defaults where they differ from those of Llama."""
+    """Register a reader that must read every field but the ignored ones; `defaults` replace those of the function."""
 
     def register(read: Reader) -> Reader:
         def reader(given: Fields) -> Fields:
@@ -147,7 +143,7 @@ def mistral(config: Config) -> Fields:
 
 @family("mixtral", num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6)
 def mixtral(config: Config) -> Fields:
-    """Mixtral: Mistral with experts. The noise of the router is of training alone."""
+    """Mixtral: Mistral with experts. The router has noise only in training."""
     fields = mistral(config) | config.fields(num_local_experts=8, num_experts_per_tok=2)
     return {**fields, "std_router": fields["std_q"]}
 

@@ -130,7 +130,7 @@ class Gradients:
 
     def _refuse(self, matrix: str | None, where: str) -> None:
         said = f"{matrix or 'a matrix'} acts {where}"
-        raise ValueError(f"gradients=True of {self.net.name}: {said}, and its gradient is known for one product alone")
+        raise ValueError(f"gradients=True of {self.net.name}: {said}, and a gradient is known only for one product")
 
     def _size(self, values: Iterable[Value]) -> float | Scalar:
         """The mean of Σ |W|²: a number, or a scalar if that is what W has as std."""

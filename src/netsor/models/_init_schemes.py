@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .._validate import ArgumentError
-from ._description import BRANCHES, STDS, Description, idle
+from ._description import BRANCHES, STDS, D, Description, idle
 
-M = TypeVar("M", bound=Description)
 Changes = dict[str, Any]
 BASE, BASE_HEAD = 256, 64  # µP: the width and the dimension of a head at which it is the plain recipe
 LAST = ("std_o", "std_out")  # the last matrices of both branches
@@ -26,7 +25,7 @@ class Recipe(NamedTuple):
     changes: Callable[[Description], Changes]
 
 
-def recipe(model: M, name: str) -> M:
+def recipe(model: D, name: str) -> D:
     """The model as a recipe draws it: with other standard deviations and multipliers, and the recipe in its name.
 
     Parameters
@@ -62,7 +61,7 @@ def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
-    """Fan-in and fan-out of each matrix of a block, all heads and groups of it together."""
+    """Fan-in and fan-out of each matrix of a block, with all heads and groups together."""
     n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
     attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
     return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}

@@ -84,7 +84,7 @@ class Probes:
     Parameters
     ----------
     source : ModelEnd
-        The network of a model on its inputs, and the end of it; or a program with its widths.
+        The network of a model on its inputs, with its logits; or a program with its widths.
     gradients : bool
         Whether to include gradients of the loss, or of a random readout of every token if there are no logits:
         `grad_mean_square` of the stream, `grad_query` and `grad_query_ratio` of the matrices, and so on.
@@ -254,7 +254,7 @@ class ProgramModel:
         return f"{blocks} block{'s' * (blocks > 1)}" + "".join(widths)
 
     def fields(self) -> dict[str, Any]:
-        """What there is to write down of it."""
+        """Its name, text and widths, for the data of a report."""
         return {"name": self.name, "program": str(self.program), "widths": self.widths()}
 
     def probes(self, tokens: int | None = None, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:

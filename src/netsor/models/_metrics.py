@@ -1,4 +1,4 @@
-"""What an audit asks of the arrays of one network: functions over last axes, in any array namespace.
+"""The functions of arrays that an audit measures, over last axes and in any array namespace.
 
 Each is called once on arbitrary numbers while a program is traced: none may fail on a matrix that is no Gram matrix.
 """

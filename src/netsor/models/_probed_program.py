@@ -40,7 +40,7 @@ class ProbedProgram:
         self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
         self.streams: list[Vector] = [value_of(block, "stream") for block in self.blocks]
         self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
-        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder begins anew
+        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder has its own beginning
         first = self.blocks[0].keys() - {"cross"}
         for k, block in enumerate(self.blocks, 1):
             for one, other, names in ((1, k, first - block.keys()), (k, 1, block.keys() - first - {"cross"})):

@@ -29,7 +29,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Description):
-    """A transformer at initialisation; `ns.models.read` makes it from a configuration.
+    """A transformer at initialisation; `ns.models.read` makes one from a configuration.
 
     `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share their embedding), or `tokens`, a
     number of different ids. A model with a decoder reads `ids` and decodes `decoder_ids`, which default to `ids`. A
@@ -39,7 +39,7 @@ class Transformer(Description):
     Parameters
     ----------
     name, family : str
-        The name of the model, and whose code it is of.
+        The name of the model, and the family of code that it belongs to.
     layers, width, heads, hidden : int
         Blocks (of the encoder, if there is a decoder); n, of the residual stream; query heads; m, of the perceptron.
     groups, head_dim : int, optional
@@ -57,21 +57,21 @@ class Transformer(Description):
     positions : str
         "learned", "rotary", "alibi", "relative" or "none".
     rotary_base : float
-        Of rotary positions.
+        The base of the frequencies of rotary positions.
     rotary_fraction : float
-        Of the coordinates of a head, those that are turned.
+        The fraction of the coordinates of a head that are rotated.
     rotary_stretch : Stretch, optional
         Lowers low frequencies.
     buckets : int
-        Of relative positions.
+        The number of buckets of relative positions.
     distance : int
-        Beyond which relative positions share a bucket.
+        The distance beyond which relative positions share a bucket.
     order : str
         Of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
     norm : str
         "layer" or "rms".
     eps : float
-        Of all norms.
+        The number that all norms add to the mean square.
     input_norm, gated, shared, tied : bool
         Whether embeddings are normalised; whether a perceptron is activation(gate) * in; whether all blocks begin as
         copies of one draw; whether the embedding vectors give the logits.
@@ -80,13 +80,13 @@ class Transformer(Description):
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     experts : int, optional
-        Perceptrons; None: one, for all tokens.
+        The number of perceptrons; None: one, for all tokens.
     experts_per_token : int
-        How many of them a router chooses for each token.
+        The number of them that a router chooses for each token.
     qk_norm, qk_norm_whole : bool
         A norm of queries and keys; of all heads of a token at once.
     score_scale : float, optional
-        What ⟨q, k⟩ is multiplied by; None: d^(−1/2).
+        The factor of ⟨q, k⟩; None: d^(−1/2).
     score_cap, logit_cap : float, optional
         c makes c tanh(p/c) of a score or logit p.
     window : int, optional
@@ -94,16 +94,16 @@ class Transformer(Description):
     window_every : int
         Which blocks have the window: 0, window_every, …; a decoder continues the count.
     readout : str
-        Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
+        Logits by one matrix, "linear"; with a dense layer before it, "transform"; only of the class token, "class".
     embedding_scale, logit_scale, decoder_gain : float
-        What embeddings, logits, and the decoder's std_v, std_o, std_in, std_gate and std_out are multiplied by.
+        Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in, std_gate and std_out.
     std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float
         Of queries, keys, values and the output of attention, of the perceptron, of the router of experts, of
         embeddings, learned positions, and logits where they are not tied.
     std_type, std_relative, bias_in, bias_out : float
         Of one more vector that is added to every token, of relative biases, of the biases of the perceptron.
     distribution : str
-        "gaussian", "uniform" or "truncated": of the weights.
+        The distribution of the weights: "gaussian", "uniform" or "truncated".
 
     Examples
     --------

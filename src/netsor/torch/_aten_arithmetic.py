@@ -24,7 +24,7 @@ VALUES = (Vectors, Scalars, Linear, Random)
 
 
 class Call(NamedTuple):
-    """One node of the graph: the random objects, and what the node returns, of which only shapes are known."""
+    """A node of the graph: the random objects of the program, and the shapes that the node returns."""
 
     draws: Draws
     result: Any
@@ -65,7 +65,7 @@ def numbers(x: Any) -> Floats:
 
 
 def _beside(a: Vectors, b: Tensor) -> Any:
-    """What `a.plain` is added to or multiplied by for a tensor: vectors, or scalars or numbers for whole vectors."""
+    """The tensor b as an operand of `a.plain`: vectors, or a scalar or number for each vector."""
     at = a.from_end
     if isinstance(b, Vectors):
         refuse_if(b.from_end != at, "vectors whose coordinates are along different axes meet")
@@ -140,16 +140,16 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     """Each coordinate of vectors times a number."""
-    scaled = partial(torch.mul, torch.from_numpy(c))
-    if isinstance(a, Linear) and c.ndim <= len(a.shape):
-        return Linear.of(scaled, a)
-    if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
-        return a
-    a = call.vectors(a)
-    same = _beside(a, c)
-    if isinstance(same, ns.Vector):
-        return Linear.of(scaled, a) if a.last else Vectors.of(same * a.plain, a.from_end)
-    return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
+    if not isinstance(a, Linear) or c.ndim > len(a.shape):
+        if c.size == 1 and float(c.ravel()[0]) == 1.0 and c.ndim <= len(a.shape):
+            return a
+        a = call.vectors(a)
+        same = _beside(a, c)
+        if not isinstance(same, ns.Vector):
+            return _expanded(a, c.shape) if (same == 1).all() else Vectors.of(same * a.plain, a.from_end)
+        if not a.last:
+            return Vectors.of(same * a.plain, a.from_end)
+    return Linear.of(lambda image: image * torch.from_numpy(c), a)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:

@@ -191,9 +191,9 @@ class Linear:
     def of(cls, f: Callable[..., Any], *parts: Vectors | Linear) -> Linear:
         """A linear function f of parts that are linear functions of the same vectors."""
         x = next((part.x for part in parts if isinstance(part, Linear)), parts[0])
-        images = [part.image if isinstance(part, Linear) else part.probe for part in parts]
-        lead = np.broadcast_shapes(*(image.shape[:-1] for image in images))
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():  # `settled` needs gradients, whatever the caller's mode
+            images = [part.image if isinstance(part, Linear) else part.probe for part in parts]
+            lead = np.broadcast_shapes(*(image.shape[:-1] for image in images))
             return cls(x, f(*(image.expand(*lead, -1) for image in images)))  # type: ignore[arg-type]
 
     @property
@@ -225,14 +225,15 @@ def settled(linear: Linear) -> Vectors:
     refuse_if(len(linear.shape) > len(x.shape), "pairs of coordinates that are not set end to end")
     start, stop = 0, x.shape[-1]
     if count < stop:
-        (slope,) = torch.autograd.grad(image.square().sum(), probe, retain_graph=True)
+        with torch.inference_mode(False), torch.enable_grad():
+            (slope,) = torch.autograd.grad(image.square().sum(), probe, retain_graph=True)
         used = np.flatnonzero(slope.numpy().any(axis=tuple(range(slope.ndim - 1))))
         start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
     refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is no rotary position")
     part = x.part(start, stop)
     before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
     factor = after[0]  # what ones become
-    if not np.allclose(after[1], factor * before[1], rtol=1e-9):
+    if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=1e-12 * np.abs(after).max()):
         return _rotated(part, before, after)
     if np.ptp(factor, axis=-1).any():
         return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
@@ -254,7 +255,8 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
         old, new = (each[..., first] + 1j * each[..., second] for each in (before, after))
         turn = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turn[0, 0])) if r > 1 else 1.0
-        one_angle = np.allclose(new[1], turn * old[1], atol=TOLERANCE) and np.allclose(abs(turn), gain, atol=TOLERANCE)
+        pairs = ((new[1], turn * old[1]), (abs(turn), gain))
+        one_angle = all(np.allclose(a, b, rtol=0, atol=TOLERANCE * gain) for a, b in pairs)
         if one_angle and r % 2 == 0 and (r == size or abs(gain - 1) < 1e-6):
             break
     else:

@@ -69,7 +69,7 @@ class InitCheck:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
+        """All fields, and `ok`, as JSON can hold them."""
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
@@ -126,19 +126,19 @@ def check_init(
     kwargs : mapping, optional
         Inputs by name.
     reference : optional
-        What is declared: a name, path, configuration or `Transformer` that `ns.models.read` takes, or another module
-        or a function that makes one. None: the module's own `config`, if netsor knows its family; else the module's own
+        The declared initialisation: anything that `ns.models.read` takes, a `Transformer`, or another module or a
+        function that makes one. None: the module's own `config`, if netsor knows its family; else the module's own
         initialisation, which you pass as a function.
     declared : mapping of str to float or Parameter, optional
         Laws of parameters by name or pattern, as in `ns.torch.parameters`; they replace those of the reference.
     weights : str or pathlib.Path, optional
         A .safetensors file (or its .index.json) of step 0, whose numbers replace those of the module.
     draws : int
-        How many draws of the law of a pass.
+        The number of draws of the law of a pass.
     level : float
-        The probability of a false alarm, of all tests together.
+        The probability of a false alarm in all tests together.
     seed : int
-        Of the draws, and of torch's generator when the module is made.
+        The seed of the draws, and of torch's generator while the module is made.
 
     Examples
     --------
@@ -302,7 +302,8 @@ def forward_backward(
         return x.reshape(-1, *x.shape[-last:])  # type: ignore[no-any-return]
 
     def of_stream(node: Node) -> Floats:
-        gram = rows(node) @ rows(node).T / rows(node).shape[-1]
+        tokens = rows(node)
+        gram = tokens @ tokens.T / tokens.shape[-1]
         return np.concatenate([of_gram(gram), effective_rank(gram)])
 
     for prefix, stack in zip(STARTS, net.stacks, strict=False):

@@ -22,7 +22,7 @@ SAMPLE = 2**14  # entries that stand for those of a large tensor
 
 
 class Sample(NamedTuple):
-    """One sample of a parameter: its entries, or some of them, and what is known besides."""
+    """A sample of a parameter: some or all of its entries."""
 
     entries: Any  # a tensor on the CPU; of a large parameter one axis of SAMPLE entries
     zero_rows: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ def new_module(module: ModuleOrFactory) -> Module:
 
 
 def _initialise_again(module: Module) -> None:
-    """Initialise every parameter anew, by the methods that modules have for it."""
+    """Initialise every parameter again, with the methods that modules have for it."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     awaited: list[tuple[Module, str, Any]] = []  # buffers without numbers, and what stands there until they have some
     for part in module.modules():
@@ -84,7 +84,7 @@ def _initialise_again(module: Module) -> None:
             raise ValueError(f"{where}: pass a function that makes the module")
     for name, p in module.named_parameters():
         if not _empty(p) and bool((p != p.reshape(-1)[0]).any()) and torch.equal(p, before[name]):
-            raise ValueError(f"{name} was not initialised anew: pass a function that makes the module, not the module")
+            raise ValueError(f"{name} was not initialised again: pass a function that makes the module, not the module")
 
 
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here

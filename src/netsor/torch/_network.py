@@ -46,8 +46,8 @@ def network(
 
 
 def inputs_of(module: ModuleOrFactory, args: Any, tokens: int | None = None) -> tuple[Any, ...]:
-    """Inputs as a module takes them: those given, one sequence of ids, or so many different ids."""
-    # A module whose second argument is `targets` gets the ids for it too: without, some make logits of one token alone.
+    """Inputs as a module takes them: those given, one sequence of ids, or a number of different ids."""
+    # The ids are also passed as a second argument `targets`: without it, some modules return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
@@ -188,7 +188,7 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
-    """The learning rate of each parameter; Muon's own factor of it is in it."""
+    """The learning rate of each parameter, multiplied by the factor that Muon gives it."""
     step = optimiser(module)
     names = {id(p): name for name, p in module.named_parameters()}
     rates: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What the parameters of a module are at initialisation, read from fresh samples of it."""
+"""The laws of the parameters of a module at initialisation, read from fresh samples."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Parameter:
     name : str
         Its path in the module.
     shape : tuple of int
-        Of the tensor.
+        The shape of the tensor.
     law : str
         "constant" (one number), "fixed" (other numbers, the same in every sample), "normal", "uniform" or "truncated
         normal" (i.i.d. entries; the last two are treated as Gaussian with the same variance), "copy" (of another
         parameter, sample by sample), "orthogonal", or "unknown".
     mean, std, std_error : float
-        Of the entries, the mean (0 if it does not differ from 0 within its error) and the standard deviation, with the
-        standard error of the latter.
+        The mean of the entries (0 if it differs from 0 by less than its error), their standard deviation, and its
+        standard error.
     fan_in : int or None
-        How many entries of the input one entry of the output sums over; None for vectors and tables.
+        The number of entries of the input that an entry of the output sums over; None for vectors and tables.
     of : str, optional
-        What it is a copy of.
+        The parameter that it is a copy of.
     zero_rows : tuple of int
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
-        What is remarkable about it.
+        What is unusual about it.
     kurtosis : float
-        E x⁴/(E x²)² of its entries, less their mean: 3 of a normal law.
+        E x⁴/(E x²)² of the centred entries: 3 if they are normal.
 
     Examples
     --------
@@ -120,22 +120,22 @@ def parameters(
 ) -> Parameters:
     """The law of every parameter of a module at initialisation, by name; tied parameters are one.
 
-    It is read from fresh samples of the module's own initialisation: a factory is called again and again; of a module,
-    a copy is initialised anew by the methods that it has for that. No gradient and no forward pass is computed.
+    The laws are read from fresh samples of the module's own initialisation. A factory is called several times; a module
+    is copied, and the methods that it has for that initialise it again. Nothing is computed with the parameters.
 
     Parameters
     ----------
     module : torch.nn.Module or callable
-        A factory that returns a new module each time, or a module that can be initialised anew.
+        A factory that returns a new module each time, or a module that can initialise itself again.
     samples : int
-        How many initialisations; two or more.
+        The number of initialisations, two or more.
     seed : int
-        Of torch's generator, which is left as it was.
+        The seed of torch's generator, whose state is restored afterwards.
     rng : numpy.random.Generator or int, optional
         A generator, from which a seed is drawn, or an integer, instead of `seed`.
     declared : mapping of str to float or Parameter, optional
-        What you say of parameters, by name or pattern such as ``"*.bias"``: a standard deviation makes a Gaussian. It
-        takes the place of what the samples say.
+        Laws of parameters, by name or pattern such as ``"*.bias"``; a number is the standard deviation of a Gaussian.
+        They replace what the samples show.
 
     Examples
     --------
@@ -172,18 +172,18 @@ def parameters(
 
 
 def _compare(name: str, p: Any, samples: list[Sample]) -> None:
-    """An error, if the numbers of a module are not what its methods initialise them with."""
+    """Raise an error if the numbers of a module are not those that its methods initialise it with."""
     own = p.detach().float().cpu().numpy().ravel()
     new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
     sizes = [float(np.sqrt(np.mean(np.square(x, dtype=float)))) for x in (own, new)]
     # of standard normals √(1/2n) is the error of the root mean square; 8 of them, for millions of parameters
     if abs(sizes[0] - sizes[1]) > 8 * max(sizes) * math.sqrt(1 / (2 * own.size) + 1 / (2 * new.size)):
-        given = f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} if it is initialised again"
-        raise ValueError(f"{given}: it was trained, or its constructor does more: pass a function that makes it")
+        said = f"{name} has entries of root mean square {sizes[0]:.4g}, and {sizes[1]:.4g} if it is initialised again"
+        raise ValueError(f"{said}: it was trained, or its constructor does more: pass a function that makes the module")
 
 
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
-    """Laws with those in their place that a user declares, by name or pattern."""
+    """The laws, replaced by those that a user declares, by name or pattern."""
     laws = dict(rows)
     for pattern, law in declared.items():
         names = [name for name in laws if fnmatchcase(name, pattern)]

@@ -1,6 +1,6 @@
 """A PyTorch module, read as a program: its graph, captured by torch.export without its memory, and the reader.
 
-Torch computes what depends on constants alone. The reader turns the rest into values of the language.
+Torch computes everything that depends only on constants. The reader turns the rest into values of the language.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def program(
     """The program that a PyTorch module computes at initialisation, on given inputs.
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters become matrices and Gaussian
-    vectors, with the standard deviations of its own initialisation; what it computes from its inputs and buffers alone
+    vectors, with the standard deviations of its own initialisation; what it computes only from its inputs and buffers
     (positions, masks, rotary tables) is computed by torch. Widths are those of the module.
 
     Parameters
@@ -57,7 +57,7 @@ def program(
     kwargs : mapping, optional
         Inputs by name.
     laws : Parameters, optional
-        What the parameters are; `ns.torch.parameters(module)` unless given.
+        The laws of the parameters; `ns.torch.parameters(module)` by default.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def program(
 
 
 class UnsupportedError(ValueError):
-    """An operation or a parameter of a module that cannot be read: names it, the module's path and the line of code.
+    """An operation or a parameter of a module cannot be read. The message has its name, its path and the line of code.
 
     Examples
     --------
@@ -115,10 +115,10 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
     constants = graph.constants
 
-    def number(x: Node) -> Any:  # of what is random, something of its shape and type
-        return (
-            constants[x] if x in constants else torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
-        )
+    def number(x: Node) -> Any:
+        if x in constants:
+            return constants[x]
+        return torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)  # only its shape and type matter
 
     with torch.no_grad():
         for node in graph.nodes:

@@ -133,7 +133,7 @@ def _loops(graph: Graph) -> list[Stack]:
 
 
 def _numbered(inside: Iterable[str]) -> list[list[str]]:
-    """Paths that differ in a number alone, in its order; no path inside another."""
+    """Groups of paths that differ only in their last number, in its order; no path inside another."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for path in inside:
         match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
