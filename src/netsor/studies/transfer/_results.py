@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import _document as doc
 from ..._array_api import Floats
-from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
+from ..._document import FLAG, OK, UNDECIDED, Cell, Document, Item, Row, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training import width_text
@@ -261,23 +260,23 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
 
 
-def _item(sweep: Sweep) -> doc.Item:
+def _item(sweep: Sweep) -> Item:
     """The conclusion for one parametrisation, and what to do if there is none."""
     more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
     exponent = f"exponent {_interval(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
         more.append("More draws, larger widths or a finer grid settle it.")
         text = f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
-        return doc.Item(UNDECIDED, sweep.name, text, more)
+        return Item(UNDECIDED, sweep.name, text, more)
     if sweep.verdict != OUTSIDE:
-        return doc.Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
+        return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
     for end, what in ((0, "smaller"), (-1, "larger")):
         some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
         if some:
             at = f"width{'s' * (len(some) > 1)} {', '.join(map(width_text, some))}"
             rate = f"add rates {what} than {sweep.curves[some[0]].lr[end]:.3g}"
             more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
-    return doc.Item(UNDECIDED, sweep.name, sweep.verdict, more)
+    return Item(UNDECIDED, sweep.name, sweep.verdict, more)
 
 
 def _status(sweep: Sweep) -> str:
@@ -302,7 +301,7 @@ class Transfer(ByParametrisation[Sweep]):
     def _verdict(self) -> str:
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
-    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         r, sweeps, steps = self.request, self.parts, steps_text(self.request)
         name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
         done = f"Loss after {steps}{name}{{batch}}" + ("" if r.lr is None else f", at {len(r.lr)} learning rates")
@@ -311,7 +310,7 @@ class Transfer(ByParametrisation[Sweep]):
             "means over initialisations with two standard errors. The large marker is the best rate of its width; the "
             "rate transfers if these markers are above each other."
         )
-        best: list[doc.Row] = []
+        best: list[Row] = []
         for width in r.widths:
             cells = [Cell(str(s.best(width))) if width in s.curves else Cell("no law", status="absent") for s in sweeps]
             best.append([f"n = {width_text(width)}", *cells])
