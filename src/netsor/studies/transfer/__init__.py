@@ -118,7 +118,7 @@ def transfer(
 
 @dataclass(frozen=True)
 class SweepCase(TrainingCase):
-    """A network of one width, its batch, and what trains it, at a learning rate to be given."""
+    """A network of one width with its batch and its optimiser; the learning rate is a hyperparameter."""
 
     schedule: tuple[float, ...] = ()  # what the learning rates of each step are multiplied by
     clip_norm: float | None = None
@@ -191,7 +191,7 @@ class SweepTask(DrawTask):
 
 @dataclass(frozen=True, eq=False)
 class Request(TrainingRequest):
-    """A learning-rate sweep, checked, with nothing drawn yet."""
+    """The validated options of a learning-rate sweep."""
 
     steps: Positive = STEPS
     lr: Any = None  # a tuple, once it is validated

@@ -1,4 +1,4 @@
-"""What the losses of a sweep say: the best rate at each width, whether it moves with the width, and the report.
+"""Results of a sweep: the best rate at each width, whether it moves with the width, and the report.
 
 `RULE` states how. A curve gets more rates while fewer than two lie beyond its lowest point on one side: the best rate
 and those of most bootstrap samples are then inside.
@@ -24,7 +24,7 @@ from .._training_report import ByParametrisation, panels, steps_text
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
 ADDED = 4  # learning rates of a later round, a factor of 2 apart
-MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
+MARGIN = 2  # learning rates beyond the best one, for bootstrap samples that move it and for the parabola
 MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
 SAMPLES = 10_000  # bootstrap samples
 TOLERANCE = 0.1  # of an exponent, as in a coordinate check
@@ -119,7 +119,7 @@ class Curve:
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """The learning rates to add; none if the lowest loss is well inside."""
+        """Learning rates to add; none if the lowest loss is well inside."""
         at, ratio = int(np.argmin(self.loss)), 2.0 ** np.arange(1, ADDED + 1)
         if len(self.lr) >= MOST_RATES or MARGIN <= at < len(self.lr) - MARGIN:
             return ()
@@ -134,7 +134,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The curves of one parametrisation, and what they say together.
+    """The curves of one parametrisation, and their verdict.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class Sweep:
 
     @cached_property
     def exponents(self) -> dict[float, tuple[float, float, float]]:
-        """The exponent from each width on, but for the largest, with the ends of its interval."""
+        """The exponent from each width on, except the largest, with its interval."""
         finite = sorted(width for width in self.curves if width < math.inf)
         exponents, level = {}, LEVEL / (len(finite) - 1) / 2
         for k, start in enumerate(finite[:-1]):
@@ -183,7 +183,7 @@ class Sweep:
 
     @cached_property
     def _judged(self) -> tuple[str, float]:
-        """The verdict, and the smallest width that it is about."""
+        """The verdict, and the smallest width to which it applies."""
         starts = list(self.exponents)
         if any(not 0 < best.low <= best.high < math.inf for best in map(self.best, self.curves)):
             return OUTSIDE, starts[0]
@@ -211,12 +211,12 @@ class Sweep:
 
     @property
     def start(self) -> float:
-        """The smallest width that the verdict is about."""
+        """The smallest width to which the verdict applies."""
         return self._judged[1]
 
     @property
     def exponent(self) -> tuple[float, float, float]:
-        """The exponent from `start` on, and the ends of its interval."""
+        """The exponent from `start` on, and its interval."""
         return self.exponents[self.start]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ def _plain(width: float) -> int | str:
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
-    """Where parabolas through the lowest of the points (x, y[…, i]) and its neighbours are lowest."""
+    """The minima of parabolas through the lowest of the points (x, y[…, i]) and its neighbours."""
     at = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
     rows = np.arange(len(y))
     x0, x1, x2 = (x[at + k] for k in (-1, 0, 1))
