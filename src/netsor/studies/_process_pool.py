@@ -95,9 +95,7 @@ def _clean_environment() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     here, papers = _place("."), getattr(sys.modules.get("netsor_papers"), "__path__", ())
-    homes = {
-        Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)
-    }  # of our packages
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # of our packages
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
         sys.modules["__main__"] = ModuleType("__main__")
@@ -172,9 +170,7 @@ def _init_worker() -> None:
     threading.Thread(target=end, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a terminated worker
     if sys.platform == "linux":
-        with suppress(
-            OSError, AttributeError
-        ):  # glibc: returned pages cost a tenth of the time
+        with suppress(OSError, AttributeError):  # glibc: returned pages cost a tenth of the time
             mallopt = ctypes.CDLL(None).mallopt
             for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
                 mallopt(option, size)
