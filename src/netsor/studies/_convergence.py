@@ -27,7 +27,7 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class Rate:
-    """KL(width n ‖ limit) at each width, and what power of n it falls like; `ns.rate` makes it.
+    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n that it falls like.
 
     Parameters
     ----------
@@ -39,16 +39,6 @@ class Rate:
         KL to the limit as an `Estimate`, and the law, for each of them.
     limit : Law
         At infinite width.
-
-    Examples
-    --------
-    >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
-    >>> found.widths, len(found.kl)
-    ((16, 64), 2)
-    >>> bool(-3 < found.slope < -1), len(found.slopes)
-    (True, 1)
-    >>> found.plot().get_yscale()
-    'log'
     """
 
     name: str
@@ -145,10 +135,13 @@ def rate(
 
     Examples
     --------
-    >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
+    >>> found = ns.rate(ns.paper.layer(), [64, 256], draws=20_000)
+    >>> print(found)
     n =     64: KL 0.002158 ± 8.7e-05
     n =    256: KL 0.0001655 ± 7e-06
     slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
+    >>> found.plot().get_yscale()
+    'log'
     """
     name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
     sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []

@@ -136,10 +136,8 @@ class Audit(AuditResult, LengthResult):
     >>> found = ns.audit(tiny, quick=True)
     >>> found
     <Audit of gpt2: 16 draws; flagged: none; print it for the table>
-    >>> found["mean_square"].median.shape  # the embedding, and two blocks
-    (3,)
-    >>> found.finding("entropy").verdict, found.actual["entropy"].shape  # draws, blocks
-    ('ok', (16, 2))
+    >>> found["mean_square"].median.shape, found.actual["entropy"].shape  # embedding and blocks; draws, blocks
+    ((3,), (16, 2))
     >>> found.assert_ok("entropy", "rank", "loss")
     >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(found.as_dict())[0].quantity
     'mean_square'

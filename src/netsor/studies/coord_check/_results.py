@@ -14,7 +14,7 @@ from ... import _document as doc
 from ..._array_api import Floats
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
@@ -33,7 +33,6 @@ COLOURS = {
     "final": GREY, "logits": VERMILLION, "loss": BLACK,
 }  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
-MARKS = "osD^vP*X<>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -144,15 +144,6 @@ class Sweep:
         The losses at each width.
     refused : mapping of float to str
         The widths without a law, and why.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Curve, Sweep
-    >>> lr = 2.0 ** np.arange(-4, 5)
-    >>> losses = {n: 1.0 + np.log(lr * n)[:, None] ** 2 + 0.01 * np.arange(8) for n in (1.0, 2.0, 4.0)}
-    >>> sweep = Sweep("mine", {n: Curve(lr, each, int(n)) for n, each in losses.items()}, {})
-    >>> print(sweep.best(2.0), sweep.verdict)
-    0.5 (0.35, 0.71) shifts like n^-1.0
     """
 
     name: str
