@@ -129,7 +129,7 @@ class Baseline:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
                     remedy = "audit what the baseline has, or write it again"
                     refuse(f"an audit with {what}, which this audit measures: {remedy}")
-            draws, before, level = request.draws_of(tokens), earlier.draws, self._level(request, model)
+            draws, before, level = request.draws_of(tokens), earlier.draws, LEVEL / (2 * self.compared(request, model))
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
@@ -139,14 +139,9 @@ class Baseline:
         """The number of comparisons."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
 
-    def _level(self, request: Request, model: Model) -> float:
-        """The level of each comparison, at either end."""
-        return LEVEL / (2 * self.compared(request, model))
-
     def departures(self, audit: LengthResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change first."""
-        level = self._level(audit.request, audit.model)
-        left = []
+        level, left = LEVEL / (2 * self.compared(audit.request, audit.model)), []
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
