@@ -1,4 +1,4 @@
-"""How fast a law comes near its limit as a width grows, and how wide is wide enough."""
+"""How fast a law converges as a width grows, and how wide is wide enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._output_dir import to_dataframe
 
 LEAST, MOST = 2, 2**24  # widths that are tried
 START = 256  # the first of them, where no closed form suggests another
-CLOSE = 1.05  # ratio of the ends of an interval that need not be narrowed
+CLOSE = 1.05  # the ratio of the ends of an interval that is narrow enough
 SURE = 2.0  # standard errors by which a difference must be above or below the tolerance
 BLOCKS = 32  # of replicas, for the errors of differences of moments
 OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
@@ -27,7 +27,7 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class Rate:
-    """KL(width n ‖ limit) at each width, and what power of n it falls like; `ns.rate` makes it.
+    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n that it falls like.
 
     Parameters
     ----------
@@ -39,16 +39,6 @@ class Rate:
         KL to the limit as an `Estimate`, and the law, for each of them.
     limit : Law
         At infinite width.
-
-    Examples
-    --------
-    >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
-    >>> found.widths, len(found.kl)
-    ((16, 64), 2)
-    >>> bool(-3 < found.slope < -1), len(found.slopes)
-    (True, 1)
-    >>> found.plot().get_yscale()
-    'log'
     """
 
     name: str
@@ -145,10 +135,13 @@ def rate(
 
     Examples
     --------
-    >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
+    >>> found = ns.rate(ns.paper.layer(), [64, 256], draws=20_000)
+    >>> print(found)
     n =     64: KL 0.002158 ± 8.7e-05
     n =    256: KL 0.0001655 ± 7e-06
     slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
+    >>> found.plot().get_yscale()
+    'log'
     """
     name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
     sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
@@ -162,7 +155,7 @@ def rate(
 def _growing(
     net: Program, width: str | None, others: Mapping[str, float], draws: int, seed: int
 ) -> tuple[str, Callable[[float], Law]]:
-    """The name of the one width that is not given, and the law as a function of it."""
+    """The name of the growing width, and the law as a function of it."""
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
     for name in RESERVED & others.keys():
@@ -316,7 +309,7 @@ def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
 
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:
-    """The width that the first correction suggests."""
+    """The first width to try, from the first correction."""
     if isinstance(of, float) or not isinstance(limit, HeadSum):
         return START
     try:
@@ -333,7 +326,7 @@ def _start(limit: Law, of: str | float, tolerance: float) -> int:
 
 
 def _end(known: int, other: int, holds: Callable[[int], bool]) -> int:
-    """An end of the interval, bisected towards the other."""
+    """An end of the interval, by bisection towards the other."""
     while max(known, other) > CLOSE * min(known, other):
         middle = round(math.sqrt(known * other))
         if middle in (known, other):
@@ -343,7 +336,7 @@ def _end(known: int, other: int, holds: Callable[[int], bool]) -> int:
 
 
 def difference(law: Law, limit: Law, of: str | float) -> Estimate:
-    """How far a law is from its limit, with the error of draws that both have in common."""
+    """How far a law is from its limit, with the error of their common draws."""
     if of == "kl":
         return kl(law, limit)
     if of == "tv":

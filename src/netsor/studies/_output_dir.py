@@ -1,7 +1,7 @@
-"""The folder of a run: its files, put in the place of those of earlier runs, and its finished parts.
+"""The folder of a run: its files, which replace those of earlier runs, and its finished parts.
 
-A file is of an earlier run if the manifest has its name and its hash. No other is ever overwritten or removed. Files
-are written next to their place and moved into it: a file is whole or absent, however a run ends.
+A file is of an earlier run if the manifest has its name and its hash. Others are never overwritten or removed. Files
+are written elsewhere and moved into place: a file is whole or absent, however a run ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .._validate import ArgumentError
 from ..engine.backends import Backend, Numpy
 
 MANIFEST = "manifest.json"
-FORMAT = 9  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 9  # raise it when draws of a seed change, or the numbers of a part
 LOG = logging.getLogger("netsor")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -42,8 +42,8 @@ class Folder:
     """Where a run puts its files."""
 
     path: Path
-    command: str  # how the command of every manifest of this study begins; other files are somebody else's
-    side_by_side: Sequence[str] = ()  # options in which two runs may differ and have their files side by side
+    command: str  # the beginning of the command in every manifest of this study
+    side_by_side: Sequence[str] = ()  # runs that differ only in these options may share the folder
 
     def prepare(self, names: Iterable[str]) -> None:
         """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
@@ -51,16 +51,15 @@ class Folder:
         parts = self.path / "parts"
         parts.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, parts):
-            with tempfile.TemporaryFile(dir=folder):  # permissions alone do not show whether it works
+            with tempfile.TemporaryFile(dir=folder):  # permissions alone do not show whether writing works
                 pass
 
     def put(self, files: Mapping[str, bytes], manifest: dict[str, Any]) -> None:
-        """Put the files in their place, and the manifest with their hashes.
+        """Write the files, and the manifest with their hashes.
 
-        Those of an earlier run with the same options stay, and are remembered. Those of one with other options are
-        removed, for they could be taken for this run's, unless they were changed since. Another run's files come all
-        before or all after. The manifest comes first and knows what it replaces too, so that a run that is ended here
-        leaves nothing which the next takes for somebody else's.
+        Files of an earlier run with the same options stay in the manifest. Unchanged files of a run with other options
+        are removed. A lock keeps the files of two runs apart. The manifest is written first, with the hashes of the
+        files that it replaces: if the run is killed here, the next run still knows all files.
         """
         lock = FileLock(self.path / ".netsor.lock")
         try:
@@ -102,7 +101,7 @@ class Folder:
                 raise ArgumentError("out", str(self.path), f"{allowed}; or move that file")
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """What two runs must have in common for their files to stand side by side."""
+        """The options that two runs in one folder share."""
         options = {name: value for name, value in manifest["options"].items() if name not in self.side_by_side}
         return {**options, "seed": manifest.get("seed"), "versions": manifest.get("versions")}
 
@@ -115,7 +114,7 @@ class Folder:
 
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
-    """The hashes under which the files of a manifest may be found, by name; none if it is not as we write them."""
+    """The possible hashes of each file of a manifest; none if it has another format."""
     known: dict[str, set[str]] = {}
     try:
         for key in ("files", "replaced"):
@@ -128,7 +127,7 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
 
 
 def environment() -> dict[str, Any]:
-    """The versions and the machine, as a manifest has them."""
+    """The versions and the machine, for a manifest."""
     return {
         "versions": {
             "netsor": __version__,
@@ -149,7 +148,7 @@ def to_dataframe(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
-    """A table as CSV: one observation a row, ten digits."""
+    """Rows as CSV, with ten digits."""
     table = list(rows)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(table[0]), lineterminator="\n")
@@ -161,19 +160,16 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of finished parts: one file each, named by all that its numbers depend on.
-
-    A checksum stands at the end of a file; one that was damaged counts as absent.
-    """
+    """A folder of finished parts: a file each, named by everything that its numbers depend on, with a checksum."""
 
     folder: Path
 
     def _text(self, key: Mapping[str, Any]) -> str:
-        # draws may change with the versions of what draws them
+        # draws may change with versions
         return json.dumps({**key, "format": FORMAT, "netsor": __version__, "numpy": np.__version__}, sort_keys=True)
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """Where a part is."""
+        """The file of a part."""
         return self.folder / f"{hashlib.sha256(self._text(key).encode()).hexdigest()[:24]}.npz"
 
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
@@ -185,11 +181,11 @@ class Store:
         write(self.path(key), content + hashlib.sha256(content).digest())
 
     def has(self, key: Mapping[str, Any]) -> bool:
-        """Whether a part is there, if it is not damaged."""
+        """Whether a part has a file, which may be damaged."""
         return os.path.isfile(self.path(key))
 
     def any(self) -> bool:
-        """Whether there are parts at all, of whatever."""
+        """Whether there are any parts."""
         with suppress(OSError), os.scandir(self.folder) as entries:
             return any(entry.name.endswith(".npz") for entry in entries)
         return False

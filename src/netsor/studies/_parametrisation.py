@@ -1,6 +1,6 @@
-"""How standard deviations and learning rates of each kind of weight follow the width n and the depth of a model.
+"""How standard deviations and learning rates of each kind of weight scale with the width n and the depth.
 
-All are powers of the width and the depth over those of the described model. "Matrices" are those of the blocks.
+All are powers of the width and the depth over those of the model. "Matrices" are those of the blocks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..optim import NAMED
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
-MAX_FILE_BYTES = 2**14  # bytes of a file: a parametrisation has some hundred
-LONGEST = 100  # characters of a name, which figures and tables show
-MAX_EXPONENT = 4.0  # an exponent, in size
+MAX_FILE_BYTES = 2**14  # of a file: a parametrisation has a few hundred
+LONGEST = 100  # characters of a name, for figures and tables
+MAX_EXPONENT = 4.0  # of the absolute value of an exponent
 
 
 class Power(NamedTuple):
@@ -40,7 +40,7 @@ CONSTANT, ROOT = Power(), Power(-0.5)
 
 
 class Scaling(NamedTuple):
-    """Of one kind of weight."""
+    """The scaling of one kind of weight."""
 
     std: Power = Power()
     lr: Power = Power()
@@ -49,18 +49,18 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Parametrisation:
-    """A parametrisation, with what it promises: the exponents of n in what one step changes."""
+    """A parametrisation, with its promise: the exponents of n in the changes of one step."""
 
     name: str
     words: str
-    kinds: Mapping[str, Scaling] = field(default_factory=dict)  # those that are not here do not change
+    kinds: Mapping[str, Scaling] = field(default_factory=dict)  # others do not scale
     logits: Power = CONSTANT  # a multiplier of tied logits, which have no separate weights
-    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head instead of the width
+    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head
     features: float = 0.0  # the promise for all activations
     outputs: float = 0.0  # the promise for logits and loss
 
     def scaling(self, kind: str) -> Scaling:
-        """That of a kind of weight."""
+        """The scaling of a kind of weight."""
         return self.kinds.get(kind, Scaling())
 
     def promise(self, name: str, axis: str) -> float | None:
@@ -73,7 +73,7 @@ class Parametrisation:
         return 0.0 if axis == "depth" else self.outputs if name in ("logits", "loss", "head") else self.features
 
     def fields(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it, and as a file has it."""
+        """All fields, as in a JSON file."""
         kinds = {k: {name: power._asdict() for name, power in s._asdict().items()} for k, s in self.kinds.items()}
         last = {"logits": self.logits._asdict(), "scores": self.scores._asdict()}
         return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
@@ -99,7 +99,7 @@ WORDS = {
 
 
 def known(name: str, optimiser: str) -> Parametrisation:
-    """One of those that have a name."""
+    """A parametrisation by its name."""
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
     vectors, matrices, head = NAMED[optimiser].exponents["mup" if name == "mean-field" else name]
@@ -112,7 +112,7 @@ def known(name: str, optimiser: str) -> Parametrisation:
 
 
 def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str) -> Parametrisation:
-    """One by its name, from a file (JSON or TOML), or from what such a file holds."""
+    """A parametrisation by its name, from a JSON or TOML file, or from the content of one."""
     if isinstance(given, Parametrisation):
         return given
     if isinstance(given, Mapping):
@@ -148,7 +148,7 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
 
 
 def _merged(old: Any, given: Any, place: str) -> Any:
-    """What a file says over the exponents that it begins with: tables of the same entries, and numbers."""
+    """The exponents of a file over those that it begins with: nested tables of numbers."""
     if isinstance(old, float):
         if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= MAX_EXPONENT:
             allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"

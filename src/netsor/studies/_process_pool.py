@@ -1,4 +1,4 @@
-"""A pool of worker processes that end with this one, in whatever way, and import nothing but this package.
+"""A pool of worker processes that end with this one, however it ends, and import only this package.
 
 Threads would lose up to a third of the time to the interpreter's lock.
 """
@@ -33,11 +33,11 @@ ONE_THREAD = dict.fromkeys(
 )
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", **ONE_THREAD}
 
-_limits = ExitStack()  # held as long as a worker lives
+_limits = ExitStack()  # for the life of a worker
 
 
 class Workers:
-    """Worker processes, which end when this one does; where none can start, work is done here."""
+    """Worker processes that end when this one does; if none can start, work is done here."""
 
     def __init__(self, count: int) -> None:
         import multiprocessing  # slow to import
@@ -48,7 +48,7 @@ class Workers:
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Begin some work."""
-        # a process is begun when there is work for it
+        # a process starts when there is work for it
         with nullcontext() if isinstance(self.executor, InlineExecutor) else _clean_environment():
             return self.executor.submit(work, *args)
 
@@ -65,14 +65,14 @@ class Workers:
 
 
 def with_progress(parts: Iterable[object], count: int, what: str, progress: Progress = True) -> None:
-    """Go through so many parts and show progress.
+    """Iterate over the parts and show progress.
 
-    A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most one in LINE_SECONDS, so that
-    long work is not silent and short work says nothing. A function is called with (done, in all).
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most one in LINE_SECONDS. If
+    `progress` is a function, it is called with (done, in all).
     """
     shows = progress is True and not quiet()
     if shows and on_terminal():
-        from tqdm import tqdm  # slow to import, and of use on a terminal alone
+        from tqdm import tqdm  # slow to import
 
         for _ in tqdm(parts, what, count, unit="part"):
             pass
@@ -88,15 +88,14 @@ def with_progress(parts: Iterable[object], count: int, what: str, progress: Prog
 
 @contextmanager
 def _clean_environment() -> Iterator[None]:
-    """Processes begun meanwhile hear no interrupt, run no foreign code, and have one BLAS thread each.
+    """Processes that start meanwhile ignore interrupts, run no foreign code, and have one BLAS thread each.
 
-    A folder of data may hold a `signal.py`: it is left out of the path, and of what Python looks through before
-    there is a path. The caller's script is nothing to a worker.
+    The current folder is not on their path, because it may have a `signal.py`. They do not import the caller's script.
     """
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     here, papers = _place("."), getattr(sys.modules.get("netsor_papers"), "__path__", ())
-    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # we are imported from there
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # of our packages
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
         sys.modules["__main__"] = ModuleType("__main__")
@@ -112,7 +111,7 @@ def _clean_environment() -> Iterator[None]:
 
 
 def _place(entry: str) -> Path | None:
-    """Where a folder is; None if it is relative to the current folder, and that was removed."""
+    """The path of a folder; None if it is relative to a current folder that was removed."""
     try:
         return Path(entry).resolve()
     except OSError:
@@ -121,7 +120,7 @@ def _place(entry: str) -> Path | None:
 
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Meanwhile in another folder, for a process cannot be begun in one that was removed."""
+    """Change the folder meanwhile: a process cannot start in one that was removed."""
     here = os.open(".", os.O_RDONLY)
     os.chdir("/")
     try:
@@ -133,9 +132,9 @@ def _elsewhere() -> Iterator[None]:
 
 @contextmanager
 def _defer_sigint() -> Iterator[None]:
-    """An interrupt waits until a process is begun, which would else be left with half of what it needs to know.
+    """Delay an interrupt until a process has started, which would otherwise be left half initialised.
 
-    The process itself inherits that interrupts are blocked.
+    The process inherits the blocked signal.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -153,7 +152,7 @@ def _defer_sigint() -> Iterator[None]:
 
 
 def _init_worker() -> None:
-    """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep memory once it is freed."""
+    """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep freed memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import ctypes
     import multiprocessing
@@ -169,9 +168,9 @@ def _init_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a worker that is ended
+    tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a terminated worker
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # glibc: a tenth of the time went into pages given back and asked for
+        with suppress(OSError, AttributeError):  # glibc: returned pages cost a tenth of the time
             mallopt = ctypes.CDLL(None).mallopt
             for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
                 mallopt(option, size)

@@ -163,11 +163,8 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
-        self._set_batch(model)
         self.cases(self.rules[0])  # refuses widths that the heads do not divide
-
-    def _set_batch(self, model: Transformer) -> None:
-        """The ids of the tokens, and a target for each: by default the next id."""
+        # the ids of the tokens, and a target for each: by default the next id
         ids, targets, most = self.ids, self.targets, model.vocabulary or 1
         if ids is not None and self.tokens is not None:
             raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")

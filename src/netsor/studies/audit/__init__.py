@@ -1,9 +1,10 @@
-"""An audit of a transformer before it is trained: what it does at initialisation, block by block, as laws."""
+"""An audit of a transformer at initialisation: laws of its activations and gradients, block by block."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ from ._results import Audit, Comparison
 
 __all__ = ["audit"]
 
-COPIES = 4  # of the draws, at most, while they are put together and sorted
-LONG = 120.0  # seconds of an audit beyond which cheaper ways are named
-FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: blocks, and by which factor fewer tokens
+COPIES = 4  # of the draws, at most, while they are joined and sorted
+LONG = 120.0  # seconds; of longer audits cheaper ways are named
+FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: the blocks, and the factor by which tokens are fewer
 H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
-PLANNING = 5.0  # seconds that loading PyTorch and planning take before a GPU has work
+PLANNING = 5.0  # seconds to load PyTorch and to plan, before a GPU has work
 CHEAPER = "Cheaper, and exact for what they report"
 
 
@@ -148,7 +149,7 @@ def audit(
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
     models = tuple(map(audited, (model, *others)))
     if is_function(model):
-        ids, tokens, widths = None, None, "actual"  # they are in the program
+        ids, tokens, widths = None, None, "actual"  # the program has them
     swept = None
     for name, given in (("recipe", recipe), ("sweep", sweep)):
         if given is not None and isinstance(models[0], ProgramModel):
@@ -174,13 +175,13 @@ class AuditStudy(Study[Audit | Comparison]):
     request: Request
 
     def tasks(self) -> list[AuditTask]:
-        """The draws of all subjects."""
+        """The draws of all cases."""
         return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
 
     def cheaper(self, cost: Cost) -> str:
-        """Fewer blocks, fewer tokens or finite widths, and what they take by shallow plans, where this takes long.
+        """Fewer blocks, fewer tokens or finite widths, with their costs by shallow plans, if this takes long.
 
-        Each is exact for what it reports: the first blocks of a model have the same law whatever comes after them.
+        Each is exact for what it reports: the law of the first blocks does not depend on the others.
         """
         request = self.request
         models = [model for model in request.models if isinstance(model, Transformer)]
@@ -205,32 +206,30 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(ways)}."
 
     def estimate(self) -> Cost:
-        """What it takes, by the plans; refuses what does not fit in memory."""
+        """The cost, from the plans; refuses what does not fit in memory."""
         request = self.request
         seconds, numbers, held, one = 0.0, 0.0, 0.0, 0.0
-        parts: dict[AuditCase, tuple[int, float]] = {}  # of each plan, perhaps more than fit a list; and its seconds
+        parts = Counter[AuditCase]()  # by plan
         for case in request.subjects:
             draw, draws = case.draw, request.draws_of(case.tokens)
             held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
             numbers += draw.numbers * draws
             seconds += draw.seconds * draws + draw.compiling
-            if case.infinite:  # its quadrature error: a few draws of plans with moved expectations
+            if case.infinite:  # the quadrature error takes a few draws of plans with moved expectations
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            planned = case if case.infinite else case.shared
-            count = parts.get(planned, (0, 0.0))[0] + math.ceil(draws / case.part_draws)
-            parts[planned] = count, draw.planning
+            parts[case if case.infinite else case.shared] += math.ceil(draws / case.part_draws)
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
-        workers = worker_count(request.workers, sum(count for count, _ in parts.values()), one, request.backend, held)
+        workers = worker_count(request.workers, parts.total(), one, request.backend, held)
         what = f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}"
         check_memory(workers * one + held, what, "take fewer tokens or workers, or a smaller model")
         if request.backend.threads and not request.own:  # every worker plans what it draws
-            seconds += sum(planning * min(workers, count) for count, planning in parts.values())
+            seconds += sum(case.draw.planning * min(workers, count) for case, count in parts.items())
         return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision that does not hold a law."""
+        """Refuse single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for subject in self.request.subjects:
                 resolve_precision(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
@@ -239,7 +238,7 @@ class AuditStudy(Study[Audit | Comparison]):
         """Refuse rules on what will not be measured, before anything is drawn."""
         request, ones = self.request, []
         for case in request.asked:
-            # only the rule on the limit asks whether there is one, for which the limit has to be planned
+            # only the rule on the limit needs to know whether there is one, for which the limit is planned
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
@@ -256,7 +255,7 @@ class AuditStudy(Study[Audit | Comparison]):
 
 
 def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
-    """What was measured, as it was asked for."""
+    """The result of all draws: an audit, or a comparison of several models."""
     measured = {(draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws for draws in every}
 
     def at(model: Model, tokens: int) -> LengthResult:
@@ -268,7 +267,7 @@ def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
 
 
 def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
-    """The draws of all parts of a subject."""
+    """The draws of all parts of a case."""
     names = [name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
     moved = {name.removeprefix(MOVED): array for name, array in parts[0].items() if name.startswith(MOVED)}

@@ -1,12 +1,12 @@
-"""What has changed since an earlier audit: new medians compared with the earlier bands.
+"""Changes since an earlier audit: new medians compared with the earlier bands.
 
 Let Y be the n₀ earlier draws of a number, X the n new ones. The low end of the earlier band is at most Y_(r), the r-th
 smallest, r = ⌊0.05 (n₀ − 1)⌋ + 2. If nothing has changed, all orders of X and Y are equally likely, so the number of Y
-below X_(k) is beta-binomial (n₀, k, n − k + 1), and P(X_(k) < Y_(r)) is that of fewer than r, whatever the law; ties
-make it smaller. A number has left its band if X_(k) is below it, or X_(n+1−k) above it, with the least k from the upper
-median on for which this probability is at most LEVEL over twice the count of numbers: with many draws the median
-itself, with few a draw beyond it. So one or more of all numbers of an unchanged model leave their bands with a
-probability of at most LEVEL, however the numbers depend on each other.
+below X_(k) is beta-binomial (n₀, k, n − k + 1). P(X_(k) < Y_(r)), the probability of fewer than r, does not depend on
+the law; ties make it smaller. A number has left its band if X_(k) is below it, or X_(n+1−k) above it, with the least k
+from the upper median on for which this probability is at most LEVEL over twice the count of numbers: with many draws
+this is the median, with few a draw beyond it. So numbers of an unchanged model leave their bands with a probability
+of at most LEVEL in all, however they depend on each other.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Departure(NamedTuple):
 
 
 class EarlierLength(NamedTuple):
-    """What was measured at one length."""
+    """The bands of an earlier audit at one length."""
 
     draws: int
     widths: str
@@ -79,7 +79,7 @@ class EarlierLength(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier audit of a model, checked."""
+    """A validated earlier audit of a model."""
 
     source: Any  # the path, or what was given instead of a file
     sizes: str
@@ -87,7 +87,7 @@ class Baseline:
 
     @classmethod
     def of(cls, given: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
-        """From what `netsor audit --json` printed, a file or an object."""
+        """Read the output of `netsor audit --json`, a file or an object."""
         if isinstance(given, Baseline):
             return given
         if not isinstance(given, str | Path | Mapping):
@@ -110,7 +110,7 @@ class Baseline:
         raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
 
     def check(self, request: Request, model: Model) -> None:
-        """Refuse an audit that is not of the same quantities of a model of the same sizes."""
+        """Refuse an audit of other quantities, or of a model of other sizes."""
 
         def refuse(allowed: str) -> NoReturn:
             raise ArgumentError("baseline", self.source, allowed)
@@ -129,24 +129,19 @@ class Baseline:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
                     remedy = "audit what the baseline has, or write it again"
                     refuse(f"an audit with {what}, which this audit measures: {remedy}")
-            draws, before, level = request.draws_of(tokens), earlier.draws, self._level(request, model)
+            draws, before, level = request.draws_of(tokens), earlier.draws, LEVEL / (2 * self.compared(request, model))
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
                 refuse(f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more")
 
     def compared(self, request: Request, model: Model) -> int:
-        """How many numbers are compared."""
+        """The number of comparisons."""
         return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
-
-    def _level(self, request: Request, model: Model) -> float:
-        """The level of each comparison, at either end."""
-        return LEVEL / (2 * self.compared(request, model))
 
     def departures(self, audit: LengthResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change first."""
-        level = self._level(audit.request, audit.model)
-        left = []
+        level, left = LEVEL / (2 * self.compared(audit.request, audit.model)), []
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
@@ -156,7 +151,7 @@ class Baseline:
                 same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
                 if not (draws[k - 1] >= low - same and draws[-k] <= high + same):  # NaN has left it too
                     left.append(Departure(quantity, result.tokens, block, float(np.median(draws)), low, high))
-        # the largest first, as a share of their size
+        # by their change relative to their size
         return sorted(left, key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)), reverse=True)
 
 
@@ -169,12 +164,12 @@ def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str
 
 
 def _places(request: Request, model: Model, tokens: int) -> list[Place]:
-    """All that an audit measures at one length, as its JSON object names it; nothing is drawn."""
+    """The block and quantity of each number of an audit at one length; nothing is drawn."""
     return list(draws_of_ones(request.subject(model, tokens, request.widths == "inf")).numbers)
 
 
 def _earlier(content: Mapping[str, Any]) -> EarlierLength:
-    """What the JSON object of an audit says of one length."""
+    """The bands in the JSON object of one length."""
     bands: dict[Place, tuple[float, float]] = {}
     final = {name: band for name, band in content["final"].items() if band is not None}  # as without logits
     for block, row in [(0, content["embedding"]), *enumerate(content["layers"], 1), (None, final)]:
@@ -190,7 +185,7 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
 
 
 def _rank(draws: int, before: int, level: float) -> int:
-    """k: the least from the upper median on whose probability to be below the earlier band is at most the level."""
+    """The least rank k, from the upper median on, that is below the earlier band with at most this probability."""
     ranks = range(draws // 2 + 1, draws)  # the probability falls with k
     return ranks.start + bisect_left(ranks, True, key=lambda k: _beyond(k, draws, before) <= level)
 

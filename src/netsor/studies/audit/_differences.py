@@ -1,4 +1,4 @@
-"""What is different in several models, and in their laws: fields, rules, and the quantities whose bands part most."""
+"""How several models differ: in fields, in verdicts of rules, and in the quantities whose bands are farthest apart."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ._quantities import EVERY, join_words, number
 SHOWN = 6  # largest differences
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
-NEUTRAL = ("limit",)  # rules that do not say which model is better
+NEUTRAL = ("limit",)  # rules that prefer no model
 WORSE_ABOVE = {"max_probability": True, "logit_std": True, "score_max": True, "cosine": True, "effective_rank": False}
-WORSE_BY = 2.0  # a factor between medians below which a quantity is not worth a word
+WORSE_BY = 2.0  # a smaller factor between medians is not reported
 
 
 class RulePreference(NamedTuple):
-    """What one rule says of several models.
+    """The verdicts of one rule on several models.
 
     Parameters
     ----------
     rule, why : str
         Its name, and its preference in words.
     findings : tuple of Finding
-        Of each model, at the length where the worst of them is worst.
+        One for each model, at the length of the worst.
     preferred : tuple of str
-        Names of models, none of them better than another; all, if it has no preference.
+        The names of the best models; all, if it has no preference.
     changes : bool
-        Whether it is found in one and not found in another.
+        Whether it flags one model and not another.
     """
 
     rule: str
@@ -47,21 +47,19 @@ class RulePreference(NamedTuple):
 
 
 class SeparatedMetric(NamedTuple):
-    """A quantity of two models whose bands part; `print` says it in words.
+    """A quantity that separates two models; `print` it for a sentence.
 
     Parameters
     ----------
     quantity : str
         Its name.
     block, tokens : int
-        Where (0 is the embedding, None the output), and the length.
+        The block (0 is the embedding, None the output), and the length.
     models, medians : tuple
-        The names of the two, and their medians.
-    distance : float
-        That of the medians over the mean width of the two bands, of logarithms where the quantity is drawn on a
-        logarithmic axis: above 1, the bands part.
-    error : float
-        The standard deviation of the distance over resampled draws.
+        The names of the two models, and their medians.
+    distance, error : float
+        Between the medians, over the mean width of the two bands (of logarithms, if the quantity has a logarithmic
+        axis): above 1, the bands do not overlap. Its standard deviation over resampled draws.
     """
 
     quantity: str
@@ -86,15 +84,15 @@ class Differences(NamedTuple):
     Parameters
     ----------
     fields : dict of str to tuple
-        Those that are not the same in all, with the value in each.
+        The fields that differ, with the value in each model.
     rules : tuple of RulePreference
-        Those that have a preference, verdicts that change before others.
+        The rules that have a preference, those whose verdict changes first.
     quantities : tuple of SeparatedMetric
-        Those whose bands part most.
+        The quantities whose bands are farthest apart.
     preferred : str or None
         The model that the rules prefer.
     verdict : str
-        In words: which is better, by which rules.
+        Which model is better by which rules, in words.
     """
 
     fields: dict[str, tuple[Any, ...]]
@@ -105,12 +103,12 @@ class Differences(NamedTuple):
 
     @property
     def changed(self) -> tuple[RulePreference, ...]:
-        """The rules whose verdicts are not the same."""
+        """The rules whose verdicts differ."""
         return tuple(rule for rule in self.rules if rule.changes)
 
 
 def differences(models: Sequence[LengthResult]) -> Differences:
-    """Between models that were measured at the same lengths."""
+    """The differences between models that were measured at the same lengths."""
     names = [each.model.name for each in models]
     brief = {name: f"“{short}”" for name, short in zip(names, strip_common_prefix(names), strict=True)}
     rows = list(zip(*(each.findings for each in models), strict=True))
@@ -132,7 +130,7 @@ def differences(models: Sequence[LengthResult]) -> Differences:
 
 
 def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
-    """Where the preferred model is worse than all others: bands do not overlap, and medians are a factor of 2 apart."""
+    """Where the preferred model is worse than all others: separate bands, and medians a factor of 2 apart."""
     best = next((each for each in results if each.model.name == preferred), None)
     others = [each for each in results if each is not best]
     if best is None or not others:
@@ -153,7 +151,7 @@ def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[st
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
-    """Names without their common beginning, as far as the rest distinguishes them, and not too long."""
+    """Names without their common beginning, shortened to WIDTH letters."""
     parts = [name.split(", ") for name in names]
     common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False)))
     names = [", ".join(part[common:]) or name for name, part in zip(names, parts, strict=True)]
@@ -161,7 +159,7 @@ def strip_common_prefix(names: Sequence[str]) -> list[str]:
 
 
 def _preference(names: dict[str, str], row: Sequence[Finding], models: Sequence[LengthResult]) -> RulePreference:
-    """What one rule says of models with these names, the short form of each in quotes."""
+    """The preference of one rule; `names` maps the names of the models to short ones in quotes."""
     verdicts = [finding.verdict for finding in row]
     bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
     findings = tuple(each.at(bad.tokens[0]).finding(bad.name) for each in models)
@@ -172,7 +170,7 @@ def _preference(names: dict[str, str], row: Sequence[Finding], models: Sequence[
         best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == OK)
         having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FLAG]
         why = f"it is flagged in {join_words(having)} at {bad.lengths_text}"
-    else:  # the least, and those that draws cannot distinguish from it
+    else:  # the model with the least, and those that draws cannot separate from it
         sign = 1 if bad.above else -1
         ends = [sorted((sign * f.low, sign * f.high)) for f in findings if f.low is not None and f.high is not None]
         least = min((high for _, high in ends), default=0.0)
@@ -186,7 +184,7 @@ def _preference(names: dict[str, str], row: Sequence[Finding], models: Sequence[
 
 
 def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[str | None, str]:
-    """Rules that change decide; those that are found everywhere decide among what is left."""
+    """Rules whose verdict changes decide; those that flag all models decide among what is left."""
     left = set(names)
     for decisive in ([rule for rule in rules if rule.changes], [rule for rule in rules if not rule.changes]):
         chosen = [rule for rule in decisive if len(rule.preferred) < len(names)]
@@ -208,7 +206,7 @@ def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[st
 
 
 def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
-    """One for each quantity, where two models are the farthest apart; the farthest first."""
+    """Each quantity where two models are farthest apart, the farthest first."""
     farthest: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
         for here, there in zip(first.lengths, second.lengths, strict=True):
@@ -227,7 +225,7 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
 
 
 def _shared_blocks(first: Draws, second: Draws, name: str) -> list[tuple[int | None, Floats, Floats]]:
-    """Draws to compare: in every block if there are as many, else at the embedding, the first and the last."""
+    """Draws to compare: in every block, or in the first and last and the embedding if the depths differ."""
     a, b = first.by_block(name), second.by_block(name)
     if len(a) == len(b):
         return [(block, a[block], b[block]) for block in a]
@@ -236,7 +234,7 @@ def _shared_blocks(first: Draws, second: Draws, name: str) -> list[tuple[int | N
 
 
 def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
-    """|median − median| over the mean width of the bands, which is that of rounding at least."""
+    """|median − median| over the mean width of the bands, at least that of rounding."""
     if logs := log and min(x.min(), y.min()) > 0:
         x, y = np.log(x), np.log(y)
     (low, a, high), (bottom, b, top) = (np.quantile(draws, [LOW, 0.5, HIGH]) for draws in (x, y))

@@ -1,9 +1,9 @@
-"""What rules find: the verdict on a median over initialisations, by a confidence interval that has the median in it.
+"""Findings of rules: a verdict on a median over initialisations, by a confidence interval for it.
 
-A median is flagged, ok, or undecided if its interval contains the threshold and more draws are needed. The interval
-assumes nothing of the law. Of n draws, the number below the quantile θ_q is binomial (n, q). So the j-th
-smallest draw is above θ_q with probability P(B < j), and the k-th is below it with probability P(B ≥ k): two order
-statistics enclose θ_q at a level that is known exactly.
+A median is flagged or ok, or undecided if its interval contains the threshold: more draws then settle it. The interval
+assumes nothing about the law. The number of n draws below the quantile θ_q is binomial (n, q). So the j-th smallest
+draw is above θ_q with probability P(B < j), and the k-th is below it with probability P(B ≥ k): two order statistics
+enclose θ_q at an exactly known level.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ...engine._precision import DIGITS
 from ._quantities import join_words, number
 
 LOW, HIGH = 0.05, 0.95  # the band
-LEVEL = 1e-4  # how often an interval misses what it is for
-FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))  # draws that enclose the ends of the band at all
-DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))  # draws that enclose a median at all
-MAX_USEFUL_DRAWS = 10**6  # draws that anybody would take to decide something
-EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # relative: numbers that are nearer than this are the same
+LEVEL = 1e-4  # the probability that an interval misses its quantile
+FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))  # draws needed to enclose the ends of the band
+DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))  # draws needed to enclose a median
+MAX_USEFUL_DRAWS = 10**6  # more are not suggested
+EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # closer numbers count as equal
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a model.
+    """The verdict of a rule on a model.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ class Finding:
     value, threshold : float, optional
         The median, and the threshold that it is compared with.
     low, high : float, optional
-        An interval that has the true median in it (level 1e-4); None where the draws are too few for one.
+        An interval for the true median (level 1e-4); None if the draws are too few for one.
     above : bool
-        Whether values above the threshold are flagged, or values below.
+        Whether it flags values above the threshold, or values below.
     tokens : tuple of int
         The lengths at which the verdict holds.
     brief, advice : str
-        The measurement in a few words, and what to change if it is flagged.
+        The measurement in a few words, and what to change if the rule flags it.
     """
 
     name: str
@@ -95,8 +95,8 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 @cache
 def _order_statistics(n: int, q: float) -> tuple[int, int]:
-    """The ranks j and k such that n draws have their q-quantile between the j-th and the k-th, but for LEVEL."""
-    # Sums of logarithms, not scipy.special.bdtr: to import scipy.special takes longer than a quick audit draws.
+    """The ranks j and k such that the q-quantile is between the j-th and k-th of n draws, except with P = LEVEL."""
+    # Sums of logarithms, not scipy.special.bdtr: importing scipy.special takes longer than a quick audit.
     log_choose = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(n + 1)]
     count = np.arange(n + 1)
     probability = np.exp(np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q))
@@ -106,7 +106,7 @@ def _order_statistics(n: int, q: float) -> tuple[int, int]:
 
 
 def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
-    """An interval that has the quantile in it, but for one time in 1/LEVEL; infinite where the draws are too few."""
+    """A confidence interval of a quantile at LEVEL; infinite if the draws are too few."""
     ordered = np.sort(values)
     j, k = _order_statistics(len(ordered), q)
     return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= len(ordered) else np.inf)
@@ -134,7 +134,7 @@ def outside_band(values: Floats, others: Floats, relative: float) -> str:
 
 
 def draws_needed(values: Floats, threshold: float) -> int | None:
-    """About how many draws would separate the median from a threshold, if their law is as in these; None: too many.
+    """About how many draws of this law would separate the median from a threshold; None if too many.
 
     With a share p of the law below the threshold, an interval of n draws leaves it out from n |p − ½| = z√n/2 + 1 on:
     z is the quantile of a normal at LEVEL/2 from above, and 1 since draws are counted in whole numbers.

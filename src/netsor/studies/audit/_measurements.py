@@ -1,4 +1,4 @@
-"""What was measured: the draws of each quantity, of one model at one length, at its own widths and at infinity."""
+"""Measurements: the draws of each quantity of a model at one length, at its own widths and at infinity."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ PARTS = ("below", "scaled")  # shares of numbers below the smallest of a format,
 
 
 class Band(NamedTuple):
-    """The median of a quantity over initialisations, and the ends of the band that holds 5 to 95 % of them.
+    """The median of a quantity over initialisations, and its 5–95 % band.
 
     Parameters
     ----------
     blocks : numpy.ndarray or None
-        The blocks that the entries of the other arrays are of; 0 is the embedding. None at the output, where the others
-        are numbers.
+        The blocks of the entries of the other arrays; 0 is the embedding. None at the output, where these are numbers.
     median, low, high : numpy.ndarray
         Over initialisations; 5 % are below `low`, and 5 % above `high`.
     error : numpy.ndarray
-        The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
+        The quadrature error of all three at infinite width; 0 at finite widths.
     """
 
     blocks: Floats | None
@@ -60,7 +59,7 @@ class Draws(Mapping[str, Floats]):
     precision : str
         Of its numbers.
     moved : mapping of str to numpy.ndarray
-        By quantity, at infinite width: (moves, blocks), how far it moves if Gaussian expectations move by their errors.
+        By quantity, at infinite width: (moves, blocks), how far errors of Gaussian expectations move it.
     """
 
     subject: AuditCase
@@ -86,7 +85,7 @@ class Draws(Mapping[str, Floats]):
 
     @property
     def draws(self) -> int:
-        """How many draws there are."""
+        """The number of draws."""
         return int(next(iter(self.arrays.values())).shape[0])
 
     @property
@@ -96,16 +95,16 @@ class Draws(Mapping[str, Floats]):
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn in all."""
+        """The number of random numbers of all draws."""
         return self.subject.plan.random_numbers * self.draws
 
     def by_block(self, name: str) -> dict[int | None, Floats]:
-        """The draws of a quantity in each block where it is measured; 0 is the embedding, None the output."""
+        """The draws of a quantity by block; 0 is the embedding, None the output."""
         draws = _from_embedding(self.arrays, name)
         return {None: draws} if draws.ndim == 1 else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
 
     def band(self, name: str) -> Band:
-        """The median and the band of a quantity, from the embedding on where it is measured there."""
+        """The median and the band of a quantity, with the embedding if it is measured there."""
         draws, blocks = _from_embedding(self.arrays, name), list(self.by_block(name))
         moved = _from_embedding(self.moved, name) if self.moved else np.zeros((1, *draws.shape[1:]))
         error = np.sqrt(np.mean(np.square(moved), axis=0))
@@ -124,7 +123,7 @@ class Draws(Mapping[str, Floats]):
 
     @property
     def shifted(self) -> list[Mapping[str, Floats]]:
-        """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity."""
+        """The draws moved by their quadrature error, in each of several ways; empty if no quantity shows it."""
         bands = [self.band(name) for name in self.moved]
         if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
             return []
@@ -135,12 +134,12 @@ class Draws(Mapping[str, Floats]):
 
 @dataclass(frozen=True, eq=False)
 class LengthResult(Mapping[str, Band]):
-    """What was measured of a model on so many tokens: a mapping of quantities to a `Band`, as `found["entropy"]`.
+    """The measurements of a model at one length: a mapping of quantities to a `Band`, as `found["entropy"]`.
 
     Parameters
     ----------
     request : Request
-        What was asked.
+        The options of the audit.
     model : Transformer or ProgramModel
         The model, or the program.
     tokens : int
@@ -183,12 +182,12 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def best(self) -> Draws:
-        """The draws at the model's own widths, or at infinity if nothing else was asked."""
+        """The draws at the model's own widths, or at infinity if these were not asked for."""
         return self.measured[0]
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return int(self.best.arrays["mean_square"].shape[1])
 
     @property
@@ -204,7 +203,7 @@ class LengthResult(Mapping[str, Band]):
         facts = RuleInput(self.best.arrays, None, self.distinct, uniform, self.stacks, self.tokens, self.best.precision)
         if self.limit is None:
             return judged(facts)
-        # each verdict as it is, and for each way in which Gaussian expectations may be wrong
+        # each verdict, and what it would be for each way in which Gaussian expectations may be wrong
         infinite = [self.limit.arrays, *self.limit.shifted]
         every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
         return tuple(within_error(*same) for same in zip(*every, strict=True))
@@ -215,21 +214,21 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def distinct(self) -> int:
-        """How many different vectors the tokens begin as: they differ by learned positions, or by their ids."""
+        """The number of different vectors before the first block: positions or ids tell tokens apart."""
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel) or (model.positions == "learned" and model.std_position):
             return self.tokens
         if not model.std_embedding:
-            return 1  # what is added to every token alike
+            return 1  # all tokens begin as the same vector
         return self.tokens if ids is None else len(set(ids))
 
     @property
     def measured(self) -> list[Draws]:
-        """All that was measured: at its own widths, at infinity, or both."""
+        """The draws at its own widths, at infinity, or both."""
         return [draws for draws in (self.actual, self.limit) if draws is not None]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block."""
+        """The numbers as rows, one for each quantity and block; 0 is the embedding, and the output has no block."""
         return [
             {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if draws.subject.infinite else "actual",
              "block": "" if block is None else block, "quantity": name, **numbers}

@@ -17,7 +17,7 @@ from ._rules import RULES
 
 STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
-CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # models, or kinds of weights
 DASHED = (0, (4.0, 1.6))
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit side by side, and one fits at all
@@ -73,15 +73,6 @@ def _against_field(models: Sequence[LengthResult], quantity: Quantity, field: st
     return figure
 
 
-def _colours(count: int) -> Sequence[Any]:
-    """A colour for each model: far apart if they are few, else in order from dark to light."""
-    if count <= len(CYCLE):
-        return (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)[:count]
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.95 * k / (count - 1)) for k in range(count)]
-
-
 def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
     """Medians of each kind of weight in one figure: a colour each, a line style for each model."""
     kinds = _kinds(models, group)
@@ -127,8 +118,12 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
 
 
 def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool:
-    """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether there is need of a legend."""
-    ends, names, colours = [], _names(models), _colours(len(models))
+    """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether a legend is needed."""
+    from matplotlib import colormaps  # slow to import
+
+    ends, names, colours = [], _names(models), CYCLE[: len(models)]
+    if len(models) > len(CYCLE):  # in order, from dark to light
+        colours = tuple(colormaps["viridis"](np.linspace(0.0, 0.95, len(models))))
     for k, (each, colour) in enumerate(zip(models, colours, strict=True)):
         for draws in each.measured:
             if quantity.name not in draws:
@@ -142,7 +137,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
                 style |= {"linestyle": DASHED, "label": f"{names[k]}, n = ∞"}
             if draws is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
-            axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)  # so that neither hides the other
+            axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)  # or one would hide the other
             ends += [float(low.min()), float(high.max())]
     _scale(axes, quantity, ends)
     if quantity.name == "cosine":
@@ -151,7 +146,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
         axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
         place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if side == "below" else "bottom"}
         axes.text(0.99, threshold, f"flagged {side}", color=VERMILLION, fontsize="small", **place)
-    # where a branch is so much weaker than the other that it is flagged: a ninth of the other's share
+    # a branch is flagged below a ninth of the share of the other
     other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(quantity.name, "")
     factor, label = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]), "flagged below"
     for each, colour in zip(models, colours, strict=True):
@@ -163,7 +158,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
 
 
 def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:
-    """Where the rule on a quantity flags it; those relative to a number of the model only if there is one model."""
+    """The thresholds of the rule on a quantity; those relative to a number of the model, only for one model."""
     if name in ("entropy", "largest_load"):
         return [(THRESHOLDS["entropy"], "below") if name == "entropy" else (THRESHOLDS["load"], "above")]
     if name == "effective_rank" and len({each.distinct for each in models}) == 1:
@@ -195,7 +190,7 @@ def _label_axes(axes: Any, models: Sequence[LengthResult], title: str, first: st
 
 
 def _names(models: Sequence[LengthResult]) -> list[str]:
-    """Names for the legend: of the models; of the lengths, if there is one model at several."""
+    """Names for the legend: of the models, or of the lengths of one model."""
     if len(models) > 1 and len({each.model.name for each in models}) == 1:
         return [f"{each.tokens:,} tokens" for each in models]
     return [_label(each.model.name) for each in models]
@@ -208,6 +203,6 @@ def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
 
 
 def _label(name: str) -> str:
-    """A name for the legend: shortened, and with nothing that matplotlib takes for more than text."""
+    """A name for the legend: shortened, and without letters that have a meaning for matplotlib."""
     short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
     return (" " if short.startswith("_") else "") + short.replace("$", r"\$")

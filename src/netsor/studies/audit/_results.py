@@ -1,4 +1,4 @@
-"""What an audit gives back: one model at its lengths, or several models side by side."""
+"""The results of an audit: one model at its lengths, or several models side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._request import Request
 
 
 class AuditResult(TableResult):
-    """What an `Audit` and a `Comparison` have in common: they are printed, saved and tested alike."""
+    """What an `Audit` and a `Comparison` share: printing, saving, plots and tests."""
 
     audits: tuple[Audit, ...]
     request: Request
@@ -62,7 +62,16 @@ class AuditResult(TableResult):
             if self.request.swept is not None:
                 field, values = self.request.swept
                 content["sweep"] = {"field": field, "values": list(values)}
-            content["differences"] = _differences_json(self.differences)
+            fields = {name: list(values) for name, values in self.differences.fields.items()}
+            rules = [
+                {"rule": rule.rule, "preferred": list(rule.preferred), "changes": rule.changes, "why": rule.why,
+                 "verdicts": [finding.verdict for finding in rule.findings],
+                 "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
+                for rule in self.differences.rules
+            ]  # fmt: skip
+            quantities = [separated._asdict() for separated in self.differences.quantities]
+            lists = {"fields": fields, "rules": rules, "quantities": quantities}
+            content["differences"] = {**self.differences._asdict(), **lists}
         return {**content, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     @property
@@ -127,10 +136,8 @@ class Audit(AuditResult, LengthResult):
     >>> found = ns.audit(tiny, quick=True)
     >>> found
     <Audit of gpt2: 16 draws; flagged: none; print it for the table>
-    >>> found["mean_square"].median.shape  # the embedding, and two blocks
-    (3,)
-    >>> found.finding("entropy").verdict, found.actual["entropy"].shape  # draws, blocks
-    ('ok', (16, 2))
+    >>> found["mean_square"].median.shape, found.actual["entropy"].shape  # embedding and blocks; draws, blocks
+    ((3,), (16, 2))
     >>> found.assert_ok("entropy", "rank", "loss")
     >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(found.as_dict())[0].quantity
     'mean_square'
@@ -200,18 +207,6 @@ class Comparison(AuditResult, Several[Audit]):
     def preferred(self) -> str | None:
         """The model that the rules prefer; None if they prefer none or disagree."""
         return self.differences.preferred
-
-
-def _differences_json(differences: Differences) -> dict[str, Any]:
-    rules = [
-        {"rule": rule.rule, "preferred": list(rule.preferred), "changes": rule.changes, "why": rule.why,
-         "verdicts": [finding.verdict for finding in rule.findings],
-         "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
-        for rule in differences.rules
-    ]  # fmt: skip
-    fields = {name: list(values) for name, values in differences.fields.items()}
-    quantities = [separated._asdict() for separated in differences.quantities]
-    return {**differences._asdict(), "fields": fields, "rules": rules, "quantities": quantities}
 
 
 def _of(result: LengthResult) -> dict[str, Any]:

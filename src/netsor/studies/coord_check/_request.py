@@ -1,7 +1,7 @@
-"""What a coordinate check is asked, and its networks: what a step changes, as one program.
+"""The options of a coordinate check, and its networks: the changes of a step, as one program.
 
-Of an activation h: √(mean h²) over its tokens and coordinates, and the same of h' − h. Of a weight W that acts on x:
-the same of W' x − W x with x as it was before the step, which is what the learning rate of W alone decides.
+For an activation h it measures √(mean h²) over tokens and coordinates, and the same for h' − h. For a weight W that
+acts on x it measures W' x − W x, with x before the step: this depends on the learning rate of W alone.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from .._study import DrawTask
 from .._training import FEWEST, TrainingCase, TrainingRequest, call_build, sizes_of
 
 DRAWS = 32
-TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
+TOLERANCE = 0.1  # of an exponent: promises hold for large n, and the widths of a check are finite
 MOST_LAYERS = 200
 MOST_LR = 1e12
-LETTERS = {"width": "n", "depth": "L"}  # as formulas have them
+LETTERS = {"width": "n", "depth": "L"}  # in formulas
 SIZE, CHANGE, UPDATE = "size", "change", "update"
-IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations that a model of one block numbers too
+IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations with a block number even in a model of one block
 
 
 class Entry(NamedTuple):
-    """A number that is measured: what it is, of which activation or kind of weight, after which block."""
+    """A measured number: what it is, of which activation or kind of weight, after which block."""
 
     what: str
     name: str
     block: int | None = None
-    step: int | None = None  # that a change is after; None: all of them
+    step: int | None = None  # after which a change is measured; None: the last
 
 
 class Watched(NamedTuple):
-    """An activation that is measured, and which of its entries count; None: all."""
+    """A measured activation, and a mask of the entries that count; None: all."""
 
     name: str
     block: int | None
@@ -68,8 +68,8 @@ class Network(NamedTuple):
     acts: Sequence[WeightUse]
     rates: Any  # as `ns.step` takes them
     eps: Any = 0.0  # of Adam: for all weights, or by weight
-    parameters: list[Weight | Vector] | None = None  # what moves; None: all matrices
-    loss_of: Callable[[Vector], Scalar] | None = None  # the loss of the logits, watched last; None: as it was written
+    parameters: list[Weight | Vector] | None = None  # the trained ones; None: all matrices
+    loss_of: Callable[[Vector], Scalar] | None = None  # the loss of the logits, which are watched last; None: `loss`
 
 
 def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]) -> list[Watched]:
@@ -83,7 +83,7 @@ def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
-    """A custom program: its output is the loss, and it names with `ns.probe` what is measured."""
+    """A program whose output is the loss, and which names what to measure with `ns.probe`."""
     if not net.probes:
         raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
     loss = net.output
@@ -105,7 +105,7 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
-    """The squares of all that is measured; of the loss, itself and its change. Changes after fewer steps come last."""
+    """The mean squares of all entries; the loss and its change are not squared. Changes after fewer steps come last."""
     count = len(net.watched)
     values = [*(w.value for w in net.watched), *(act.value for act in net.acts), *([] if net.loss_of else [net.loss])]
     if steps == 1 and not net.eps:
@@ -143,7 +143,7 @@ def joined(entries: Mapping[Entry, Scalar]) -> Program:
 
 
 def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """What has a limit at n = ∞, and why all else has none that is known here."""
+    """The entries that have a limit at n = ∞, and why the others have none."""
     refused: dict[Entry, str] = {}
     try:
         joined(entries).plan(n=inf)
@@ -157,7 +157,7 @@ def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[E
 
 
 def square(x: Any, mask: Bools | None = None) -> Scalar:
-    """The mean square of the coordinates of all vectors, or of all scalars that count."""
+    """The mean square of the coordinates of all vectors, or of the scalars in the mask."""
     if isinstance(x, Vector):
         one = x.reshape(-1)[:, None]
         return mean_dot(one, one).mean()
@@ -176,7 +176,7 @@ class CheckCase(TrainingCase):
 
     @property
     def network(self) -> Network:
-        """What is measured, and the loss. Biases and gains of a model have the learning rate and eps of embeddings."""
+        """The network and its loss. Biases and gains of a model have the learning rate and eps of embeddings."""
         if self.model is not None:
             net, vocabulary = training(self.model, self.ids, self.targets, self.vectors), self.model.vocabulary or 0
             batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
@@ -198,7 +198,7 @@ class CheckCase(TrainingCase):
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def _measured(self) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-        """What is measured, and what cannot be."""
+        """The entries, and why others have no limit."""
         try:
             trained = self.own or self
             entries = measured(self.network, trained.optimiser, trained.steps)
@@ -220,7 +220,7 @@ class CheckCase(TrainingCase):
 
     @property
     def refused(self) -> dict[Entry, str]:
-        """What has no limit, and why."""
+        """Why entries have no limit."""
         return self._measured[1]
 
     @property
@@ -244,7 +244,7 @@ class CheckTask(DrawTask):
     def run(self) -> Arrays:
         """Draw."""
         program, widths = self.case.program, self.case.widths
-        with np.errstate(over="ignore", invalid="ignore"):  # overflow after a step is reported as that
+        with np.errstate(over="ignore", invalid="ignore"):  # the report shows overflow after a step
             (numbers,) = program._at(widths).unchecked(self.sampling(workers=1))  # `Check` has the quadrature errors
         plan = program.plan(backend=self.backend, **widths)
         return {"numbers": numbers, "random_numbers": np.array(plan.random_numbers * self.draws)}
@@ -252,7 +252,7 @@ class CheckTask(DrawTask):
 
 @dataclass(frozen=True, eq=False)
 class Request(TrainingRequest):
-    """A coordinate check, checked, with nothing drawn yet."""
+    """The validated options of a coordinate check."""
 
     optimiser: Annotated[str, choice(*NAMED)] = "sgd"
     draws: Annotated[int, partial(whole, least=FEWEST)] = DRAWS
@@ -308,7 +308,7 @@ class Request(TrainingRequest):
 
     @property
     def at(self) -> tuple[float, ...]:
-        """The widths, or depths, that a slope is of."""
+        """The widths, or depths, of the slopes."""
         return tuple(self.depths) if self.axis == "depth" else super().at
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What was found: exponents, verdicts and advice for each parametrisation, and the report (see `netsor._document`)."""
+"""Results: exponents, verdicts and advice for each parametrisation, and the report (see `netsor._document`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ... import _document as doc
 from ..._array_api import Floats
 from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARKS, ORANGE, PURPLE, SKY, VERMILLION
 from ...laws import Estimate
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
@@ -33,31 +33,29 @@ COLOURS = {
     "final": GREY, "logits": VERMILLION, "loss": BLACK,
 }  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
-MARKS = "osD^vP*X<>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Check(Mapping[str, Verdict]):
-    """What one parametrisation does.
+    """The result for one parametrisation: a mapping of activations to verdicts.
 
-    A mapping of activations to verdicts: `check["stream"]` is that of the worst block. `check.update("head")` is the
-    verdict on what the update of a kind of weight does.
+    `check["stream"]` is the verdict on the worst block, and `check.update("head")` that on the update of a weight.
 
     Parameters
     ----------
     request : Request
-        What was asked.
+        The options of the check.
     rule : Parametrisation
         The parametrisation, with the exponents that it promises.
     draws : mapping of Entry to sequence of numpy.ndarray
-        An array of replicas for each width (or depth), of √(mean square) of an activation (`entry.what` is "size"), of
-        its change ("change"), and of what a kind of weight adds to its own outputs ("update").
+        An array of replicas for each width (or depth): √(mean square) of an activation (`entry.what` is "size"), of
+        its change ("change"), and of the change that the update of a kind of weight makes ("update").
     limit : mapping of Entry to numpy.ndarray, or None
-        The same at infinite width, for what has a limit; None if it was not asked for.
+        The same at infinite width, for entries that have a limit; None if it was not asked for.
     refused : mapping of Entry to str
-        What has no limit, and why.
+        Why entries have no limit.
     errors : mapping of Entry to float
-        The quadrature errors at infinite width: of the mean squares, and of the loss. Zero if not given.
+        The quadrature errors at infinite width, of the mean squares and of the loss; 0 by default.
 
     Examples
     --------
@@ -78,14 +76,14 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def name(self) -> str:
-        """The name of the parametrisation; "program" for a program, which has its own."""
+        """The name of the parametrisation; "program" for a program."""
         return self.rule.name
 
     def __repr__(self) -> str:
         counts = doc.count_statuses([v.status for v in self.verdicts])
         return f"<Check of {self.request.name}, {self.name}: activations {counts}>"
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # verdicts hold arrays, which have no truth value
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
 
     def __getitem__(self, name: str) -> Verdict:
         return _of(name, self.verdicts)
@@ -97,12 +95,12 @@ class Check(Mapping[str, Verdict]):
         return len(self.verdicts)
 
     def update(self, kind: str) -> Verdict:
-        """The verdict on the update of one kind of weight, applied to its old inputs."""
+        """The verdict on the update of a kind of weight, applied to its inputs before the step."""
         return _of(kind, self.updates)
 
     @cached_property
     def fits(self) -> dict[Entry, Fit | None]:
-        """The exponent of each entry; None if a replica of it is 0 or not finite."""
+        """The exponent of each entry; None if a replica is 0 or not finite."""
         return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
 
     def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
@@ -113,7 +111,7 @@ class Check(Mapping[str, Verdict]):
         what : str
             "change", "update" or "size".
         step : int, optional
-            The number of steps that a change is after; None: all of them.
+            After how many steps; by default all of them.
         """
         every = []
         for entry, power in self.fits.items():
@@ -129,17 +127,17 @@ class Check(Mapping[str, Verdict]):
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts on what one step changes: each activation, the logits and the loss."""
+        """The verdicts on the changes of each activation, the logits and the loss."""
         return self._worst(CHANGE)
 
     @cached_property
     def by_step(self) -> tuple[tuple[Verdict, ...], ...]:
-        """The verdicts on the changes after each step, the last ones those of `verdicts`."""
+        """The verdicts on the changes after each step; the last are `verdicts`."""
         return (*(self._worst(CHANGE, step) for step in range(1, self.request.steps)), self.verdicts)
 
     @cached_property
     def updates(self) -> tuple[Verdict, ...]:
-        """The verdicts on the updates of each kind of weight, applied to their old inputs."""
+        """The verdicts on the updates of each kind of weight, applied to its inputs before the step."""
         return self._worst(UPDATE)
 
     @cached_property
@@ -156,12 +154,12 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def advice(self) -> list[str]:
-        """What to change, one sentence each; empty if nothing grows or shrinks more than expected."""
+        """What to change, in sentences; empty if nothing grows or shrinks more than expected."""
         return advice(self.updates, self.verdicts, self.sizes, LETTERS[self.request.axis])
 
     @property
     def kept(self) -> bool:
-        """Whether `advice` is empty; what is undecided does not count."""
+        """Whether `advice` is empty; undecided verdicts do not count."""
         return not self.advice
 
     @property
@@ -171,7 +169,7 @@ class Check(Mapping[str, Verdict]):
         return [*(v.entry.name for v in broken(self.verdicts)), *updates]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row for each entry and width (or depth), and one at infinite width where there is a limit."""
+        """One row for each entry and width (or depth), and one for its limit."""
         at = self.request.at
         every = [(entry, n, draws) for entry, some in self.draws.items() for n, draws in zip(at, some, strict=True)]
         every += [(entry, math.inf, draws) for entry, draws in (self.limit or {}).items()]
@@ -185,7 +183,7 @@ class Check(Mapping[str, Verdict]):
             }  # fmt: skip
 
     def limit_size(self, entry: Entry) -> tuple[float, float, float]:
-        """The size of an entry at infinite width, and the ends of an interval for it."""
+        """The size of an entry at infinite width, and its interval."""
         if self.limit is None or entry not in self.limit:
             raise KeyError(f"{entry.what} of {entry.name} has no limit here")
         return size(self.limit[entry], self.errors.get(entry, 0.0), squares=entry.name != "loss")
@@ -290,7 +288,7 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     at = np.array(r.at)
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
-        """A line for each activation, or kind of weight, in the block that its verdict is of."""
+        """A line for each activation or kind of weight, in the block of its verdict."""
         lines: dict[str, Any] = {}
         verdicts = check.verdicts if what == CHANGE else check.updates
         for k, entry in enumerate(v.entry for v in verdicts if v.entry.name != "vocabulary"):
@@ -303,7 +301,7 @@ def figure(checks: Sequence[Check], what: str) -> Any:
             lines[entry.name] = axes.errorbar(at, sizes[:, 0], away, **style)
             if check.limit is not None and entry in check.limit:
                 value, low, high = check.limit_size(entry)
-                if low > 0:  # a limit that may be 0 has no place on a logarithmic axis
+                if low > 0:  # a logarithmic axis cannot show a limit that may be 0
                     axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
                     axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
         axes.set(xscale="log", yscale="log")

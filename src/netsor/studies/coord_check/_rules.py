@@ -1,9 +1,9 @@
-"""Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate is to be changed?
+"""Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate should change?
 
-The size of a change at width n is the geometric mean over replicas: its logarithm is the mean m_n of the logarithms,
-which has a variance v_n/R by the replicas. The exponent is Σ c_n m_n, the least-squares slope of m against log n, with
-variance Σ c_n² v_n/R; Student's t with the degrees of freedom of Welch and Satterthwaite gives an interval. `RULE`
-states the rule. Its tolerance is for the terms that vanish as widths grow, which no number of draws takes away.
+The size of a change at width n is the geometric mean over R replicas: its logarithm is the mean m_n of the logarithms,
+with variance v_n/R. The exponent is Σ c_n m_n, the least-squares slope of m against log n, with variance Σ c_n² v_n/R;
+Student's t with the degrees of freedom of Welch and Satterthwaite gives an interval. `RULE` states the rule. Its
+tolerance allows for terms that vanish as widths grow, which more draws do not remove.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._request import Entry
 
-LEVEL = 1e-4  # of intervals that verdicts are made by
+LEVEL = 1e-4  # of the intervals that decide verdicts
 KEPT, GROWS, SHRINKS, STILL, ABSENT = "as expected", "grows", "shrinks", "does not move", "not judged"
 STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}  # other verdicts are not applicable
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
-WHOLE = 0.1  # how near an exponent must be to a half or a whole number to be called that
+WHOLE = 0.1  # an exponent this close to a multiple of 1/2 is written as that
 RULE = (
-    "The exponent is the slope through all {axis}s, or that of the two largest where slopes between neighbours differ "
-    "for sure. It is as expected if its interval of level 1e-4 lies within {tolerance:g} of what is expected, grows or "
-    "shrinks if the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s further apart, would "
-    "settle it"
+    "The exponent is the slope through all {axis}s, or between the two largest if slopes between neighbours differ "
+    "significantly. It is as expected if its interval of level 1e-4 lies within {tolerance:g} of what is expected, "
+    "grows or shrinks if the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s further "
+    "apart, settle it"
 )
 
 LIMIT = (
@@ -37,7 +37,7 @@ LIMIT = (
 
 
 class Exponent(NamedTuple):
-    """The slope of log size against log width: the power of the width that a size goes like.
+    """The slope of log size against log width: a size grows like this power of the width.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Exponent(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A power law through all widths, and the slopes between neighbours: all the same, if it is a power law.
+    """A power law through all widths, and the slopes between neighbours, which are equal for a power law.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Fit(NamedTuple):
     local : tuple of Exponent
         The slope from each width to the next.
     bend : Exponent or None
-        The last of these less the first; None if there are two widths.
+        The last of these minus the first; None for two widths.
     """
 
     exponent: Exponent
@@ -85,12 +85,12 @@ class Fit(NamedTuple):
 
     @property
     def last(self) -> Exponent:
-        """The slope through all widths, or that of the two largest if the slopes differ."""
+        """The slope through all widths, or between the two largest if the slopes differ."""
         return self.local[-1] if self.bends else self.exponent
 
 
 def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> Fit | None:
-    """The exponent of sizes (an array of replicas for each width); None if one of them is 0, or not finite."""
+    """The exponent of sizes (an array of replicas for each width); None if one is 0 or not finite."""
     if not all((some > 0).all() and np.isfinite(some).all() for some in draws):
         return None
     logs = [np.log(some) for some in draws]
@@ -116,7 +116,7 @@ def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> F
 def size(draws: Floats, error: float = 0.0, squares: bool = True) -> tuple[float, float, float]:
     """The geometric mean over replicas, and an interval of two standard errors, widened by an error of the squares.
 
-    Where a replica is 0 or not finite: the median (0 if no replica is positive), and the smallest and the largest.
+    If a replica is 0 or not finite: the median (0 if no replica is positive), the smallest and the largest.
     """
     if (draws > 0).all() and np.isfinite(draws).all():
         logs = np.log(draws)
@@ -132,17 +132,17 @@ def size(draws: Floats, error: float = 0.0, squares: bool = True) -> tuple[float
 
 
 class Verdict(NamedTuple):
-    """The verdict on an activation, or on a kind of weight: that of its worst block.
+    """The verdict on the worst block of an activation or a kind of weight.
 
     Parameters
     ----------
     entry : Entry
-        What is judged: `what` it is ("change", "update" or "size"), the `name` of the activation or kind of weight, and
-        the `block`, None of what is not in a block; of several depths the first, the middle and the last are 1, 2, 3.
+        `what` it is about ("change", "update" or "size"), the `name` of the activation or kind of weight, and the
+        `block`, None outside of blocks; for several depths the first, middle and last blocks are 1, 2 and 3.
     promised : float or None
-        The exponent that the parametrisation promises; None if it promises none.
+        The exponent that the parametrisation promises, if any.
     fit : Fit or None
-        What was measured; None if a replica is 0, or not finite: there is no exponent then.
+        The measured exponents; None if a replica is 0 or not finite.
     verdict : str
         "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
     """
@@ -159,7 +159,7 @@ class Verdict(NamedTuple):
 
     @property
     def exponent(self) -> Exponent | None:
-        """The exponent that is judged: `fit.last`, or None without a fit."""
+        """The exponent of the verdict: `fit.last`, or None without a fit."""
         return None if self.fit is None else self.fit.last
 
     @property
@@ -196,13 +196,13 @@ def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequence[Verdict], letter: str) -> list[str]:
-    """What to change, a sentence each; none if all is as expected.
+    """What to change, in sentences; none if all is as expected.
 
-    What a weight's update does to its inputs is proportional to its learning rate, so that the exponent beyond the
-    promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised
-    and no update does, the cause is at initialisation.
+    The change that an update makes is proportional to its learning rate. So its exponent through all widths, minus the
+    promised one, is the power by which the rate must fall. If an activation breaks the promise and no update does, the
+    cause is the initialisation.
     """
-    alike: dict[str, list[Verdict]] = {}  # by the power of the width that their learning rates are to be multiplied by
+    alike: dict[str, list[Verdict]] = {}  # by the power of the width that must multiply their learning rates
     for u in broken(updates):
         assert u.through is not None
         near = max(WHOLE, (u.through.high - u.through.low) / 2)
@@ -229,7 +229,7 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
 
 
 def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
-    """n^a as a reader knows it: a half or a whole number, if one is within the spread."""
+    """n^a; a is rounded to a multiple of 1/2 within the spread."""
     near = round(2 * exponent) / 2
     if abs(exponent - near) > spread:
         return f"{letter}^({exponent:.2f})".replace("-", "−")

@@ -1,4 +1,4 @@
-"""What the losses of a sweep say: the best rate at each width, whether it moves with the width, and the report.
+"""Results of a sweep: the best rate at each width, whether it moves with the width, and the report.
 
 `RULE` states how. A curve gets more rates while fewer than two lie beyond its lowest point on one side: the best rate
 and those of most bootstrap samples are then inside.
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import _document as doc
 from ..._array_api import Floats
-from ..._document import FLAG, OK, UNDECIDED, Cell, Section, Table
+from ..._document import FLAG, OK, UNDECIDED, Cell, Document, Item, Row, Section, Table
 from ..._html import COLOUR_CLASSES
 from ..._mpl_style import MARKS
 from .._training import width_text
@@ -25,7 +24,7 @@ from .._training_report import ByParametrisation, panels, steps_text
 
 TRANSFERS, UNKNOWN, OUTSIDE = "transfers", "undecided", "not within the grid"  # verdicts, besides "shifts like n^a"
 ADDED = 4  # learning rates of a later round, a factor of 2 apart
-MARGIN = 2  # learning rates beyond the best one: bootstrap samples move it, and a parabola has neighbours
+MARGIN = 2  # learning rates beyond the best one, for bootstrap samples that move it and for the parabola
 MOST_RATES = 31  # at a width: beyond a factor of 2^24 the loss does not depend on the learning rate as training does
 SAMPLES = 10_000  # bootstrap samples
 TOLERANCE = 0.1  # of an exponent, as in a coordinate check
@@ -120,7 +119,7 @@ class Curve:
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """The learning rates to add; none if the lowest loss is well inside."""
+        """Learning rates to add; none if the lowest loss is well inside."""
         at, ratio = int(np.argmin(self.loss)), 2.0 ** np.arange(1, ADDED + 1)
         if len(self.lr) >= MOST_RATES or MARGIN <= at < len(self.lr) - MARGIN:
             return ()
@@ -135,7 +134,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The curves of one parametrisation, and what they say together.
+    """The curves of one parametrisation, and their verdict.
 
     Parameters
     ----------
@@ -145,15 +144,6 @@ class Sweep:
         The losses at each width.
     refused : mapping of float to str
         The widths without a law, and why.
-
-    Examples
-    --------
-    >>> from netsor.studies.transfer import Curve, Sweep
-    >>> lr = 2.0 ** np.arange(-4, 5)
-    >>> losses = {n: 1.0 + np.log(lr * n)[:, None] ** 2 + 0.01 * np.arange(8) for n in (1.0, 2.0, 4.0)}
-    >>> sweep = Sweep("mine", {n: Curve(lr, each, int(n)) for n, each in losses.items()}, {})
-    >>> print(sweep.best(2.0), sweep.verdict)
-    0.5 (0.35, 0.71) shifts like n^-1.0
     """
 
     name: str
@@ -171,7 +161,7 @@ class Sweep:
 
     @cached_property
     def exponents(self) -> dict[float, tuple[float, float, float]]:
-        """The exponent from each width on, but for the largest, with the ends of its interval."""
+        """The exponent from each width on, except the largest, with its interval."""
         finite = sorted(width for width in self.curves if width < math.inf)
         exponents, level = {}, LEVEL / (len(finite) - 1) / 2
         for k, start in enumerate(finite[:-1]):
@@ -184,7 +174,7 @@ class Sweep:
 
     @cached_property
     def _judged(self) -> tuple[str, float]:
-        """The verdict, and the smallest width that it is about."""
+        """The verdict, and the smallest width to which it applies."""
         starts = list(self.exponents)
         if any(not 0 < best.low <= best.high < math.inf for best in map(self.best, self.curves)):
             return OUTSIDE, starts[0]
@@ -212,12 +202,12 @@ class Sweep:
 
     @property
     def start(self) -> float:
-        """The smallest width that the verdict is about."""
+        """The smallest width to which the verdict applies."""
         return self._judged[1]
 
     @property
     def exponent(self) -> tuple[float, float, float]:
-        """The exponent from `start` on, and the ends of its interval."""
+        """The exponent from `start` on, and its interval."""
         return self.exponents[self.start]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -250,7 +240,7 @@ def _plain(width: float) -> int | str:
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
-    """Where parabolas through the lowest of the points (x, y[…, i]) and its neighbours are lowest."""
+    """The minima of parabolas through the lowest of the points (x, y[…, i]) and its neighbours."""
     at = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
     rows = np.arange(len(y))
     x0, x1, x2 = (x[at + k] for k in (-1, 0, 1))
@@ -261,23 +251,23 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
 
 
-def _item(sweep: Sweep) -> doc.Item:
+def _item(sweep: Sweep) -> Item:
     """The conclusion for one parametrisation, and what to do if there is none."""
     more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
     exponent = f"exponent {_interval(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
         more.append("More draws, larger widths or a finer grid settle it.")
         text = f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
-        return doc.Item(UNDECIDED, sweep.name, text, more)
+        return Item(UNDECIDED, sweep.name, text, more)
     if sweep.verdict != OUTSIDE:
-        return doc.Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
+        return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
     for end, what in ((0, "smaller"), (-1, "larger")):
         some = [n for n, c in sweep.curves.items() if np.argmin(c.loss) == range(len(c.lr))[end]]
         if some:
             at = f"width{'s' * (len(some) > 1)} {', '.join(map(width_text, some))}"
             rate = f"add rates {what} than {sweep.curves[some[0]].lr[end]:.3g}"
             more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
-    return doc.Item(UNDECIDED, sweep.name, sweep.verdict, more)
+    return Item(UNDECIDED, sweep.name, sweep.verdict, more)
 
 
 def _status(sweep: Sweep) -> str:
@@ -302,7 +292,7 @@ class Transfer(ByParametrisation[Sweep]):
     def _verdict(self) -> str:
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
-    def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         r, sweeps, steps = self.request, self.parts, steps_text(self.request)
         name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
         done = f"Loss after {steps}{name}{{batch}}" + ("" if r.lr is None else f", at {len(r.lr)} learning rates")
@@ -311,7 +301,7 @@ class Transfer(ByParametrisation[Sweep]):
             "means over initialisations with two standard errors. The large marker is the best rate of its width; the "
             "rate transfers if these markers are above each other."
         )
-        best: list[doc.Row] = []
+        best: list[Row] = []
         for width in r.widths:
             cells = [Cell(str(s.best(width))) if width in s.curves else Cell("no law", status="absent") for s in sweeps]
             best.append([f"n = {width_text(width)}", *cells])
