@@ -174,9 +174,7 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
             for number, f in enumerate(given):
                 unknown.reshape(-1)[places] |= _changed(dual, value, frame, number, f.support | f.unknown)
         parts.append((places, part))
-    rows = s.scatter(parts)
-    found = s.build.reshape(rows, *support.shape, rows.shape[-1]) if support.any() else None
-    return Fluctuation(found, support, unknown)
+    return Fluctuation(s.scatter(parts, *support.shape) if support.any() else None, support, unknown)
 
 
 def _changed(dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any) -> int:

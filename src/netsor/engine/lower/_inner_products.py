@@ -112,5 +112,4 @@ def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
         some = terms(group) if y in group.positions else iter(())
         one = next(some, build.constant(np.zeros((*places.shape, 0))))
         parts.append((places, build.fold("add", chain([one], some))))
-    rows = s.scatter(parts)
-    return build.reshape(rows, *lead.shape[:-1], rows.shape[-1])
+    return s.scatter(parts, *lead.shape[:-1])

@@ -191,8 +191,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
         parts.append((places, lead))
-    found = s.scatter(parts)
-    return LoweredVector(build.reshape(found, *sets.shape, found.shape[-1]), sample, sets)
+    return LoweredVector(s.scatter(parts, *sets.shape), sample, sets)
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:

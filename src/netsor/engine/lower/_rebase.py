@@ -117,9 +117,7 @@ def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0)
         if places.size < count:  # vectors in other groups stay as they are
             rest = np.setdiff1d(np.arange(count), places)[None]
             parts.append((rest, s.gather(old, rest, old.shape[-1])))
-        laid = s.scatter(parts)
         if sets is not None:
             sets = sets.copy()
             sets.reshape(-1)[places] = bit_range(0, part.shape[-1])
-        lead = s.build.reshape(laid, *old.shape[:-1], laid.shape[-1])
-        s.vectors[v] = replace(s.vectors[v], lead=lead, sets=sets)
+        s.vectors[v] = replace(s.vectors[v], lead=s.scatter(parts, *old.shape[:-1]), sets=sets)

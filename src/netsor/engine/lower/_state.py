@@ -147,13 +147,14 @@ class State:
         made = self.build.step("product", by, self.rows(a, a.shape[-1]))
         return self.build.reshape(made, *made.shape[:-1], *a.shape[-2:])
 
-    def scatter(self, parts: Sequence[tuple[Ints, Register]]) -> Register:
-        """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·)."""
+    def scatter(self, parts: Sequence[tuple[Ints, Register]], *shape: int) -> Register:
+        """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·); in another shape if it is given."""
         build = self.build
         width = max(a.shape[-1] for _, a in parts)
         flat = [build.pad_or_cut(build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width) for _, a in parts]
         rows = build.step("join", *flat, axis=0)
-        return build.take(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
+        rows = build.take(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
+        return build.reshape(rows, *(shape or rows.shape[:-1]), width)
 
     def gather(self, a: Register, places: Ints, width: int) -> Register:
         """The vectors of a value that lie in a group, (frames, vectors, directions)."""
@@ -226,8 +227,7 @@ class State:
             assert row is not None
             wide = self.build.reshape(row, group.frames, 1, row.shape[-1])
             parts.append((places, self.build.step("spread", wide, shape=(*places.shape, row.shape[-1]))))
-        rows = self.scatter(parts)
-        return self.build.reshape(rows, *value.shape, self.facts.blocks[value], rows.shape[-1])
+        return self.scatter(parts, *value.shape, self.facts.blocks[value])
 
 
 def _made_of(values: Iterable[Value], begins: Callable[[Value], bool]) -> set[Value]:
