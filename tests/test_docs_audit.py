@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("audit-gpt2", "audit", "coord-check"))]
 # a command, in the text or alone in a block; what Python prints, for tests/test_docs.py; what a command prints
 PART = re.compile(
-    r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check) [^\n]+)\n```"
+    r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check) [^`]+)\n```"
     r"|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```",
     re.DOTALL,
 )
@@ -23,6 +23,9 @@ NUMBER = re.compile(r"(?<![\w^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 5632,
          "num_attention_heads": 16, "vocab_size": 32000, "tie_word_embeddings": False}  # fmt: skip
 BUG = 'name = "bug"\nlike = "mup"\nquery.lr = {width = 1.0}\nkey.lr = {width = 1.0}\n'
+FIXED = 'name = "fixed eps"\nlike = "mup"\n' + "".join(
+    f"{kind}.eps = {{width = 0.0}}\n" for kind in ("matrices", "embedding", "position")
+)
 
 
 def said():
@@ -30,7 +33,7 @@ def said():
     found: dict[str, list[str]] = {}
     for page in PAGES:
         command = ""
-        for inline, alone, text in PART.findall(page.read_text()):
+        for inline, alone, text in PART.findall(page.read_text().replace("\\\n", "")):
             command = " ".join((inline or alone).split()) or command
             if text and command:
                 found.setdefault(command, []).extend(filter(str.strip, text.splitlines()))
@@ -50,7 +53,7 @@ def shape(line):
 
 
 def test_commands_are_found():
-    assert len(SAID) == 10, sorted(SAID)
+    assert len(SAID) == 11, sorted(SAID)
     assert sum(map(len, SAID.values())) > 60
 
 
@@ -62,7 +65,7 @@ def test_files_are_those_of_the_pages():
     text = "".join(page.read_text() for page in PAGES)
     (config,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     assert json.loads(config) == LLAMA
-    assert f"```toml\n{BUG}```" in text
+    assert all(f"```toml\n{rule}```" in text for rule in (BUG, FIXED))
 
 
 @pytest.mark.slow
@@ -70,6 +73,7 @@ def test_files_are_those_of_the_pages():
 def test_they_print_what_the_page_says(command, tmp_path):
     (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
     (tmp_path / "bug.toml").write_text(BUG)
+    (tmp_path / "fixed-eps.toml").write_text(FIXED)
     result = netsor(*command.split()[1:], cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     printed: dict[str, list[list[float]]] = {}

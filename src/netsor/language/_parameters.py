@@ -289,6 +289,8 @@ def normal(shape: int | tuple[int, ...] = (), std: float | Scalar = 1.0, *, name
     4.0
     """
     if isinstance(std, Scalar):
+        if std.shape:
+            raise TraceError("normal", "std", std, "a number, or a single scalar of the program")
         return std * normal(shape, name=name)
     shape = as_shape(shape, "normal")
     return Scalar(Normal(Source(as_name(name, "normal")), scale(std, "std", "normal"), shape), shape)
