@@ -41,6 +41,8 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (group in s.whole if grows else outputs):
         return
+    if count >= _cost_model.FEWEST and DIRECTIONS_PER_VECTOR * count > group.width:  # products cost more than it saves
+        return
     # rebasing takes the products of all vectors once, and a matrix that acts on many may need none: see `draws_matrix`
     least = group.frames * count**2 + (count >= _cost_model.FEWEST)
     if grows or _products_left(s, group, index) >= least:
