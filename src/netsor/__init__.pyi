@@ -47,8 +47,8 @@ from .language._score import join as join
 from .language._score import layer_norm as layer_norm
 from .language._score import mean_dot as mean_dot
 from .language._score import rms_norm as rms_norm
-from .language._score import softmax as softmax
 from .language._score import stack as stack
+from .language._softmax import softmax as softmax
 from .language._step import step as step
 from .language._step import train as train
 from .language._tangent_kernel import grad_norm as grad_norm

@@ -87,7 +87,7 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     return decorate
 
 
-INTERNAL_MODULES = ("netsor", "functools", "contextlib")  # their lines are not the user's; the last two call ours
+INTERNAL_MODULES = ("netsor", "functools", "contextlib", "dataclasses")  # whose lines are not the user's
 
 
 class SourceLocation(NamedTuple):

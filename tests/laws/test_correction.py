@@ -135,3 +135,43 @@ def test_it_prints_its_terms():
     first = PAPER.law(n=inf).correction()
     assert str(first).splitlines()[0].startswith("variance         + (0.757")
     assert str(first.kl) in first._repr_html_()
+
+
+def kl_of_one_large_token(equal, small, large, sigma):
+    """n² KL by densities on a grid, for `equal` equal tokens and one of another norm: ½ ∫ g²/f, g = Σ κ ∂²f.
+
+    The sum is over both norms, their product, and the scales of scores and values.
+    """
+    z, dz = np.linspace(-10, 10, 801, retstep=True)
+    weight = np.exp(-(z**2) / 2) * dz / np.sqrt(2 * np.pi)
+    y, dy = np.linspace(-9 * large**0.5, 9 * large**0.5, 3001, retstep=True)
+
+    def density(a, b, both, tau, u):
+        ratio = np.exp(sigma * np.sqrt(tau * a * (a + b - 2 * both)) * z)
+        one = ratio / (equal + ratio)  # attention to the large token
+        w = u * ((1 - one) ** 2 * a + one**2 * b + 2 * one * (1 - one) * both)
+        return (np.exp(-(y[:, None] ** 2) / (2 * w)) / np.sqrt(2 * np.pi * w)) @ weight
+
+    centre, sizes = np.array([small, large, 0.0, 1.0, 1.0]), np.array([small, large, (small * large) ** 0.5, 1.0, 1.0])
+    f, g, h = density(*centre), np.zeros_like(y), 0.03
+    for kappa, step in zip((1.0, 1.0, 0.5, 1.0, 1.0), h * np.diag(sizes), strict=True):
+        near, far = (density(*(centre + k * step)) + density(*(centre - k * step)) for k in (1, 2))
+        g += kappa * (16 * near - far - 30 * f) / (12 * h**2)
+    return 0.5 * np.sum(g**2 / f) * dy
+
+
+def test_rare_large_outputs_count_in_kl():
+    """The integral ended at 10 standard deviations, and missed 3.6 % of this one."""
+    equal, small, large, sigma = 7, 1.0, 100.0, 0.2
+    which = np.r_[np.zeros(equal, int), 1]
+    x = ns.gaussian(n, equal + 1, cov=np.diag([small, large])[np.ix_(which, which)])
+    found = ns.Program(ns.nn.attention(x, heads=1, sigma_q=sigma)[0]).law(n=inf).correction().kl
+    assert abs(found.value - kl_of_one_large_token(equal, small, large, sigma)) < 4 * found.error
+
+
+def test_a_density_that_is_not_resolved_is_refused():
+    cov = [[0.04137587, -0.18646508, -0.10488859], [-0.18646508, 0.85275299, 0.47631846],
+           [-0.10488859, 0.47631846, 0.28425438]]  # fmt: skip
+    first = ns.Program(ns.nn.attention(ns.gaussian(n, 3, cov=cov), heads=1, sigma_q=2.0)[2]).law(n=inf).correction()
+    with pytest.raises(ns.LawError, match="does not resolve its density"):
+        first.pdf(0.0)

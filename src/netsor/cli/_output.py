@@ -152,7 +152,12 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     below: Any = {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)} if len(laws) > 1 else {}
     with styled():
         figure = new(3.3 if below else 2.5)
-        plot_laws(*laws.values(), labels=list(laws), ax=figure.subplots(**below))
+        axes = figure.subplots(**below)
+        if below:
+            plot_laws(*laws.values(), labels=list(laws), ax=axes)
+        else:
+            ((label, law),) = laws.items()
+            law.plot(axes, label=label)
         content = rendered(figure, Path(plot).suffix[1:])[0]
     try:
         write(Path(plot), content)

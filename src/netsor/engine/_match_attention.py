@@ -18,7 +18,7 @@ from ..language._array import Value
 from ..language._graph import narrow, topological_order, weights_of, widths_of
 from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
 from ..language._parameters import weight
-from ..language._score import MASKED_SOFTMAX, SOFTMAX
+from ..language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
 from ..laws._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
 from ._sampler import Sampling, sample_conditional_law

@@ -9,7 +9,8 @@ from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight
 from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
-from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
+from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, stack
+from ._softmax import softmax
 from ._step import step, train
 from ._tangent_kernel import grad_norm, ntk
 from ._vector import Vector, ones

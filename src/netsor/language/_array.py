@@ -281,6 +281,8 @@ class Value:
         given = _unpacked(shape)
         try:
             wanted = np.broadcast_to(False, self.shape).reshape(given).shape  # which copies nothing
+            if min(given, default=0) < -1:  # numpy reads every negative size as -1
+                raise ValueError
         except (TypeError, ValueError):
             allowed = "as many entries, by positive integers; one may be -1"
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}: give {allowed}") from None

@@ -20,7 +20,7 @@ from . import _operation as ops
 from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._score import MASKED_SOFTMAX
+from ._softmax import MASKED_SOFTMAX
 from ._vector import Vector
 from ._width import Width, bind_widths
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._validate import TraceError, shown
 from ._array import V, Value
 from ._scalar import Scalar
-from ._score import checked_mask
+from ._softmax import checked_mask
 from ._vector import Vector
 
 TOKENS = Vector, 1, True, "vectors (tokens,)"

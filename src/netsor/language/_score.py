@@ -1,25 +1,21 @@
-"""Scores and their softmax, means, norms, concatenation, and joins of arrays."""
+"""Scores, means, norms, concatenation, and joins of arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._array_api import array_namespace
-from .._validate import Shape, TraceError, as_axis, real, scale, shown
-from ..activations import Function, row_softmax
+from .._validate import TraceError, as_axis, real, scale, shown
+from ..activations import Function
 from ._array import Operation, V, Value, VectorAccess
 from ._operation import Concat, Dot, Join, Split
-from ._scalar import Floats, Scalar, applied, as_scalar, broadcast_shapes, constant
+from ._scalar import Scalar, applied, broadcast_shapes
 from ._vector import Vector, as_vector, ones, same_width
 from ._width import Width
-
-SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
-MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
 
 
 def dot(x: Vector, y: Vector) -> Scalar:
@@ -65,62 +61,6 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
     problem = f"shapes {x.shape} and {y.shape} do not align before their last axes"
     batch = broadcast_shapes(operation, problem, x.shape[:-1], y.shape[:-1])
     return Scalar(Dot(x, y, power), (*batch, x.shape[-1], y.shape[-1]))
-
-
-def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
-    """The softmax over the last axis, e^(p_j) / Σ_k e^(p_k).
-
-    Parameters
-    ----------
-    p
-        Scalars with an axis to run over.
-    mask
-        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
-        p (for padding, one of shape (tokens,) that is False on the padding); all unless given.
-
-    Examples
-    --------
-    >>> ns.softmax(ns.normal((3, 3)), mask="causal").shape
-    (3, 3)
-    """
-    p = as_scalar(p, "softmax")
-    if p.ndim == 0:
-        raise TraceError("softmax", "needs an axis to run over, got a single scalar")
-    if mask is None:
-        return applied(SOFTMAX, (p,), p.shape, axes=1)
-    allowed = checked_mask(mask, p.shape, "softmax")
-    allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
-    return applied(MASKED_SOFTMAX, (p, constant(_mask_numbers(allowed.shape, allowed.tobytes()))), p.shape, axes=1)
-
-
-def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
-    """Which scores of this shape take part, as a boolean array that broadcasts to it."""
-    if isinstance(mask, str) and mask == "causal":
-        if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
-        return np.tri(shape[-1], dtype=bool)
-    try:
-        allowed = np.asarray(mask)
-    except Exception:  # rows of different lengths, or an object that numpy cannot read
-        allowed = np.asarray(None)
-    if allowed.dtype != bool:
-        got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
-        raise TraceError(operation, "mask", mask, f"'causal' or a boolean array{got}")
-    try:
-        np.broadcast_to(allowed, shape)
-    except ValueError:
-        raise TraceError(operation, f"mask of shape {allowed.shape} does not broadcast to scores {shape}") from None
-    if not allowed.any(axis=-1).all():
-        raise TraceError(operation, "mask leaves a row without any entry")
-    return allowed
-
-
-@lru_cache(maxsize=4)  # layers share their masks, which are large
-def _mask_numbers(shape: Shape, mask: bytes) -> Floats:
-    """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
-    numbers = np.frombuffer(mask, dtype=bool).reshape(shape).astype(np.float64)
-    numbers.setflags(write=False)
-    return numbers
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:

@@ -16,10 +16,12 @@ import html
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from .._array_api import Bools
 from .._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from . import _operation as ops
 from ._array import Operation, Value
@@ -271,12 +273,17 @@ class _Facts:
             found["elsewhere"].append(f"{self.at(output)} is an output, made by a matrix of a score factor")
         return found
 
+    @cached_property
+    def _asked(self) -> dict[Value, Bools]:
+        """For each value, the entries that the outputs depend on."""
+        return asked_entries(self.outputs)
+
     def _tied(self, score: Value, op: Dot) -> bool:
         """Whether a matrix has made both factors of an entry that the outputs depend on."""
         x, y = op.x, op.y
         if not (np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y)) >= 0).any():
             return False
-        asked = asked_entries(self.outputs)[score]
+        asked = self._asked[score]
         i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
         places = (np.broadcast_to(k, score.shape)[asked] for k in (i[..., :, None], j[..., None, :]))
         return bool(asked.any() and (self.expansion.used(x) @ self.expansion.used(y).T)[*places].any())

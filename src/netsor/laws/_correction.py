@@ -17,13 +17,15 @@ from ._estimate import Array, Estimate
 from ._law_base import LawError
 
 STEP = 0.04  # step of finite differences of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
-HERMITE = 16, 20  # nodes per variable of two product rules, for scores of spread 1; their difference is the error
+HERMITE = 16, 24  # nodes per variable of two product rules, for scores of spread 1; their difference is the error
 MAX_POINTS = 2**19  # most points of a product rule
 SOBOL_POINTS = 2**15  # points of each of two quasi-random sets, if a product rule would have too many
 MAX_SPREAD = 2.0  # largest spread of scores for which these points suffice
 MAX_TOKENS = 8
 CELLS = 8000  # number of cells of equal size for values of w, with two moments each
-REACH = 10.0  # standard deviations of an output to each side that integrals over the density cover
+REACH, MAX_REACH = 10.0, 40.0  # standard deviations to each side that integrals cover, at least and at most
+TAIL = 8.0  # standard deviations of the widest conditional law that they cover within these bounds
+MAX_ERROR = 0.1  # relative error of the total variation up to which the density is resolved
 NEGLIGIBLE = 1e-11  # density relative to the largest, below which the ratio of densities is a rounding error
 DECAYED = 1e-13  # size of the characteristic function at which its inversion ends
 
@@ -73,7 +75,10 @@ class Correction:
     transform: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density from that of the limit."""
+        """g(y): n times the difference of the density from the limit's; refused if quadrature does not resolve it."""
+        if self.total_variation.error > MAX_ERROR * self.total_variation.value:
+            problem = f"quadrature does not resolve its density (total variation {self.total_variation})"
+            raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
         return np.asarray(_inverse(np.asarray(y, dtype=float), self.frequencies, self.transform))
 
     @property
@@ -150,7 +155,8 @@ def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> t
     end = 8.0 / std  # grows until the characteristic function has decayed
     while end * std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
         end *= 1.25
-    frequencies = np.arange(0.0, end, math.pi / (1.5 * REACH * std))
+    reach = std * min(max(REACH, TAIL * math.sqrt(scale * most) / std), MAX_REACH)
+    frequencies = np.arange(0.0, end, math.pi / (1.5 * reach))
     c = frequencies**2 * scale / (2 * heads)  # the argument of ψ
 
     def expected(gram: Array, tau: float = 1.0) -> Array:
@@ -191,7 +197,7 @@ def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> t
     v2 = b / heads + (1 - 1 / heads) * a**2
     v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
     kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
-    y, dy = np.linspace(-REACH * std, REACH * std, 2001, retstep=True)
+    y, dy = np.linspace(-reach, reach, round(200 * reach / std) + 1, retstep=True)
     f, g = (_inverse(y, frequencies, hat) for hat in (psi**heads, transform))
     some = f > NEGLIGIBLE * f.max()
     kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy

@@ -155,8 +155,8 @@ def olmo2(config: Config) -> Fields:
 
 
 def _check_layer_types(config: Config, *cycle: str) -> None:
-    types = config.take("layer_types", None, list) or []
-    if any(kind != cycle[i % len(cycle)] for i, kind in enumerate(types)):
+    types = config.take("layer_types", None, list)
+    if types is not None and types != [cycle[i % len(cycle)] for i in range(len(types) or 1)]:
         config.refuse("layer_types", types, " and ".join(cycle) + " by turns" * (len(cycle) > 1))
 
 
@@ -185,11 +185,11 @@ def gemma2(config: Config) -> Fields:
     fields = llama(config)
     return fields | {
         "order": "sandwich",
-        "window": config.take("sliding_window", 4096),
+        "window": config.take("sliding_window", 4096, int),
         "window_every": 2,
         "score_scale": config.take("query_pre_attn_scalar", 256, int) ** -0.5,
-        "score_cap": config.take("attn_logit_softcapping", 50.0),
-        "logit_cap": config.take("final_logit_softcapping", 30.0),
+        "score_cap": config.take("attn_logit_softcapping", 50.0, float),
+        "logit_cap": config.take("final_logit_softcapping", 30.0, float),
         "embedding_scale": math.sqrt(fields["width"]),
     }
 

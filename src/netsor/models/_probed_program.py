@@ -18,7 +18,7 @@ from ..language import Scalar, Value, Vector, Width
 from ..language._graph import topological_order
 from ..language._operation import Apply, Constant, MatMul
 from ..language._probe import Probe
-from ..language._score import MASKED_SOFTMAX
+from ..language._softmax import MASKED_SOFTMAX
 
 Block = dict[str, list[Probe]]
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from .._validate import TraceError, as_floats, as_whole, one_of, real, scale, scaled, shown, whole
 from ..activations import row_softmax
-from ..language._score import checked_mask
+from ..language._softmax import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance
 from ..laws._attention_head import SETS, lazy_head, normals
 from ..laws._estimate import Replicas

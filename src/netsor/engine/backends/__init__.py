@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..._validate import ArgumentError
+from ..._validate import ArgumentError, shown
 from .._cost_model import Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
@@ -25,6 +25,9 @@ def choose(
     """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
     # `precisions` are the allowed ones. AUTO means double precision except for numpy.
     if isinstance(backend, Backend):  # chosen before, with its device and precision
+        if device not in (None, backend.device) or precision not in ("float64", AUTO, backend.precision):
+            problem = f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already"
+            raise ValueError(f"{problem}; leave them out")
         return backend
     if not isinstance(precision, str) or precision not in precisions:
         raise ArgumentError("precision", precision, f"one of {', '.join(precisions)}")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...language._array import Entrywise, Value, VectorAccess
 from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
 from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant
-from ...language._score import MASKED_SOFTMAX
+from ...language._softmax import MASKED_SOFTMAX
 from ...language._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, EpsilonPart, Span
 from ._rewrite import rearranged

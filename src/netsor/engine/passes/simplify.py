@@ -22,7 +22,8 @@ from ...language._graph import widths_of
 from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
 from ...language._parameters import Weight
 from ...language._scalar import MULTIPLY, Scalar, applied, constant
-from ...language._score import MASKED_SOFTMAX, SOFTMAX, join, mean_dot
+from ...language._score import join, mean_dot
+from ...language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .._exceptions import ExactError
