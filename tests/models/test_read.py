@@ -274,7 +274,7 @@ def test_replace_checks_names_and_values():
         ({"heads": 10}, "heads=10 must be a divisor of width=768 where head_dim is None: set that too"),
         (
             {"positions": "rotary", "head_dim": 9},
-            r"rotary_fraction=1\.0 must be an even number over d=9: rotary positions",
+            r"head_dim=9 must be such that d=9 is even: rotary positions",
         ),
         (
             {"positions": "rotary", "rotary_fraction": 0.3},

@@ -136,12 +136,10 @@ class Description:
         yield "experts_per_token", many, f"at most experts={self.experts}"
         turned = self.rotary_fraction * self.d
         odd = self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d)
-        name = "rotary_fraction" if self.rotary_fraction != 1 else "width" if self.head_dim is None else "head_dim"
-        yield (
-            name,
-            odd,
-            f"such that rotary_fraction·d is even (d={self.d}): rotary positions rotate pairs",
-        )
+        name, allowed = "rotary_fraction", f"an even number over d={self.d}"
+        if self.rotary_fraction == 1:
+            name, allowed = "width" if self.head_dim is None else "head_dim", f"such that d={self.d} is even"
+        yield name, odd, f"{allowed}: rotary positions rotate pairs of coordinates"
         yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
         yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
         decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}

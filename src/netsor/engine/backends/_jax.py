@@ -94,7 +94,7 @@ class Jax(Device):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
-        found = pieces(plan, self.precision, self.device, self.rounded)
+        found = pieces(plan, self.precision, self.rounded, self.device)
         compiled = programs(found, size, self._within)
         # On a CPU two blocks at once can wait for each other's threads of XLA forever.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
@@ -110,7 +110,7 @@ class Jax(Device):
         """Compiled for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than computing too many."""
         rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
         with self._within():
-            found, last = pieces(rest, self.precision, self.device), jax.jit(partial(what, LIBRARY))
+            found, last = pieces(rest, self.precision, device=self.device), jax.jit(partial(what, LIBRARY))
 
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked, replicas = len(next(iter(drawn.values()))), MIN_BLOCK_REPLICAS

@@ -270,7 +270,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
 
 
 @lru_cache(maxsize=4)  # once for all chunks of a plan, on each device: pieces keep arrays there
-def pieces(plan: Plan, precision: str, device: str, rounded: bool = False) -> list[Piece]:
+def pieces(plan: Plan, precision: str, rounded: bool = False, device: str = "") -> list[Piece]:
     """The plan cut at the steps that JAX cannot trace: user functions in numpy, and kernels by quadrature."""
     # Also between equal blocks of a deep network, whose pieces have one structure and are compiled once. Other long
     # pieces are cut to be compiled in parallel. Random numbers may be `rounded` to single precision.
