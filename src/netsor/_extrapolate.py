@@ -19,7 +19,7 @@ from ._array_api import Floats as Array
 from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
-from .engine.lower import asks_products_alone, optimiser_steps
+from .engine._plan_query import asks_products_alone, optimiser_steps
 from .language._array import Value
 from .language._graph import topological_order
 from .language._operation import Apply

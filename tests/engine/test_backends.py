@@ -12,9 +12,9 @@ import netsor as ns
 from netsor.engine import _ops, _psd_cholesky
 from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._plan import compute
+from netsor.engine._plan_query import make_plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
-from netsor.engine.lower import make_plan
 
 from ..keep import keep
 from . import factor_cases

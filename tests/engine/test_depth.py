@@ -11,7 +11,8 @@ import netsor as ns
 from netsor.activations import row_softmax
 from netsor.engine import _ops
 from netsor.engine._gram_schmidt import NUMPY
-from netsor.engine.lower import _rebase, make_plan
+from netsor.engine._plan_query import make_plan
+from netsor.engine.lower import _rebase
 
 from ..keep import keep
 from ..programs import programs

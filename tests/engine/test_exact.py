@@ -12,8 +12,9 @@ import netsor as ns
 from netsor.engine import _ir_builder, lower
 from netsor.engine._gram_schmidt import LinalgBackend
 from netsor.engine._plan import compute, in_numpy, run
+from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams
-from netsor.engine.lower import _state, make_plan
+from netsor.engine.lower import _state
 from netsor.engine.lower._finite_frames import BartlettFrame
 from netsor.engine.passes import SHORTCUTS
 from netsor.language._operation import MatMul

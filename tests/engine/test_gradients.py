@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, reject, seed, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.lower import make_plan
+from netsor.engine._plan_query import make_plan
 from netsor.language._parameters import Weight
 
 from ..gradients import gradients, limit_gradients

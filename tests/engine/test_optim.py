@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import lower
+from netsor.engine import _plan_query
 from netsor.engine.passes._operations import MaterialisedMatMul
 from netsor.engine.passes._rewrite import Context
 from netsor.engine.passes.optimiser_steps import expand_steps
@@ -137,9 +137,9 @@ def test_moments_of_adam_need_the_entries():
 
 def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     plans = []
-    made = lower.PlanQuery.made
-    monkeypatch.setattr(lower.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
-    lower._kept.cache_clear()
+    made = _plan_query.PlanQuery.made
+    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
+    _plan_query._kept.cache_clear()
     loss, weights = network()
     rate, decay = ns.hyperparameter("lr"), ns.hyperparameter("decay")
     by = {"matrices": ns.optim.SGD(rate, momentum=0.5, weight_decay=decay), None: ns.optim.AdamW(0.3 * rate)}
@@ -149,7 +149,7 @@ def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     assert found[0].mean() > found[1].mean()
     real = net.simulate(n=16, draws=400, seed=3, lr=0.2, decay=0.1)
     assert stats.ks_2samp(found[2], real).pvalue > 1e-4
-    lower._kept.cache_clear()
+    _plan_query._kept.cache_clear()
     np.testing.assert_array_equal(net.draw(n=16, draws=400, lr=0.2, decay=0.1), found[2])
 
 
@@ -164,9 +164,9 @@ def _attention(std):
 
 def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
     """The law is that of a program with the number, and a grid is planned once."""
-    plans, made = [], lower.PlanQuery.made
-    monkeypatch.setattr(lower.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
-    lower._kept.cache_clear()
+    plans, made = [], _plan_query.PlanQuery.made
+    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
+    _plan_query._kept.cache_clear()
     net = _attention(ns.hyperparameter("std"))
     grid = [net.draw(n=24, draws=1000, seed=2, std=std) for std in (0.5, 0.7, 1.3)]
     assert len(plans) == 1

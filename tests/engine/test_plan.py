@@ -15,8 +15,8 @@ import netsor as ns
 from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._ir import Step
 from netsor.engine._plan import compute, in_numpy, run
+from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams
-from netsor.engine.lower import make_plan
 from netsor.engine.lower._components import _components
 
 from ..programs import programs
@@ -145,5 +145,5 @@ def test_coordinates_that_no_memory_holds_are_refused():
     x = ns.gaussian(n, 64)
     for _ in range(3):
         x = ns.tanh(x + ns.weight(n, n) @ x)
-    with pytest.raises(ns.ExactError, match="bytes for its coordinates"):
-        ns.Program(ns.mean_dot(x, x).sum()).plan(n=2**24)
+    with pytest.raises(ns.ExactError, match="bytes for one replica"):
+        ns.Program(ns.mean_dot(x, x).sum()).plan(n=2**25)

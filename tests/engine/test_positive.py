@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _latent
+from netsor.engine import _latent, _relu_sign_patterns
+from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams, positive_products
-from netsor.engine.lower import _relu_sign_patterns, make_plan
 
 from .compare import conditional, n, smallest_p
 

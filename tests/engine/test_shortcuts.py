@@ -6,7 +6,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine._match_attention import recognise
-from netsor.engine.lower import make_plan
+from netsor.engine._plan_query import make_plan
 from netsor.engine.passes import SHORTCUTS
 from netsor.laws import HeadSum, Mixture, Provenance
 from netsor.laws._attention_head import lazy_head

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.lower import _very_wide, asks_products_alone
+from netsor.engine import _very_wide
+from netsor.engine._plan_query import asks_products_alone
 from netsor.language._graph import topological_order
 
 from .. import limits

@@ -2,8 +2,8 @@
 
 from ._exceptions import ExactError, NoLimitError
 from ._plan import Plan
+from ._plan_query import PlanQuery
 from ._reference import simulate
 from ._sampler import Sampling, sample_conditional_law
-from .lower import PlanQuery
 
 __all__ = ["ExactError", "NoLimitError", "Plan", "PlanQuery", "Sampling", "sample_conditional_law", "simulate"]

@@ -22,8 +22,8 @@ from ..language._scalar import Scalar
 from ..language._vector import Vector
 from ._exceptions import ExactError
 from ._plan import Plan
+from ._plan_query import make_plan
 from ._quadrature_error import sample_block
-from .lower import make_plan
 from .passes._rewrite import Context, rewritten
 
 REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in all

@@ -21,8 +21,8 @@ from ..language._parameters import weight
 from ..language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
 from ..laws._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
+from ._plan_query import PlanQuery
 from ._sampler import Sampling, sample_conditional_law
-from .lower import PlanQuery
 from .passes._rewrite import Context
 from .passes.simplify import drop_identities
 

@@ -10,10 +10,10 @@ import numpy as np
 from .._array_api import Bools, Floats, one_blas_thread
 from ._ir import VIEWS, Register
 from ._plan import Plan
+from ._plan_query import PlanQuery
 from .backends import Backend
 from .backends._numpy import NUMPY, Streams
 from .backends._numpy import block as numpy_block
-from .lower import PlanQuery
 
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING_RTOL = 1e-13  # the same, that rounding errors make

@@ -19,11 +19,11 @@ from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Tick, at_once, run
 from ._plan import Plan
+from ._plan_query import PlanQuery
 from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 from .backends import Backend, Numpy
 from .backends._numpy import Streams, block_of, blocks
-from .lower import PlanQuery
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import Sampling, lower
+from netsor.engine import Sampling, _plan_query
 from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._request import Request, sweep
@@ -66,9 +66,9 @@ def test_another_std_is_seen():
 
 
 def test_a_sweep_is_planned_once(monkeypatch):
-    made, new = [], lower.PlanQuery.made
-    monkeypatch.setattr(lower.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
-    for cache in (lower._kept, AuditCase.planned, AuditCase.probes):
+    made, new = [], _plan_query.PlanQuery.made
+    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
+    for cache in (_plan_query._kept, AuditCase.planned, AuditCase.probes):
         cache.cache_clear()
     study = AuditStudy(requested(MODELS["gpt2"], "std", np.linspace(0.1, 0.5, 8).tolist(), widths="actual", draws=16))
     study.estimate()

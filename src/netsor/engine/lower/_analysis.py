@@ -19,8 +19,6 @@ from ...language._array import Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
-from .._exceptions import ExactError
-from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of
@@ -148,7 +146,6 @@ class ProgramAnalysis:
         self.with_vectors: dict[Value, list[FrameBatch]] = {}  # the groups that have vectors of a value
         self.with_sources: dict[Value, list[FrameBatch]] = {}  # and those that have its sources
         for group in self.groups:
-            _check_room(group)
             for table, where in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
                 for value in table:
                     where.setdefault(value, []).append(group)
@@ -203,19 +200,6 @@ def _coordinates(outputs: Sequence[Value]) -> set[Value]:
             if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
                 pending += [x for x in value.op.inputs if isinstance(x, Vector)]
     return found
-
-
-def _check_room(group: FrameBatch) -> None:
-    """Refuse a group whose nonlinearities need more coordinates, at finite width, than memory holds."""
-    if not group.nonlinear or math.isinf(group.width):
-        return
-    size = 8 * group.width * sum(places.size for places in group.positions.values())
-    if size > MAX_ARRAY_BYTES:
-        raise ExactError(
-            group.nonlinear[0],
-            f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
-            instead="take the width inf, or a smaller one",
-        )
 
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:

@@ -239,27 +239,12 @@ class Clusters:
         return groups
 
 
-def _runs(numbers: Ints) -> tuple[Ints, Ints]:
-    """The order that sorts numbers, and where in it each different one begins; importing `np.unique` takes 20 ms."""
-    order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    return order, np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))
-
-
-def _ranks(numbers: Ints) -> tuple[Ints, Ints]:
-    """How many of the different numbers are smaller than each, and the first place of each different one."""
-    order, starts = _runs(numbers)
-    ranks = np.empty(len(numbers), dtype=np.intp)
-    ranks[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(numbers)))
-    return ranks, order[starts]
-
-
 class _Split:
     """Which positions of a list have which label."""
 
     def __init__(self, labels: Ints) -> None:
-        self.order, self.starts = _runs(labels)
-        self.labels, self.counts = labels[self.order[self.starts]], np.diff(self.starts, append=len(labels))
+        self.order = np.argsort(labels, kind="stable")
+        self.labels, self.starts, self.counts = np.unique(labels[self.order], return_index=True, return_counts=True)
 
     def rows(self, labels: Ints) -> Ints:
         """The positions of each of these labels, which have equally many."""
@@ -280,10 +265,10 @@ def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:
         seen[new] = np.arange(first, first + len(new))
         first += len(new)
         pairs = kind[labels] * (split.counts.max() + 1) + split.counts
-        kind[labels] = kinds + (_ranks(pairs)[0] if len(pairs) > 1 else 0)
+        kind[labels] = kinds + np.unique(pairs, return_inverse=True)[1]
         kinds += len(labels)
     order = np.argsort(seen, kind="stable")[:first]
-    kind_in_order, at = _ranks(kind[order])
+    _, at, kind_in_order = np.unique(kind[order], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(at))[kind_in_order]  # kinds by the first of their labels
     kind[order] = rank
     return kind, np.split(order[np.argsort(rank, kind="stable")], np.cumsum(np.bincount(rank))[:-1])

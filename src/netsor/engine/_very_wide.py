@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ..._array_api import Floats, array_namespace
-from ...language._array import Value
-from .._exceptions import ExactError
-from .._ir import Register, Step
-from .._plan import Plan
-from ..backends._numpy import Streams, block
-from ._dual_rules import ScoreError
+from .._array_api import Floats, array_namespace
+from ..language._array import Value
+from ._exceptions import ExactError
+from ._ir import Register, Step
+from ._plan import Plan
+from .backends._numpy import Streams, block
+from .lower._dual_rules import ScoreError
 
 REPLICAS = 64
 # At the first width a law is its limit up to terms of order n^(−1/2) < 1e-5, and terms of order 1/n have six digits.

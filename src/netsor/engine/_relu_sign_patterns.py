@@ -11,27 +11,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 
-from ...activations import RELU
-from ...language._check_function import content
-from .._ir import Register, Step
-from .._ir_builder import Builder
-from .._plan import needed
+from ..activations import RELU
+from ..language._check_function import content
+from ._ir import Register, Step
+from ._plan import Plan
 
 MAX_VECTORS = 4  # vectors: the patterns are 2^k
 # Coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
 MIN_COORDINATES_PER_PATTERN = 16
 
 
-def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:
-    """The steps of a plan with such products drawn in this way."""
-    steps = needed(build.steps, results)
-    made = {step.out: step for step in steps}
-    reads = Counter([*(arg for step in steps for arg in step.args), *results])
-    found: list[Step] = []
-    for step in steps:
-        found += _from_patterns(step, made, reads) or [step]
-    return found
+def with_sign_patterns(plan: Plan) -> Plan:
+    """The plan with such products drawn in this way."""
+    made = {step.out: step for step in plan.steps}
+    reads = Counter([*(arg for step in plan.steps for arg in step.args), plan.mean, plan.columns])
+    steps = [new for step in plan.steps for new in _from_patterns(step, made, reads) or [step]]
+    return replace(plan, steps=steps) if len(steps) != len(plan.steps) else plan
 
 
 def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Register]) -> list[Step] | None:

@@ -1,0 +1,129 @@
+"""What is asked of a program, and the plan that answers it: passes, lowering, and rewrites of the finished plan."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from .._array_api import one_blas_thread
+from ..language._array import Operation, Value
+from ..language._graph import names_of, narrow_with_origins, topological_order
+from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._vector import Vector
+from ..optim import Adam
+from ._cost_model import CPU, Prices
+from ._plan import Plan
+from ._relu_sign_patterns import with_sign_patterns
+from ._very_wide import limit_of_products
+from .lower import lower
+from .lower._analysis import ProgramAnalysis
+from .lower._dual_rules import UnknownEpsilonPart
+from .passes import SHORTCUTS, rewrite
+from .passes._rewrite import Context
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Planning makes many objects and no garbage: to look for some would take a seventh of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
+    """The steps that an optimiser has made of the parameter of an operation."""
+    return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
+
+
+def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
+    """Whether products of vectors of infinite width are all that values of a program ask for, and no coordinates."""
+    for value in values:
+        if steps := optimiser_steps(value.op):
+            asks = any(isinstance(step.optimiser, Adam) for step in steps)
+        else:
+            asks = value.op.asks_coordinates
+        if asks and any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class PlanQuery:
+    """What is asked of a program: coordinates of its outputs, at given widths.
+
+    `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
+    the program that these are a part of, whose seeds they have; `prices` are those of the place where the plan is meant
+    to run; `numbers` are those of hyperparameters that are known now: others are given when the plan runs.
+    """
+
+    outputs: tuple[Value, ...]
+    widths: tuple[tuple[str, float], ...]
+    picked: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()
+    whole: tuple[Value, ...] = field(default=())
+    prices: Prices = CPU
+    numbers: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """The widths by name."""
+        return dict(self.widths)
+
+    def plan(self, shift: int = 0) -> Plan:
+        """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
+        if math.inf in self.bound.values():  # where most numbers are computed while the plan is made
+            return _kept(self) if shift == 0 else self.made(shift)
+        return _kept(replace(self, numbers=())).bind(dict(self.numbers))
+
+    @one_blas_thread()
+    @_no_garbage_collection()
+    def made(self, shift: int) -> Plan:
+        """A new plan."""
+        if unknown := set(self.without) - set(SHORTCUTS):
+            raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
+        one = list(self.bound.values()).count(math.inf) == 1
+        if one and asks_products_alone(topological_order(self.outputs), self.bound):
+            return limit_of_products(self.outputs[0], lambda n: self._at_most(n)._planned(shift, small_parts=False))
+        try:
+            return self._planned(shift, small_parts=True)
+        except UnknownEpsilonPart:
+            return self._planned(shift, small_parts=False)
+
+    def _planned(self, shift: int, small_parts: bool) -> Plan:
+        narrowed, made_from = narrow_with_origins(self.outputs)
+        places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
+        context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
+        for value in context.ordered(narrowed):  # an index that narrowing added draws nothing, and needs no place
+            context.origin[value] = places.get(made_from.get(value, value), len(places))
+        names = names_of(context.ordered(narrowed))
+        rewritten = rewrite(narrowed, context, self.without)
+        independent = self.plan().independent if shift else {}
+        facts = ProgramAnalysis(rewritten, narrowed, context, names, frozenset(self.without), self.picked)
+        plan = lower(facts, context.notes, shift, independent)
+        return with_sign_patterns(plan) if self.prices.ragged and "positive" not in self.without else plan
+
+    def _at_most(self, width: float) -> PlanQuery:
+        """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
+        if math.isinf(width):
+            return self
+        widths = tuple((name, min(n, width)) for name, n in self.widths)
+        return replace(self, widths=widths, without=(*self.without, "drawn"))
+
+
+@lru_cache(maxsize=4)
+def _kept(question: PlanQuery) -> Plan:
+    return question.made(0)
+
+
+def make_plan(outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any) -> Plan:
+    """The plan for the outputs of a program with its widths bound; `PlanQuery` lists the options."""
+    return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)
