@@ -10,7 +10,6 @@ has some; and a place where replicas can draw different amounts of numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import replace
 
 from ..activations import RELU
@@ -32,19 +31,24 @@ def with_sign_patterns(plan: Plan) -> Plan:
 
 
 def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Register]) -> list[Step] | None:
-    """The steps instead of one that factors the products of ReLU vectors; None for any other step."""
-    if step.kind != "reduced":
+    """The steps instead of one that factors the products of ReLU vectors, or squares one; None for any other step."""
+    if step.kind not in ("reduced", "squares"):
         return None
-    gram, rows = made.get(step.args[0]), step.args[1]
-    frames, vectors, width = rows.shape
-    if frames > 1 or vectors > MAX_VECTORS or width < MIN_COORDINATES_PER_PATTERN * 2**vectors:
+    rows = step.args[-1]
+    frames, vectors, width = rows.shape if len(rows.shape) == 3 else (0, 0, 0)
+    if frames != 1 or vectors > MAX_VECTORS or width < MIN_COORDINATES_PER_PATTERN * 2**vectors:
         return None
-    if gram is None or gram.kind != "gram" or gram.args != (rows, rows) or reads[gram.out] > 1:
+    times = 1
+    if step.kind == "reduced":
+        gram, times = made.get(step.args[0]), 3  # read by the products, twice, and by this step
+        if gram is None or gram.kind != "gram" or gram.args != (rows, rows) or reads[gram.out] > 1:
+            return None
+    elif vectors > 1:
         return None
-    relu, _ = _behind(rows, made, reads, ("reshape",), times=3)  # by the products, twice, and by this step
+    relu, outer = _behind(rows, made, reads, times)
     if relu is None or relu.kind != "apply" or content(relu.params["f"]) != content(RELU):
         return None
-    normals, factors = _behind(relu.args[0], made, reads, ("reshape", "multiply", "scale"))
+    normals, inner = _behind(relu.args[0], made, reads)
     if normals is None or normals.kind != "normals" or normals.out.size != rows.size:
         return None
     shape = (frames, vectors, vectors)
@@ -53,23 +57,24 @@ def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Regist
     words = normals.words.replace("all coordinates", "products of positive parts")
     steps = [Step("positive", Register(shape), (), params, words, 0)]
     steps.append(Step("factor", Register(shape), (steps[0].out,), {}, step.words, step.operations))
-    for factor in factors:
+    for factor in (*inner, *outer):
         args = (*(arg for arg in factor.args if arg.size == 1), steps[-1].out)
         steps.append(Step(factor.kind, Register(shape), args, factor.params, factor.words, steps[0].out.size))
-    last = steps[-1]
-    return [*steps[:-1], Step(last.kind, step.out, last.args, last.params, last.words, last.operations)]
+    if step.kind == "squares":
+        return [*steps, replace(step, args=(steps[-1].out,), operations=1)]
+    return [*steps[:-1], replace(steps[-1], out=step.out)]
 
 
 def _behind(
-    register: Register, made: dict[Register, Step], reads: Counter[Register], through: Collection[str], times: int = 1
+    register: Register, made: dict[Register, Step], reads: Counter[Register], times: int = 1
 ) -> tuple[Step | None, list[Step]]:
-    """What made an array, through steps of some kinds; and those of them that multiply all its entries by one number.
+    """What made an array, up to its shape and numbers that multiply all its entries; and the steps that do so.
 
     None if something else reads the array, or one on the way. This one may be read so many times.
     """
     size, factors = register.size, list[Step]()
     while (step := made.get(register)) is not None and reads[register] <= times:
-        if step.kind not in through:
+        if step.kind not in ("reshape", "multiply", "scale"):
             return step, factors
         arrays = [arg for arg in step.args if arg.size == size]
         if len(arrays) != 1 or any(arg.shape != (1, 1, 1) for arg in step.args if arg is not arrays[0]):

@@ -126,6 +126,7 @@ class ProgramAnalysis:
         # sources of which products or coordinates are asked for
         begun = [v for v in values if v in made and v in made[v]]
         self.drawn = frozenset(v for v in begun if v in edges or "undrawn" in without) - self.merged_sources
+        self.factored = frozenset(v.op.x for v in self.drawn if isinstance(v.op, MatMul))  # inputs of such products
         # sources of which a nonlinearity needs the coordinate asked for
         nonlinear = [v for v in values if isinstance(v.op, Nonlin | OuterProductSum) and v in self.coordinates]
         self.feeds_nonlinearity: frozenset[Value] = frozenset().union(*(made[x] for v in nonlinear for x in asked(v)))

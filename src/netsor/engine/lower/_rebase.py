@@ -4,8 +4,8 @@ Identity: an isotropic source has the same law in every orthonormal frame. What 
 there are vectors: not n, after the last nonlinearity of a cluster; and not one for every source before, in a residual
 stream of many layers. The conditions, all of them structure: the width has room for the vectors and the coordinates
 asked for (dependent vectors leave directions without a vector, and these must be orthogonal to what those coordinates
-are taken along); and it pays: a source is still to come here, or no output needs a coordinate. At infinite width,
-products alone are asked for: no score, whose normals belong to pairs of directions, and no nonlinearity.
+are taken along); and a source is still to come here. At infinite width, products alone are asked for: no score, whose
+normals belong to pairs of directions, and no nonlinearity.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...language._array import Value
-from ...language._operation import Dot, MatMul, Mix, Take
-from ...language._vector import Vector
+from ...language._operation import Mix
 from .. import _cost_model
-from ..passes._operations import AdjointCorrection, Span
 from ..passes._orders import bit_range
 from ._analysis import local_coordinates
 from ._components import FrameBatch
@@ -38,43 +36,14 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     vectors, count = _in_use(s, group, index)
     outputs = any(output in group.positions for output in s.facts.outputs)
     grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
-    asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
-    if not vectors or count + max(asked, 1) > group.width or (group in s.whole if grows else outputs):
+    asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
+    if not vectors or count + asked > group.width or (group in s.whole if grows else outputs):
         return
-    if count >= _cost_model.FEWEST and DIRECTIONS_PER_VECTOR * count > group.width:  # products cost more than it saves
+    later = s.facts.values[index + 1 :]
+    if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):
         return
-    # rebasing takes the products of all vectors once, and a matrix that acts on many may need none: see `draws_matrix`
-    least = group.frames * count**2 + (count >= _cost_model.FEWEST)
-    if grows or _products_left(s, group, index) >= least:
+    if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:  # else products cost too much
         _span(s, group, vectors)
-
-
-def _products_left(s: State, group: FrameBatch, index: int) -> float:
-    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
-    found: dict[tuple[Value, Value], float] = {}  # products that several ask for are taken once
-    last = max(s.facts.last[v] for v in group.positions)
-    for value in s.facts.values[index + 1 : last + 1]:
-        match value.op:
-            case MatMul(weight, x, each):
-                found[_whole(x), _whole(x)] = x.size // (weight.members.size if each else 1)
-            case Span(x):  # products, and combinations of the vectors
-                found[x, value] = 2 * x.shape[-1]
-            case Dot(x, y):
-                found[_whole(x), _whole(y)] = y.shape[-1]
-            case AdjointCorrection(d, u, g, b):
-                found |= {(d, u): u.shape[-1], (g, b): b.shape[-1]}
-            case Mix(_, x):
-                found[x, value] = value.shape[-1]
-    return sum(s.facts.blocks[x] * x.size * others for (x, _), others in found.items() if x in group.positions)
-
-
-def _whole(x: Vector) -> Vector:
-    """The vectors that x has, all of them in order, in another shape."""
-    while isinstance(x.op, Take) and isinstance(x.op.x, Vector) and x.size == x.op.x.size:
-        if (x.op.flat.ravel() != np.arange(x.size)).any():
-            break
-        x = x.op.x
-    return x
 
 
 def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:

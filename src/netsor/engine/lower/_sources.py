@@ -186,7 +186,8 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
     draws = drawn and not all(s.frames[group].draws_nothing for group in s.groups_from(value))
-    fewer = draws or vectors == 1 or directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
+    fewer = draws or x in s.facts.factored or vectors == 1
+    fewer |= directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
     words = f"{s.words(value)} = C E"
