@@ -51,7 +51,7 @@ class LinalgBackend:
 
     def deflated(self, rows: Array) -> Array:
         """C with C C^T the products of rows that are nearly equal."""
-        return self.along(rows, self.gram_schmidt(rows), own=True)
+        return self.along(rows, self.gram_schmidt(rows))
 
     def factor(self, gram: Array) -> Array:
         """The lower triangular C with C C^T = gram; the pivot is 0 if a row depends linearly on earlier rows."""
@@ -182,19 +182,19 @@ class LinalgBackend:
         floor = 0.0 * squares(self.xp, made) + REAL
         return self.solve_lower(self.lower_factor(gram(self.xp, made, made), floor), made)
 
-    def along(self, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
+    def along(self, rows: Array, directions: Array, *known: Array, by: float = 1.0) -> Array:
         """Coefficients of rows along `by` times orthonormal directions; those as small as rounding errors become 0."""
-        # With `own`, the last directions are those that `span` found for these rows, one each, and no row has a part
-        # along a later one. `known` is the factor of the rows' products, if `spanned` used it.
+        # The last directions are those that `span` found for these rows, one each, and no row has a part along a later
+        # one. `known` is the factor of the rows' products, if `spanned` used it.
         xp = self.xp
         if xp is np and known:
             again = _leans(xp, known[0], squares(xp, known[0]))
-            return self.recompute_where(known[0].copy(), again, partial(self.along, by=by, own=own), rows, directions)
+            return self.recompute_where(known[0].copy(), again, partial(self.along, by=by), rows, directions)
         found = by * gram(xp, rows, directions)
         rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
         small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
         found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
-        return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
+        return xp.tril(found, k=directions.shape[-2] - rows.shape[-2])
 
     def reduced(self, products: Array, rows: Array) -> Array:
         """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own."""

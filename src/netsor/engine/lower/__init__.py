@@ -54,7 +54,7 @@ def _lowered(s: State) -> Plan:
             _value(s, value, index)
         except TooLargeError as error:
             raise ExactError(
-                value, str(error), instead="take fewer tokens, heads or outputs, or a smaller width"
+                value, str(error), instead="take fewer tokens, heads or outputs, a smaller width, or width inf"
             ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None

@@ -299,7 +299,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
         )
     found = dual.product(x, y, value.ndim)
     unknown = found.unknown & asked
-    if unknown.any() and (unknown & _not_zero(s, x, y)).any():
+    if unknown.any() and (unknown & s.nonzero(x)[..., :, None] & s.nonzero(y)[..., None, :]).any():
         if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
             raise NodesNeeded(frozenset(more))
         raise ScoreError(
@@ -318,12 +318,3 @@ def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
     first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
     size = np.asarray(paired_products(s, first, second, x, y, ndim).value)[0]
     return np.asarray(np.abs(np.asarray(products(s, x, y, ndim, "").value))[0] <= SUM_RTOL * size)
-
-
-def _not_zero(s: State, x: Vector, y: Vector) -> Bools:
-    """Pairs of vectors of which none is 0 at every width."""
-    from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
-
-    rows = Expansion(s.facts.values).rows
-    first, second = ((np.diff(rows[v].indptr) > 0).reshape(v.shape) for v in (x, y))
-    return np.asarray(first[..., :, None] & second[..., None, :])

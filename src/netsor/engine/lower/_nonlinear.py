@@ -97,13 +97,7 @@ def _varies(s: State, x: Value) -> Bools:
     """Whether arguments are other than their limits at some widths."""
     if x not in s.random:
         return np.zeros(x.shape, dtype=bool)
-    if isinstance(x, Vector):
-        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
-
-        rows = Expansion(s.facts.values).rows[x]
-        others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
-        return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)
-    return np.ones(x.shape, dtype=bool)
+    return s.nonzero(x, means=False) if isinstance(x, Vector) else np.ones(x.shape, dtype=bool)
 
 
 def _terms(s: State, x: Value) -> Floats:

@@ -71,17 +71,6 @@ def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions:
     return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
 
 
-def describe_matmul(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
-    """What a plan says of a product with a source for each direction: whether that is the matrix, and why it is."""
-    assert isinstance(value.op, MatMul)
-    x, name = value.op.x, s.words(value)
-    whole = directions > 1 and directions == s.facts.blocks[x] * s.facts.widths[x]
-    if not whole and not cheaper:
-        return f"{name} = C E"
-    what = "the matrix drawn" if whole else f"{directions} sources drawn"
-    return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
-
-
 # Sources that are never drawn, in all and for each vector: with more, a factor of the vectors' Gram matrix costs less
 MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 
@@ -191,8 +180,9 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
     words = f"{s.words(value)} = C E"
-    if c is rows and drawn:
-        words = describe_matmul(s, value, vectors, directions, cheaper)
+    if cheaper:
+        what = "the matrix drawn" if directions == s.facts.blocks[x] * s.facts.widths[x] else f"{directions} sources"
+        words = f"{s.words(value)} = x E, {what}: a factor for {vectors} inputs costs more"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     made = _sources(s, value, members * blocks, c.shape[-1])
     whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
@@ -307,7 +297,7 @@ def along(s: State, x: Vector, y: Vector) -> Register:
     words = "⟨x, direction⟩ for a matrix that acts again"
     alone = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
     factor = [s.build.step("factor", s.build.step("gram", rows, rows))] if alone else []
-    made = s.build.step("along", rows, to, *factor, words=words, by=1 / s.norm(y), own=True)
+    made = s.build.step("along", rows, to, *factor, words=words, by=1 / s.norm(y))
     return s.build.reshape(s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1])
 
 

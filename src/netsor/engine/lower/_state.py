@@ -196,6 +196,13 @@ class State:
         """The scalars whose limit can be other than 0, (*shape,)."""
         return np.asarray(self.orders.of(c) == ONE)
 
+    def nonzero(self, x: Vector, means: bool = True) -> Bools:
+        """Which vectors are not 0 at every width, (*shape,); without `means`, not multiples of (1, …, 1)."""
+        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+
+        rows = Expansion(self.facts.values).rows[x]  # column 0 is (1, …, 1)
+        return np.asarray(np.diff(rows[:, 1 - means :].indptr) > 0).reshape(x.shape)
+
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
         assert isinstance(x, Vector)
