@@ -180,13 +180,14 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
     words = f"{s.words(value)} = C E"
-    if cheaper:
-        what = "the matrix drawn" if directions == s.facts.blocks[x] * s.facts.widths[x] else f"{directions} sources"
-        words = f"{s.words(value)} = x E, {what}: a factor for {vectors} inputs costs more"
+    whole = 1 < directions == s.facts.blocks[x] * s.facts.widths[x]
+    if c is rows and drawn and (cheaper or whole):
+        why = f": a factor for {vectors} inputs costs more" if cheaper else ""
+        words = f"{s.words(value)} = x E, {'the matrix' if whole else f'{directions} sources'} drawn{why}"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     made = _sources(s, value, members * blocks, c.shape[-1])
-    whole = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
-    if copies == 1 < members and whole and value in s.facts.drawn:
+    standard = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
+    if copies == 1 < members and standard and value in s.facts.drawn:
         # one product for matrices that act on the same vectors: E has i.i.d. normal entries, its rows may be permuted
         last = made[0].shape[-1]
         e = build.reshape(made[0], 1, members * blocks * last, c.shape[-1])
