@@ -1,7 +1,7 @@
-"""Lowering: a graph with its widths bound becomes a plan. Every decision is taken here, from structure and constants.
+"""Lowering: a graph with bound widths becomes a plan. All decisions are made here, from structure and constants.
 
-Vectors are kept as coordinates in the frames of their clusters (docs/theory.md, "Finite width, usually without a weight
-matrix"). Without any shortcut every source is drawn whole, and every Gram matrix asked for directly.
+Vectors are coordinates in the frames of their clusters (docs/theory.md, "Finite width, usually without a weight
+matrix"). Without shortcuts, lowering draws every source in full and computes every Gram matrix directly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Analysis of a program before any step is made. Its results are frozen.
+"""Analysis of a program before any step is emitted; its results are frozen (docs/theory.md, paragraph "Frames").
 
-The order of its values, which vectors can meet (clusters), what must be drawn and of what a coordinate is needed, who
-uses a value last, and what seeds are made from (docs/theory.md, "Finite width", paragraph "Frames").
+It finds the order of the values, the vectors that can meet (clusters), the sources to draw, the vectors whose
+coordinates are needed, the last use of each value, and the numbers that seed the random streams.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Value
+from ...language._array import Operation, Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
@@ -151,11 +151,9 @@ class ProgramAnalysis:
                 for value in table:
                     where.setdefault(value, []).append(group)
         # at infinite width, the groups in which parts of order n^(−1/2) count
-        reads = [
-            v for v in values if isinstance(v.op, AdjointCorrection) or (isinstance(v.op, Dot) and v.op.power == 0.5)
-        ]
-        compared = [x for v in reads for x in v.op.inputs]
-        self.scored = frozenset(group for x in compared for group in self.with_vectors.get(x, ()))
+        scores: list[Operation] = [v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5]
+        scores += [v.op for v in values if isinstance(v.op, AdjointCorrection)]
+        self.scored = frozenset(group for op in scores for x in op.inputs for group in self.with_vectors.get(x, ()))
         self.components = {group: _components(group, edges, "apart" not in without) for group in self.groups}
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Connected components of vectors that can meet: each has a frame of its own (docs/theory.md, equation 7).
+"""Connected components of vectors that can meet: each has its own frame (docs/theory.md, equation 7).
 
-Clusters of one structure form a group, and are an axis of one array. A width that is a concatenation of narrower ones
-is a number of blocks, each a space of its own.
+Clusters with the same structure form a group, one axis of an array. A width that concatenates narrower ones consists of
+blocks, each with its own space.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Infinite width as arithmetic over dual numbers: x0 + ε x1 with ε = n^(−1/2), ε² = 0 (docs/theory.md, "Orders in n").
 
-Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found when a score asks for them, each
-once, by the rule of its operation (`_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one normal
-for a pair of directions, N(0,1), or N(0,2) for a direction with itself. Some are not known: a scalar made from scores
-has an ε part that depends on terms of order ε². Such parts are marked, the marks go through the arithmetic (unknown · 0
-= 0), and a score that would read one is refused.
+Lowering computes the parts of order 1. A score asks for ε parts, each computed once by the rule of its operation (see
+`_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y with N symmetric, N_ab ~ N(0, 1) and N_aa ~ N(0, 2). Some ε parts are
+unknown: that of a function of scores depends on terms of order ε². Marks for unknown parts pass through the arithmetic
+(unknown · 0 = 0), and a score that reads one is refused.
 """
 
 from __future__ import annotations
@@ -210,19 +209,14 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     """Check whether x overlaps the O(ε) residual that these directions dropped; without x, whether there is any."""
     s = dual.s
-    for one in _behind(directions, Span):  # directions may be set end to end, or indexed
+    for one in ancestors(directions, Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
             other = left if x is None else s.vectors[x].lead
             s.guards[s.build.step("lost", *_same_width(s, left, other), later=False)] = None
 
 
-def made_of(x: Vector, images: Vector) -> bool:
-    """Whether vectors are combinations of what a matrix made, among others, or functions of such."""
-    return any(isinstance(v.op, MatMul) for v in {*_behind(x, MatMul)} & {*_behind(images, MatMul)})
-
-
-def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
-    """What vectors are made of, back to operations of a kind."""
+def ancestors(x: Vector, stop: type[Operation]) -> list[Vector]:
+    """The vectors that x is made of, back to operations of a kind."""
     pending: list[Value] = [x]
     found: dict[Vector, None] = {}
     while pending:

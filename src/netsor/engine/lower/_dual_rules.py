@@ -22,7 +22,7 @@ from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, O
 from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, guard, made_of, none, span
+from ._dual_numbers import Dual, ancestors, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import paired_products, products
 from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
@@ -65,7 +65,8 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
-    if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
+    both = {*ancestors(op.d, MatMul)} & {*ancestors(op.u, MatMul)}
+    if any(isinstance(v.op, MatMul) for v in both):  # W of what was left over has no direction, and W^T would act on it
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
 

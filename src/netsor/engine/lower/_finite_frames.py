@@ -1,9 +1,9 @@
-"""Frames: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
+"""Frames: orthonormal directions in the space of a cluster. Vectors have coordinates along them.
 
-A `Frame` holds the frames of one group of clusters; coordinates are registers (frames, vectors, directions). At finite
-width there are two kinds (docs/theory.md, equation 7, and "Nonlinear sections"). `BartlettFrame`: Gram matrices are all
-that is asked for. `StandardBasis`: a nonlinearity acts, data is given, or it costs less. The directions are then the
-coordinates of the space, until the frame is rebased (see `_rebase`) and becomes a Bartlett frame.
+A `Frame` holds the frames of one group of clusters; coordinates are registers (frames, vectors, directions). There are
+two kinds at finite width (docs/theory.md, equation 7, and "Nonlinear sections"). A `BartlettFrame` suffices if only
+Gram matrices are needed. A `StandardBasis` has the coordinates of the space as its directions: for nonlinearities, for
+data, or where it costs less. Rebasing (see `_rebase`) turns it into a Bartlett frame.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ._components import FrameBatch, Number
 class Frame(ABC):
     """The frames of one group: how many directions they have, and what is known of those."""
 
-    is_standard_basis = False  # its directions are the coordinates α themselves, until it is turned
-    can_rebase = False  # it gets more and more directions as a program goes on: it is turned when they are many
-    draws_nothing = False  # no random numbers belong to its directions
+    is_standard_basis = False  # its directions are the coordinates α themselves, until it is rebased
+    can_rebase = False  # it gains directions as a program goes on, and is rebased when they are many
 
     def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:
         self.group, self.build, self.directions = group, build, directions

@@ -1,9 +1,9 @@
 """Frames at infinite width: one direction for each source, or values at quadrature nodes.
 
-A source has coordinate 1 along its own direction, and a score is Σ_ab x_a N_ab y_b with normals N_ab of pairs of
-directions (docs/theory.md, "Infinite width is the same code" and "Orders in n"). Where a nonlinearity acts on a mixture
-of another's outputs, or a score asks for a covariance that has no formula, an expectation is a mean over quasi-random
-nodes (`NodeFrame`): each vector is its values at the nodes, over √NODES. Every replica has its own nodes.
+A source has coordinate 1 along its own direction, and a score is Σ_ab x_a N_ab y_b with normals N_ab for pairs of
+directions (docs/theory.md, "Infinite width is the same code" and "Orders in n"). If a nonlinearity acts on a mixture of
+outputs of another, or a score needs a covariance without a formula, expectations are means over quasi-random nodes
+(`NodeFrame`): a vector is its values at the nodes, over √NODES. Every replica has its own nodes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class InfiniteWidthFrame(LimitFrame):
 
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
-        self.can_rebase = self.draws_nothing = not group.nonlinear and not scored
+        self.can_rebase = not group.nonlinear and not scored  # no random numbers belong to its directions then
         self.pairs: dict[tuple[int, int, bool], Register] = {}  # the arguments and results of `normals`
         self.crossings = Counter[int]()  # how often the normals of a block with earlier ones were drawn, for seeds
         self.known: dict[tuple[int, int], bool] = {}  # whether those of a source and features have a law: see `has_law`
@@ -216,10 +216,6 @@ class InfiniteWidthFrame(LimitFrame):
         places[at] = np.arange(count)
         places = np.minimum(places, places.T)
         return build.step("triangle", build.step("scale", drawn, by=by), places=places.ravel(), shape=at.shape)
-
-    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
-        return super().rebase(rows, outputs, int(self.group.constant))
 
     def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
         """This frame, with other directions."""

@@ -1,7 +1,7 @@
-"""Inner products of vectors: means over the coordinates, and scores.
+"""Inner products of vectors: means over coordinates, and scores.
 
-At infinite width a score is what is left of a product when its part of order 1 is 0 (see `_dual_numbers`): a sum over
-pairs of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
+At infinite width a score is the ε part of a product whose part of order 1 is 0 (see `_dual_numbers`): a sum over pairs
+of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
 """
 
 from __future__ import annotations

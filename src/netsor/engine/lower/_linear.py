@@ -1,8 +1,7 @@
-"""Lowering of linear operations: one rule each, for coordinates, output coordinates and parts of order n^(−1/2).
+"""Linear operations: one rule for coordinates, output coordinates and parts of order n^(−1/2).
 
-A rule acts on arrays (*shape, blocks, ·) instead of its vectors, and on an array instead of its coefficients: on
-coordinates, on what is known of an output's coordinates, and on the parts of order n^(−1/2) (docs/theory.md, "Orders in
-n"). What it does to sets of directions is in `passes._orders`.
+A rule gets arrays (*shape, blocks, ·) in place of its vectors, and an array in place of its coefficients
+(docs/theory.md, "Orders in n"). `passes._orders` has the effect on sets of directions.
 """
 
 from __future__ import annotations

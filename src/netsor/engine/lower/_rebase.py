@@ -1,11 +1,10 @@
-"""The shortcut `turn`: frames are rebased to span the vectors still in use (docs/theory.md, "Nonlinear sections").
+"""The shortcut `turn`: rebase frames to span the vectors still in use (docs/theory.md, "Nonlinear sections").
 
-Identity: an isotropic source has the same law in every orthonormal frame. What follows takes as many directions as
-there are vectors: not n, after the last nonlinearity of a cluster; and not one for every source before, in a residual
-stream of many layers. The conditions, all of them structure: the width has room for the vectors and the coordinates
-asked for (dependent vectors leave directions without a vector, and these must be orthogonal to what those coordinates
-are taken along); and a source is still to come here. At infinite width, products alone are asked for: no score, whose
-normals belong to pairs of directions, and no nonlinearity.
+An isotropic source has the same law in every orthonormal frame. After rebasing, a frame has as many directions as there
+are vectors: fewer than n after the last nonlinearity of a cluster, and fewer than the sources of a deep residual
+stream. The width must have room for the vectors and the requested coordinates, because dependent vectors leave
+directions without a vector, orthogonal to those coordinates. At infinite width a frame is rebased if nothing but
+products is needed: no nonlinearity, and no score, whose normals belong to pairs of directions.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FULL_WIDTH_PER_VECTOR = 8  # a frame of a narrower space may grow to full dimens
 
 
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
-    """Turn the frames of a group, given the place in the program."""
+    """Rebase the frames of a group after its last nonlinearity, at a place in the program."""
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.is_standard_basis:
         return
@@ -39,17 +38,17 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
     if not vectors or count + asked > group.width or (group in s.whole if grows else outputs):
         return
-    later = s.facts.values[index + 1 :]
-    if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):
+    later = s.facts.values[index + 1 : max(s.facts.last[v] for v in group.positions) + 1]
+    if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):  # it would not pay
         return
     if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:  # else products cost too much
         _span(s, group, vectors)
 
 
 def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
-    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources.
+    """Rebase frames that have many more directions than vectors in use, before value `index` adds sources.
 
-    The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
+    The first directions stay if most vectors lie in them: in a backward pass, those of the forward pass.
     """
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.can_rebase:
@@ -57,7 +56,7 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
     vectors, count = _in_use(s, group, index - 1)
     if not vectors:
         return
-    first = 0
+    first = int(group.constant) if math.isinf(group.width) else 0
     if group.width < math.inf and not any(output in group.positions for output in s.facts.outputs):
         sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
         if frame.constant is not None:

@@ -1,12 +1,11 @@
-"""Coordinates of the outputs of nonlinearities at infinite width: a regression on Gaussian vectors, and residuals.
+"""Coordinates of the outputs of nonlinearities at infinite width: regression on Gaussian vectors, and residuals.
 
-A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a residual (docs/theory.md, "Infinite width is
-the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The Cholesky factor of the Gram matrix of
-all residuals gives each feature coordinates along those before it, and one new direction.
+A feature F = φ(u; p) of Gaussian vectors u is F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma
+(docs/theory.md, "Infinite width is the same code"). The Cholesky factor of the Gram matrix of all residuals gives each
+feature coordinates along the earlier ones, and one new direction.
 
-Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
-coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
-conditional means: the shortcut `named`.
+If no product with a linear vector (or with features of another nonlinearity) is needed, features get no coordinates
+along it: the shortcut `apart`. The shortcut `named` uses formulas for kernels and conditional means of known functions.
 """
 
 from __future__ import annotations

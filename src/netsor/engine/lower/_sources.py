@@ -1,11 +1,11 @@
 """Sources: initial vectors, and products with matrices, once or again (docs/theory.md, equations 5, 6 and 6').
 
-(W x^i)_i = C E takes as many sources E as there are inputs. W x = X E, with X the coordinates of the inputs along all d
-directions of their frame, takes d of them, but no products and no factor: if those are all coordinates of the space, E
-is the matrix itself, up to its scale. The prices of the place where the plan runs decide.
+(W x^i)_i = C E needs as many sources E as inputs, and a factor C. W x = X E, with X the coordinates of the inputs along
+all d directions of their frame, needs d sources but no factor: along all coordinates of the space, E is the matrix
+itself, up to scale. The prices of the place where the plan runs decide.
 
-A matrix that acts again needs orthonormal directions of its inputs. They come from the coordinates of the vectors, not
-from their products (see `_gram_schmidt`): an input that earlier ones span gets nothing fresh, however nearly dependent.
+A matrix that acts again needs orthonormal directions of its inputs. These come from the coordinates of the vectors, not
+from their products (see `_gram_schmidt`): an input in the span of earlier ones draws nothing new.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     rows = s.rows(lead, lead.shape[-1], members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
-    draws = drawn and not all(s.frames[group].draws_nothing for group in s.groups_from(value))
+    draws = drawn and not (value in s.facts.limits and all(s.frames[g].can_rebase for g in s.groups_from(value)))
     fewer = draws or x in s.facts.factored or vectors == 1
     fewer |= directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
     cheaper = draws_matrix(s, value, copies, vectors, directions)
