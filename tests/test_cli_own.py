@@ -220,7 +220,7 @@ OWN = {
     ): "--coordinate 0 must be left out: a scalar",
     ("mine.py:own[0]", "--coordinate", "x"): "Invalid value for '--coordinate': 'x' must be an integer",
     ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
-    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
+    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "an array of shape (1, 2, 1000000000000)",
     ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
         "--bind n=10000000 --bind d=4 and --draws 10000000 would take about"
     ),

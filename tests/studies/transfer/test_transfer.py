@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import lower
+from netsor.engine import _plan_query
 from netsor.engine.backends import Numpy
 from netsor.models._training import training
 from netsor.studies import _process_pool
@@ -258,9 +258,9 @@ def test_wrong_arguments(options, words):
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_grid_of_rates_is_planned_once(monkeypatch, optimiser):
     """20 rates at each of two widths: two plans, for the estimate and for all draws."""
-    made, new = [], lower.PlanQuery.made
-    monkeypatch.setattr(lower.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
-    lower._kept.cache_clear()
+    made, new = [], _plan_query.PlanQuery.made
+    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda *args: made.append(args) or new(*args))
+    _plan_query._kept.cache_clear()
     net = mlp(ns.mean_dot)
     ns.transfer(net, widths=[16, 32], steps=2, lr=2.0 ** np.arange(-10, 10), optimiser=optimiser, draws=4)
     assert len(made) == 2
