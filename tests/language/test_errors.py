@@ -47,7 +47,7 @@ CASES = {
     "weight index": (lambda: ns.weight(n, n, 2)[5], r"weight: index 5 on shape \(2,\)"),
     "matmul width": (lambda: ns.weight(n, m) @ x(2), r"W @ x: W maps R\^m to R\^n, but x lives in R\^n"),
     "matmul operand": (lambda: ns.weight(n, n) @ np.ones(3), "W @ x: needs a vector, got array"),
-    "each batch": (lambda: ns.weight(n, n, 3).each(x(2)), r"the batch \(3,\) is not how the shape \(2,\) of x begins"),
+    "each batch": (lambda: ns.weight(n, n, 3).each(x(2)), r"the shape \(2,\) of x must begin with the batch \(3,\)"),
     "add shapes": (lambda: x(2) + x(3), r"\+: shapes \(2,\) and \(3,\) do not broadcast"),
     "add widths": (lambda: x() + ns.gaussian(m), r"\+: the vectors live in different spaces, R\^n and R\^m"),
     "multiply widths": (lambda: x() * ns.gaussian(m), r"\*: the vectors live in different spaces"),
@@ -79,7 +79,7 @@ CASES = {
     ),
     "join widths": (lambda: ns.join([x(2), ns.gaussian(m, 2)]), "join: the vectors live in different spaces"),
     "join nothing": (lambda: ns.join([]), "join: needs at least one value"),
-    "stack kinds": (lambda: ns.stack([x(), ns.mean_dot(x(), x())]), "stack: needs vectors alone or scalars alone"),
+    "stack kinds": (lambda: ns.stack([x(), ns.mean_dot(x(), x())]), "stack: needs only vectors or only scalars"),
     "stack shapes": (lambda: ns.stack([x(2), x()]), r"stack: shapes \(2,\) and \(\) do not stack along axis 0"),
     "dot width": (lambda: ns.dot(x(), ns.gaussian(m)), r"dot: the vectors live in different spaces, R\^n and R\^m"),
     "dot batch": (lambda: ns.dot(x(2, 3), x(4, 3)), r"dot: shapes \(2, 3\) and \(4, 3\) do not align"),
@@ -152,7 +152,7 @@ CASES = {
     "rotary one": (lambda: ns.rotary(x()), r"rotary: needs an axis of tokens, got one vector: x\[None\]"),
     "rotary positions": (
         lambda: ns.rotary(x(3), [0, 1]),
-        r"rotary: positions of shape \(2,\) must be one for each of 3",
+        r"rotary: positions of shape \(2,\) must have shape \(3,\), one per token",
     ),
     "rotary base": (lambda: ns.rotary(x(3), base=0), "rotary: base=0 must be a positive number"),
     "rotary fraction": (
@@ -161,7 +161,7 @@ CASES = {
     ),
     "rotary width": (
         lambda: ns.rotary(ns.gaussian(7, 3)),
-        "rotary turns pairs of coordinates, but width 7 is not an even",
+        "rotary rotates pairs of coordinates, but width 7 is not an even",
     ),
     "rotary operand": (lambda: ns.rotary(np.ones((3, 4))), r"rotary: needs a vector, got .* ns\.data"),
     "numpy of a vector": (

@@ -113,10 +113,10 @@ def _own():
 
 
 REFUSED = {
-    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .*: take ns.dot"),
+    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .*: use ns.dot"),
     "numbers": (lambda: ns.grad(2.0, ns.gaussian(n)), r"p=2.0 must be a scalar of the program"),
     "no value": (lambda: ns.grad(ns.normal(), 3), r"wrt=3 must be a vector or a scalar of the program"),
-    "another value": (lambda: ns.grad(ns.normal(), ns.gaussian(n)), r"p is not made of wrt=<Vector"),
+    "another value": (lambda: ns.grad(ns.normal(), ns.gaussian(n)), r"p does not depend on wrt=<Vector"),
     "weights": (lambda: (lambda z: ns.grad(z, z, np.ones(3)))(ns.normal(2)), r"shapes \(3,\) and \(2,\) do not"),
     "an unknown derivative": (
         lambda: (lambda y: ns.grad(ns.dot(y, ns.ones(n)), y.op.vectors[0]))(_own()),

@@ -69,7 +69,7 @@ def test_groups():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"optimiser": ns.optim.Muon()}, r"is no matrix, and Muon moves matrices alone: give optimiser="),
+        ({"optimiser": ns.optim.Muon()}, r"is not a matrix, and Muon updates only matrices: give optimiser="),
         ({"optimiser": {"matrices": ns.optim.Muon()}}, "optimiser has no entry for bias"),
         ({"optimiser": {"bais": ns.optim.SGD(), None: ns.optim.SGD()}}, "optimiser has the key 'bais'"),
         ({"optimiser": {None: 0.1}}, "optimiser=0.1 must be an object of ns.optim"),

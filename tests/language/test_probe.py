@@ -118,7 +118,7 @@ REFUSED_APPLY = {
     "random": (lambda p: p + rng.standard_normal(), 0, AGAIN),
     "needs axes": (special.softmax, 0, "with axes=1 it sees the last axis whole"),
     "needs axes, other shape": (np.sum, 0, "became .* with axes=1 it sees the last axis whole"),
-    "needs two axes": (lambda p: p - p.mean(axis=(-1, -2), keepdims=True), 1, "let it act on the last axes alone"),
+    "needs two axes": (lambda p: p - p.mean(axis=(-1, -2), keepdims=True), 1, "let it act only on the last axes"),
     "over all axes": (lambda p: p / p.sum(), 1, APPLY_APART),
     "over the first axis": (lambda p: special.softmax(p, axis=0), 1, APPLY_APART),
     "not vectorised": (np.diag, 1, "is not vectorised|fails on arrays"),
@@ -287,7 +287,7 @@ def test_equal_functions_are_one():
 
 def test_a_function_that_declares_twice():
     """A Function says itself what is known of it."""
-    with pytest.raises(ns.TraceError, match=r"tanh is a Function: declare what is known of it in ns.Function"):
+    with pytest.raises(ns.TraceError, match=r"tanh is a Function: declare its properties in ns.Function"):
         ns.nonlin(ns.Function("tanh", np.tanh), x(), bounded=True)
 
 

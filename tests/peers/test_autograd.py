@@ -26,7 +26,7 @@ from .autograd import FUNCTIONS, TORCH, Reading
 
 FIRST = [name for name in CASES if not name.startswith(("a gradient", "a tangent"))]  # the others are derivatives
 LINEAR = ("MatMul", "MatMul of a batch", "MatMul of each", "MatMul, members", "Mix, numbers")
-REFUSED = dict.fromkeys(LINEAR, "p is not made of wrt") | dict.fromkeys(
+REFUSED = dict.fromkeys(LINEAR, "p does not depend on wrt") | dict.fromkeys(
     ("Nonlin, several", "Apply, own", "Apply, own of several"), "the derivative of .* is unknown"
 )
 

@@ -1,4 +1,4 @@
-"""The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
+"""The language: values, operations, tracing, the checker, the printer. Nothing in it depends on sampling."""
 
 from .._validate import TraceError
 from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh

@@ -1,4 +1,4 @@
-"""The named activations, of vectors and of scalars."""
+"""The named activations, for vectors and scalars."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def cos(x: X) -> X:
     return _activate(known.COS, x)
 
 
-# The sections that all these docstrings share
+# Sections shared by all these docstrings
 SECTIONS = """
 
 Parameters
@@ -93,12 +93,12 @@ for _f in (identity, relu, abs, erf, tanh, sigmoid, gelu, gelu_tanh, silu, sin, 
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
-    """φ(x) = x for x > 0, slope · x below. Other parameters are those of `relu`.
+    """φ(x) = x for x > 0 and slope · x otherwise. The other parameters are those of `relu`.
 
     Parameters
     ----------
     slope : float
-        The slope below 0.
+        The slope for negative x.
 
     Examples
     --------
@@ -109,12 +109,12 @@ def leaky_relu(x: X, slope: float = 0.01) -> X:
 
 
 def clip(x: X, bound: float) -> X:
-    """φ(x) = x, cut off at ± bound. Other parameters are those of `relu`.
+    """φ(x) = x, clipped to [−bound, bound]. The other parameters are those of `relu`.
 
     Parameters
     ----------
     bound : float
-        Above 0.
+        The bound, a positive number.
 
     Examples
     --------

@@ -23,26 +23,26 @@ def apply(
     lipschitz: bool | None = None,
     derivative: Derivative = None,
 ) -> Scalar:
-    """Any function of scalars.
+    """Apply any function to scalars.
 
-    f is tried on a few numbers. It must be deterministic, vectorised over leading axes, and leave its arguments as is.
+    netsor tries f on a few numbers. f must be deterministic, vectorised over leading axes and not modify its arguments.
 
     Parameters
     ----------
     f : callable
-        A function of numpy arrays, one for each of `scalars`.
+        A function of numpy arrays, one per scalar.
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        0 for an elementwise f. With k, f sees the last k axes of each argument whole and may return any number of axes.
+        0 for an elementwise f. With k, f receives the last k axes of each argument and may return any number of axes.
     name : str, optional
         The printed name; by default that of f.
     bounded, lipschitz : bool, optional
-        Declare whether f is bounded, and pseudo-Lipschitz, which the checker cannot see.
+        Declare whether f is bounded and whether it is pseudo-Lipschitz; the checker cannot infer either.
     derivative : callable or tuple, optional
-        For `ns.grad`: with `axes=0` ∂f/∂p, a function of the same arguments; with `axes=k` the gradient of Σ d·f, a
-        function of the arguments and of d, an array like the result of f. For several arguments, a tuple with one
-        function for each, or None for those that are never differentiated.
+        For `ns.grad`. With `axes=0` it is ∂f/∂p, a function of the same arguments. With `axes=k` it is the gradient of
+        Σ d·f, a function of the arguments and of d, an array shaped like the result of f. For several arguments, give a
+        tuple with one function per argument, and None for arguments that are never differentiated.
 
     Examples
     --------
@@ -72,16 +72,16 @@ def nonlin(
     lipschitz: bool | None = None,
     derivative: Derivative = None,
 ) -> Vector:
-    """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
+    """Apply any coordinatewise function to vectors, and optionally scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments unchanged. Other parameters are those of `apply`.
+    f must act elementwise, be deterministic and not modify its arguments. The other parameters are those of `apply`.
 
     Parameters
     ----------
     f : callable
-        A function of numpy arrays, one for each argument, whose shapes broadcast.
+        A function of numpy arrays, one per argument; their shapes broadcast.
     *arguments : Vector, Scalar or array_like
-        One vector or more, then scalars.
+        One or more vectors, then scalars.
 
     Examples
     --------
@@ -104,13 +104,13 @@ def nonlin(
 
 
 def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str | None, **declared: Any) -> Function:
-    """A Function from a callable and what the user declared about it."""
+    """Wrap a callable in a Function, with what the user declared about it."""
     if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
         default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
         f = Function(default if name is None else name, f, **declared)
     elif any(given is not None for given in (name, *declared.values())):
-        raise TraceError(operation, f"{f.name} is a Function: declare what is known of it in ns.Function(…)")
+        raise TraceError(operation, f"{f.name} is a Function: declare its properties in ns.Function(…)")
     if as_name(f.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(f.f)} must be a string")
     one_of(f.bounded, "bounded", operation, (True, False, None))

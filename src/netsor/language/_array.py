@@ -32,14 +32,14 @@ Ints = npt.NDArray[np.intp]
 Keep = tuple[npt.NDArray[np.bool_], ...]
 V = TypeVar("V", bound="Value")
 R = TypeVar("R")
-Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
+Axes = tuple[int | None, ...]  # for each axis of an input, the matching axis of the result; None: read whole
 
-MAX_ENUMERATED_ENTRIES = 2**20  # entries of an array up to which all positions are made to pick some
+MAX_ENUMERATED_ENTRIES = 2**20  # arrays with more entries are indexed without listing all their positions
 OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
 
 
 def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
-    """The flat positions that an index picks in an array, as in numpy, but for True and False, which add an axis."""
+    """The flat positions that an index selects, as in numpy; True and False, which add an axis there, are rejected."""
     if any(is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
         raise TraceIndexError(operation, f"index {shown(key)} on shape {shape}: None adds an axis, no bool does")
     size = math.prod(shape)
@@ -61,16 +61,16 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
 
 @lru_cache(maxsize=256)
 def every(shape: Shape) -> Keep:
-    """All of an array; the same tuple for the same shape, which `demand` knows."""
+    """A mask of all entries. Equal shapes share one tuple, which `demand` compares by identity."""
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
 def around(places: Ints, shape: Shape) -> Keep:
-    """The smallest part of an array that has these places, counted through all of it."""
-    if places.size * 8 > math.prod(shape):  # many: marking them all is faster than finding their coordinates
+    """The smallest box of entries that contains these flat positions."""
+    if places.size * 8 > math.prod(shape):  # many: a mask is faster than unravelling the positions
         hit = np.zeros(math.prod(shape), dtype=bool)
         hit[places] = True
-        if hit.all():  # mostly
+        if hit.all():  # the usual case
             return every(shape)
         hit = hit.reshape(shape)
         axes = range(len(shape))
@@ -82,7 +82,7 @@ def around(places: Ints, shape: Shape) -> Keep:
 
 
 def within(places: Ints, shape: Shape, keep: Keep) -> Ints:
-    """Where these places of an array are in a part that has them."""
+    """Convert flat positions in an array to flat positions in a box of it."""
     if not shape:
         return places
     among = [(np.cumsum(axis) - 1)[at] for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)]
@@ -90,85 +90,85 @@ def within(places: Ints, shape: Shape, keep: Keep) -> Ints:
 
 
 def is_all(keep: Keep) -> bool:
-    """Whether everything is kept."""
+    """Whether the box is the whole array."""
     return all(axis.all() for axis in keep)
 
 
 def kept(array: Ints, keep: Keep) -> Ints:
-    """The kept entries of an array; the array itself if these are all."""
+    """The entries of an array in a box; the array itself if the box contains all of them."""
     return array if is_all(keep) else array[box(keep)]
 
 
 def box(keep: Keep) -> tuple[Ints, ...]:
-    """The index that selects the kept positions of every axis."""
+    """The numpy index that selects a box."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
 
 
 class Source:
-    """The identity of a random object: two operations with one source share its randomness."""
+    """The identity of a random object. Operations with the same source share its randomness."""
 
     def __init__(self, name: str | None, by: Any = None) -> None:
-        self.name, self.by = name, by  # a scalar of the program that multiplies the object, outside of it
+        self.name, self.by = name, by  # by: a scalar of the program that multiplies the object
 
 
 class VectorAccess(Enum):
-    """What an operation does to vectors: by this the exact engine decides what it must know of them."""
+    """How an operation uses vectors. The exact engine decides from this which coordinates it must sample."""
 
-    FRESH = "makes vectors of none"  # initial vectors, data
-    LINEARLY = "alike in every orthonormal frame"  # sums, multiples, indexing
-    BY_PRODUCTS = "asks for products of vectors alone"  # scores, W x
-    ON_COORDINATES = "asks for coordinates, each alone, and treats them alike"  # nonlinearities
-    ON_PLACES = "asks for coordinates, and treats them by their places"  # rotary positions, though they are linear
+    FRESH = "reads no vectors"  # initial vectors, data
+    LINEARLY = "is the same in every orthonormal frame"  # sums, multiples, indexing
+    BY_PRODUCTS = "needs only inner products"  # scores, W x
+    ON_COORDINATES = "maps every coordinate by the same function"  # nonlinearities
+    ON_PLACES = "maps coordinates by their positions"  # rotary positions, though they are linear
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
 class Operation:
-    """The base class of operations: frozen dataclasses, compared by identity, whose inputs are fields.
+    """The base class of operations. They are frozen dataclasses, compared by identity; their inputs are fields.
 
-    What only one interpreter needs to know is a row in the table of that interpreter (see `rule_for`).
+    Facts that only one interpreter needs are rows in a table of that interpreter (see `rule_for`).
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields, in order
-    acts: ClassVar[VectorAccess | None] = None  # None: it reads and makes scalars alone
-    kind: ClassVar[str] = ""  # what `print(net)` calls it, if not by its name
-    letter: ClassVar[str] = ""  # of the names of its values, if not u (of vectors) and a (of scalars)
-    parted: ClassVar[bool] = False  # whether some entries of the result can be made without the others
-    indexed: ClassVar[tuple[str, ...]] = ()  # fields that are arrays, with the axes of the result in front
+    acts: ClassVar[VectorAccess | None] = None  # None: it reads and returns only scalars
+    kind: ClassVar[str] = ""  # its name in `print(net)`, if not the class name
+    letter: ClassVar[str] = ""  # for the names of its values, if not u (vectors) or a (scalars)
+    parted: ClassVar[bool] = False  # whether entries of the result can be computed separately
+    indexed: ClassVar[tuple[str, ...]] = ()  # array fields, whose leading axes are those of the result
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, eq=False)(cls)
 
     @property
     def asks_coordinates(self) -> bool:
-        """Whether it needs coordinates of its inputs, and not only their products."""
+        """Whether it needs coordinates of its inputs, not only their inner products."""
         return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """Which entries of each input make an entry of the result, which has `ndim` axes: by default all of them."""
+        """The entries of each input that an entry of the result (with `ndim` axes) depends on; by default all."""
         return tuple((None,) * x.ndim for x in self.inputs)
 
     def whole(self, ndim: int) -> Sequence[int]:
-        """The axes of the result that are computed whole or not at all."""
+        """The axes of the result that cannot be sliced."""
         return () if self.parted else range(ndim)
 
     def at(self, keep: Keep) -> Self:
-        """The operation that makes these entries of the result, but for its inputs: fields that have axes of it."""
+        """Slice the fields that share axes with the result; the inputs are not sliced."""
         return replace(self, **{name: getattr(self, name)[box(keep)] for name in self.indexed})
 
     def taken(self, whole: Value, flat: Ints) -> Operation:
-        """The operation that makes entries of `whole`, what this one makes, at flat positions."""
+        """The operation for the entries of `whole`, its result, at flat positions."""
         return Take(whole, flat)
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
-        """The values that the operation reads, in the order of its fields."""
+        """The values that the operation reads, in field order."""
         entries = (getattr(self, name) for name in self.__match_args__)
         listed = (entry if isinstance(entry, tuple) else (entry,) for entry in entries)
         return tuple(x for entry in listed for x in entry if isinstance(x, Value))
 
     def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values, given in the order of `inputs`."""
+        """The same operation on other values, in the order of `inputs`."""
         given = iter(inputs)
 
         def renewed(entry: Any) -> Any:
@@ -179,22 +179,22 @@ class Operation:
 
 
 class Entrywise(Operation):
-    """An operation whose entries can be computed one by one, by default from those that are broadcast to them."""
+    """An operation whose entries can be computed one by one; by default its inputs broadcast as in numpy."""
 
     parted = True
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """Axes lined up from the last."""
+        """Axes aligned from the last, as in numpy."""
         return tuple(align_axes(x.ndim, ndim) for x in self.inputs)
 
 
 def align_axes(ndim: int, to: int) -> tuple[int, ...]:
-    """Among `to` axes, those that the axes of an array with fewer are lined up with: the last ones."""
+    """The axes, among `to`, that the axes of an array with `ndim` axes align with: the last ones."""
     return tuple(range(to - ndim, to))
 
 
 def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
-    """The row of an operation in the table of a reading; a missing one is an error that says where it is missing."""
+    """Look up an operation in the table of an interpreter; the error for a missing row names the table."""
     if type(op) not in table:
         raise TypeError(f"{type(op).__name__} has no row in {place}: see docs/developer.md, 'Adding an operation'")
     return table[type(op)]
@@ -233,7 +233,7 @@ class Value:
             raise TraceError(type(self.op).__name__, f"has {self.ndim} axes; at most {AXES} are allowed")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
-        """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""
+        """Leave array + value to value.__radd__, and raise an error for any other numpy function."""
         operator = f"__r{OPERATORS.get(ufunc)}__"
         if method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
@@ -247,7 +247,7 @@ class Value:
         raise TraceError(f"np.{function.__name__}", f"acts on arrays, not on {self!r}: use x.sum(0), ns.join(…)")
 
     def _like(self, op: Operation, shape: Shape) -> Self:
-        """Another value of this kind (and width), made by `op`."""
+        """A value of this kind (and width) made by another operation."""
         return replace(self, op=op, shape=shape, where=user_line())
 
     def with_inputs(self, *inputs: Any) -> Self:
@@ -280,7 +280,7 @@ class Value:
         """The same values in another shape, in numpy's order."""
         given = _unpacked(shape)
         try:
-            wanted = np.broadcast_to(False, self.shape).reshape(given).shape  # which copies nothing
+            wanted = np.broadcast_to(False, self.shape).reshape(given).shape  # copies nothing
             if min(given, default=0) < -1:  # numpy reads every negative size as -1
                 raise ValueError
         except (TypeError, ValueError):
@@ -298,7 +298,7 @@ class Value:
 
     @property
     def T(self) -> Self:
-        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`."""
+        """The array with its axes reversed. Coordinates are not transposed: write `ns.dot(x, y)` for ⟨x, y⟩."""
         return self.transpose()
 
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
@@ -324,7 +324,7 @@ class Value:
         return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
-        """The given axes (all, if None) merged into one, at the end: what a sum runs over."""
+        """Move the given axes (None: all) to the end and merge them into one, so that a sum can run over it."""
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
         last = [as_axis(a, self.shape, operation) for a in axes]
         if len(set(last)) < len(last):
@@ -334,12 +334,12 @@ class Value:
 
 
 def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`f(2, 3)` and `f((2, 3))` say the same."""
+    """Accept `f(2, 3)` as well as `f((2, 3))`."""
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
 
 
 class Take(Operation):
-    """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating are all this."""
+    """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating all use it."""
 
     acts, kind, parted = VectorAccess.LINEARLY, "index", True
     x: Value

@@ -1,6 +1,6 @@
-"""Checks of users' functions: each is called on a few numbers while the program is traced.
+"""Checks of users' functions: tracing calls each one on a few numbers.
 
-A function that subtracts a mean, draws random numbers, counts its calls or works in place would change laws silently.
+A function that subtracts a mean, draws random numbers, counts its calls or works in place would silently change laws.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NumpyArray = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 Content = tuple[tuple[int, ...], str, bytes]
 
-_known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot be written to, by their identity
+_known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # read-only arrays, by identity
 
 
 def content_of(array: NumpyArray) -> Content:
-    """A key that is equal for arrays of one shape and type with the same numbers."""
+    """A key that is equal for arrays with the same shape, type and numbers."""
     entry = _known.get(id(array))
     if entry is not None and entry[0]() is array:
         return entry[1]
@@ -42,7 +42,7 @@ def content_of(array: NumpyArray) -> Content:
 
 
 def content(value: Any) -> Any:
-    """What two values are compared by: arrays by their numbers, functions by their code and what they captured."""
+    """A key for comparing values: arrays by their numbers, functions by their code and captured variables."""
     if type(value) in (int, float, str, tuple):  # most parameters of steps
         return value
     match value:
@@ -53,7 +53,7 @@ def content(value: Any) -> Any:
         case partial():
             given = tuple((name, content(x)) for name, x in value.keywords.items())
             return content(value.func), tuple(map(content, value.args)), given
-        case FunctionType():  # one that is defined in a loop over layers is a new object each time
+        case FunctionType():  # a function defined in a loop over layers is a new object each time
             own = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
             try:
                 captured = (*own, *(cell.cell_contents for cell in value.__closure__ or ()))
@@ -64,7 +64,7 @@ def content(value: Any) -> Any:
 
 
 def _captured(value: Any) -> Any:
-    """The same for what a function captured: numbers and text by value and type, other objects by identity."""
+    """The same for captured variables: numbers and text by value and type, other objects by identity."""
     match value:
         case float():
             return value.hex()  # 0 and -0 differ
@@ -77,8 +77,8 @@ def _captured(value: Any) -> Any:
     return id(value)
 
 
-LEADING = (2, 3)  # the axes in front, over which a function is vectorised
-# Other places for the six positions: another order, some of them, one, and more axes
+LEADING = (2, 3)  # leading axes, over which a function must be vectorised
+# Rearrangements of the six positions, which must only rearrange the result: permuted, two, one, and more axes
 REARRANGED: tuple[Callable[[NumpyArray], NumpyArray], ...] = (
     lambda a: a.reshape(6, *a.shape[2:])[[4, 1, 5, 0, 3, 2]],
     lambda a: a.reshape(6, *a.shape[2:])[1:3],
@@ -90,7 +90,7 @@ SCALES = (1.0, 1e-6, 1e3)
 
 
 def declares(**facts: Any) -> Callable[[F], F]:
-    """Declare facts of a built-in function: `numbers`, how many it returns (else it is called), or `of_spectrum`."""
+    """Declare facts about a built-in function: `numbers`, how many it returns (else it is called), or `of_spectrum`."""
 
     def declared(f: F) -> F:
         vars(f).update(facts)
@@ -100,17 +100,17 @@ def declares(**facts: Any) -> Callable[[F], F]:
 
 
 def needs_spectrum(f: Function) -> bool:
-    """Whether a function of matrices depends only on their nonzero eigenvalues, which X X^T and X^T X share."""
+    """Whether a function of matrices depends only on the nonzero eigenvalues, which X X^T and X^T X share."""
     return getattr(base(f), "of_spectrum", False)
 
 
 def is_builtin(f: Function) -> bool:
-    """Whether a function is defined in this package or is an operator of Python."""
+    """Whether a function is defined in this package or is a Python operator."""
     return str(getattr(base(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
 def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
-    """The shape that f returns for the last axes of its arguments; the last `scalars` of them have one number a row."""
+    """The shape that f returns for these last axes; the last `scalars` arguments have one number per row."""
     if is_builtin(f):
         numbers: int | None = getattr(base(f), "numbers", None)
         with np.errstate(all="ignore"):
@@ -123,12 +123,12 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
 
 class _Raised(Exception):
-    """The function raised an exception, its cause."""
+    """The function raised an exception, which is the cause."""
 
 
 @dataclass(frozen=True)
 class _ByContent:
-    """A function, equal to others with the same code and captured values: such as those defined in a loop."""
+    """A function that compares equal to others with the same code and captured values, as when defined in a loop."""
 
     content: Any
     f: Callable[..., Any] = field(compare=False)
@@ -136,7 +136,7 @@ class _ByContent:
 
 @lru_cache(maxsize=256)
 def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Shape, ...], scalars: int) -> Shape:
-    """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+    """Check f on several sets of numbers. The first must work; later ones may lie outside its domain."""
     f, elementwise = given.f, not any(cores)
 
     def refuse(problem: str, cause: BaseException | None = None) -> NoReturn:
@@ -146,11 +146,11 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
         if operation == "nonlin":
             remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
             refuse(f"is not coordinatewise: {symptom}; {remedy}")
-        whole, alone = "with axes=1 it sees the last axis whole", "let it act on the last axes alone, as with axis=-1"
+        whole, alone = "with axes=1 it sees the last axis whole", "let it act only on the last axes, as with axis=-1"
         refuse(f"is not vectorised: {symptom}; {whole if elementwise else alone}")
 
     def call(arguments: Sequence[NumpyArray]) -> NumpyArray:
-        """f of copies of the arguments, which it must leave unchanged."""
+        """Call f on copies of the arguments and check that it does not modify them."""
         given = [a.copy() for a in arguments]
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -173,7 +173,7 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
         for moved in REARRANGED:
             if not _same(moved(result), call([moved(a) for a in x])):
                 refuse_places("it gives other numbers when its arguments stand elsewhere in the array")
-        for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
+        for k in range(len(x)) if len(x) > 1 else ():  # arguments broadcast: one of them has a single column
             column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
             repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
             if not _same(call(repeated), call(column)):
@@ -188,7 +188,7 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
         normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
     positive = [np.abs(x) + 0.1 for x in normal]
     for k, x in enumerate(positive):
-        if x.ndim > 3 and x.shape[-1] == x.shape[-2]:  # functions of Gram matrices may ask for definite ones
+        if x.ndim > 3 and x.shape[-1] == x.shape[-2]:  # functions of Gram matrices may need definite ones
             positive[k] = (x + np.swapaxes(x, -1, -2)) / 2 + 4 * x.shape[-1] * np.eye(x.shape[-1])
     try:
         expected = check(positive)
@@ -204,7 +204,7 @@ def _checked_shape(given: _ByContent, name: str, operation: str, cores: tuple[Sh
 
 
 def _same(first: NumpyArray, second: NumpyArray) -> bool:
-    """Whether arrays agree, up to what the order of operations may change; infinities and NaN in the same places."""
+    """Whether arrays agree up to the order of operations, with infinities and NaN in the same positions."""
     single = first.dtype.kind == "f" and first.dtype.itemsize < 8
     a, b = first.astype(np.float64), second.astype(np.float64)
     size = np.abs(a[np.isfinite(a)]).max(initial=0.0)

@@ -1,13 +1,13 @@
-"""Derivatives: one rule for each operation, from the cotangent of its result to those of its inputs.
+"""Derivatives: one rule per operation, from the cotangent of its result to those of its inputs.
 
-Cotangents are scaled to order 1. That of a vector x in R^n is δ_x = √n ∂p/∂x. That of a scalar q is ∂p/∂q = d[None]. If
-q is made of means over R^n, it is also kept in the unit √n, as d["n"] = n^(−1/2) ∂p/∂q. Take y = c x with c the scale
-of a norm: ∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, which a mean m = ⟨x, x⟩/n divides by √n on the way to x. So what is needed is
-⟨δ_y, x⟩/n, and derivatives of norms contain mean products only. `Reverse` finds out which units of a scalar are needed.
+Cotangents are scaled to order 1: δ_x = √n ∂p/∂x for a vector x in R^n, and d[None] = ∂p/∂q for a scalar q. If q depends
+on means over R^n, the rules also carry it in the unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c
+the scale of a norm, ∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n divides it by √n on the way to x. So ⟨δ_y, x⟩/n
+is enough, and derivatives of norms contain only mean products. `Reverse` determines which units each scalar needs.
 
 A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that matter, its result, the cotangent of
-the result, and `wants(k)`, the units needed of input k (empty if nothing depends on it). It gives pairs of the index of
-an input and its cotangent (of a scalar, by units), in the shape of the input or broadcast to that of the result.
+the result, and `wants(k)`, the units in which input k is needed (empty if no leaf depends on it). It returns pairs: the
+index of an input and its cotangent (by unit, for a scalar), in the shape of the input or of the result.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | f
 
 
 def scale(c: Scalar | float, x: Any) -> Any:
-    """c x, and x itself for c = 1."""
+    """c x; for c = 1, x itself."""
     return x if isinstance(c, float) and c == 1.0 else c * x
 
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
-    """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
+    """n^(−1/2) ⟨δ_i, x_j⟩ in the given units, for the same pairs as `dot`."""
     means = {unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) for unit in units if unit}
     return {unit: means[unit] if unit else dot(d, x) for unit in units}
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
-    """The same for each vector with its own: n^(−1/2) ⟨δ_i, x_i⟩."""
+    """The same for matching vectors: n^(−1/2) ⟨δ_i, x_i⟩."""
     return {unit: p[..., 0, 0] for unit, p in inner(d[..., None], x[..., None], units).items()}
 
 
 def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
-    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b; the same after steps of an optimiser, which count as constants."""
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b. Steps of an optimiser count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
     back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
     back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
@@ -102,13 +102,13 @@ def _mix(op: ops.Mix, made: Vector, d: Vector, wants: Wants) -> Found:
 
 
 def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
-    """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
+    """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
     count = op.x.shape[op.axis]
     return [(0, scale(count**-0.5, split(d, count, op.axis)))]
 
 
 def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
-    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
+    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; for a mean, n^(−1/2) times that."""
     by = d[dot_unit(op)]
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
         by = scale(op.x.width.factor**-0.5, by)
@@ -121,7 +121,7 @@ def _mixed(a: Scalar, x: Vector) -> Vector:
 
 
 def dot_unit(op: ops.Dot) -> Unit:
-    """The unit in which a dot passes on what it gets."""
+    """The unit of the cotangent that a dot passes on."""
     return op.x.width.name if op.power == 1.0 else None
 
 
@@ -171,15 +171,15 @@ def _slope(f: Function, k: int, operation: str) -> Function | float:
 
 
 def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
-    """The declared derivative of a function that sees whole axes: of its arguments and ∂p/∂f."""
+    """The user's derivative of a function of whole axes, applied to its arguments and ∂p/∂f."""
     f, axes = op.f, op.axes
     declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
     if declared is None:
         raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
     core = d.shape[op.leading :]
     cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
-    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)  # which checks the function
-    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
+    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)  # checks the function
+    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # give d as many axes as the arguments
     pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
     return apply(pulled, *op.scalars, flat, axes=axes)
 
@@ -192,7 +192,7 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 RULES: dict[type[Operation], Rule] = {
     ops.MatMul: _matmul,
     ops.SteppedMatMul: _matmul,
-    ops.SteppedParameter: lambda op, made, d, wants: [],  # it begins there
+    ops.SteppedParameter: lambda op, made, d, wants: [],  # gradients stop at a step
     ops.Nonlin: _nonlin,
     ops.Add: lambda op, made, d, wants: [(0, d), (1, d)],
     # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
@@ -207,12 +207,12 @@ RULES: dict[type[Operation], Rule] = {
 
 
 def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
-    """The sum over the axes along which an input of this shape was repeated."""
+    """Sum over the axes along which an input of this shape was broadcast."""
     lead = d.ndim - len(shape)
     axes = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1)]
     return (d.sum(tuple(axes)) if axes else d).reshape(shape)
 
 
 def zeros_like(x: Any) -> Any:
-    """0 instead of each vector or scalar."""
+    """Zeros of the same kind and shape."""
     return constant(np.zeros(x.shape)) if isinstance(x, Scalar) else 0.0 * x

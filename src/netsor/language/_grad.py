@@ -1,6 +1,6 @@
-"""Gradients of scalars, as values of the same program, and the uses of matrices that they are made of.
+"""Gradients of scalars, as values of the same program, and the matrix uses that contribute to them.
 
-The part of ∂p/∂W that a use W x with cotangent δ has is l r^T: l = δ and r = x, or the reverse if W acts transposed.
+A use W x with cotangent δ adds l r^T to ∂p/∂W: l = δ and r = x, or the reverse if W acts transposed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ._score import join
 from ._vector import Vector
 from ._width import Width
 
-Part = tuple[Ints, Any]  # flat positions in an array, and a value for each of them
+Part = tuple[Ints, Any]  # flat positions in an array, and the value at each
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One use of a matrix: its result, the operation on the entries that matter, and their cotangent."""
+    """One use of a matrix: its result, the operation restricted to the entries that matter, and their cotangent."""
 
     value: Vector
     op: ops.Acting
@@ -39,11 +39,11 @@ class Use:
 
 
 class Reverse:
-    """Reverse-mode differentiation: from cotangents of some values (`seeds`) to those of `leaves`.
+    """Reverse-mode differentiation, from the cotangents of `seeds` to those of `leaves`.
 
-    It also collects the uses of the matrices that `chosen` selects. Nothing passes `constants`, which may be leaves. A
-    seed is a value and its cotangent: for scalars p the weights w of Σ w·p, for vectors √width times the cotangent.
-    With `unit`, it keeps what passes through scalars in that unit, times √unit; the gradient is their sum over `units`.
+    It also collects the uses of the matrices that `chosen` selects. Gradients stop at `constants`, which may be leaves.
+    A seed is a value and its cotangent: for scalars p the weights w of Σ w·p, for vectors √width times the cotangent.
+    `unit` selects the part that passes through scalars in that unit, times √unit; the gradient is the sum over `units`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Reverse:
         self.values = topological_order([value for value, _ in seeds])
         self.leaves, self.chosen, self.constants = set(leaves), chosen, set(constants)
         self.uses: list[Use] = []
-        self._passing: set[Value] = set()  # what depends on a leaf by its inputs, or on a matrix that counts
-        self._units: dict[Value, tuple[Unit, ...]] = {}  # in which a cotangent is needed; none if nothing depends on it
+        self._passing: set[Value] = set()  # values that depend on a leaf or on a chosen matrix
+        self._units: dict[Value, tuple[Unit, ...]] = {}  # units of each cotangent; none if it is not needed
         for value in self.values:
             op, leaf = value.op, value in self.leaves
             counts = isinstance(op, ops.Acting) and chosen(op)
@@ -67,11 +67,11 @@ class Reverse:
             units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or leaf else {}
             if isinstance(op, ops.Dot):
                 units[dot_unit(op)] = None
-            elif isinstance(value, Scalar):  # a function passes on what it gets
+            elif isinstance(value, Scalar):  # a function passes on the units of its inputs
                 units |= {unit: None for x in op.inputs for unit in self._units[x]}
             self._units[value] = tuple(units) if leaf or value in self._passing else ()
         self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
-        self.units: dict[Unit, None] = {}  # in which the seeds are asked for
+        self.units: dict[Unit, None] = {}  # the units of the seeds
         for p, weights in seeds:
             self.units |= dict.fromkeys(self._units[p])
             for own in self._units[p]:
@@ -87,11 +87,11 @@ class Reverse:
         return _summed(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
 
     def parts(self, leaf: Value) -> list[Part]:
-        """The same as a list of contributions, each with the entries it belongs to."""
+        """The same, as a list of contributions, each with its entries."""
         return self._parts.get((leaf, None), [])
 
     def _pass(self, value: Value) -> None:
-        """From a value to its inputs."""
+        """Propagate a cotangent from a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
         if not by_unit or value not in self._passing:
             return
@@ -127,10 +127,10 @@ def _part(x: Value, keep: Keep) -> Value:
 
 
 def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
-    """The sum of contributions on a box of entries, 0 where there is none."""
+    """Sum contributions over a box of entries; entries without a contribution are 0."""
     whole = kept(value._positions(), keep)
     groups: list[Part] = []
-    for places, d in parts:  # those for the same entries are summed at once
+    for places, d in parts:  # sum contributions to the same entries directly
         same = next((k for k, (known, _) in enumerate(groups) if np.array_equal(known, places)), None)
         if same is None:
             groups.append((places, d))
@@ -138,7 +138,7 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
             groups[same] = places, groups[same][1] + d
     if len(groups) == 1 and np.array_equal(groups[0][0], whole):
         return groups[0][1]
-    # Entries of the box that get equally many contributions from each group are made together.
+    # Handle entries that get the same number of contributions from each group together.
     orders = [np.argsort(places, axis=None, kind="stable") for places, _ in groups]
     listed = [places.ravel()[order] for (places, _), order in zip(groups, orders, strict=True)]
     first, last = ([np.searchsorted(own, whole.ravel(), side) for own in listed] for side in ("left", "right"))
@@ -157,21 +157,21 @@ def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
-    """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
+    """The gradient of a scalar with respect to vectors or scalars that it depends on, as values of the same program.
 
     For scalars it is ∂p/∂q. **For vectors it is √width · ∂p/∂x**, so its coordinates are of order 1 at every width if p
     is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is r. |∂p/∂x|² is then `ns.mean_dot(g, g)`. For a
-    coordinate of an output y take a random readout, `ns.dot(ns.gaussian(n), y)`: it has the law of a row of one more
-    matrix times y. Declare derivatives of your functions in `ns.nonlin` and `ns.apply`. Gradients have gradients too.
+    coordinate of an output y, use a random readout `ns.dot(ns.gaussian(n), y)`, which is distributed like a row of one
+    more matrix times y. Declare derivatives of your functions in `ns.nonlin` and `ns.apply`. You can nest `grad`.
 
     Parameters
     ----------
     p : Scalar
-        Several are summed.
+        The scalar to differentiate; several scalars are summed.
     wrt : Vector, Scalar, or list of them
-        Any values of the program; an index of a value stands for its entries.
+        Any values of the program; an indexed value stands for the selected entries.
     weights : Scalar or array_like, optional
-        Broadcast to the shape of p: the gradient is that of Σ weights·p.
+        Differentiate Σ weights·p; broadcast to the shape of p.
 
     Examples
     --------
@@ -195,24 +195,24 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
-    """Check that an argument is a scalar of the program, which has a gradient."""
+    """Check that an argument is a scalar of the program, so that it has a gradient."""
     if isinstance(p, Vector):
-        raise TraceError(operation, f"{name} must be a scalar, got {p!r}: take ns.dot(ns.gaussian(n), y), say")
+        raise TraceError(operation, f"{name} must be a scalar, got {p!r}: use ns.dot(ns.gaussian(n), y), for example")
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
 
 
 def _leaf(x: object, p: Scalar) -> Value:
-    """The value whose entries are asked for; an index stands for those of what it indexes."""
+    """The value to differentiate with respect to; an indexed value is traced back to the array that it indexes."""
     if not isinstance(x, Value) or isinstance(x.op, ops.Constant):
         raise TraceError("grad", "wrt", x, "a vector or a scalar of the program, or a list of them")
     leaf, values = x, set(topological_order([p]))
     if isinstance(x.op, ops.Take):
-        repeats = len(np.unique(x.op.flat)) < x.op.flat.size  # of entries, which are values of their own
+        repeats = len(np.unique(x.op.flat)) < x.op.flat.size  # repeated entries are separate values
         leaf = x if repeats and x in values else x.op.x
     if leaf not in values:
-        raise TraceError("grad", f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it")
+        raise TraceError("grad", f"p does not depend on wrt={x!r}: name a value that p uses, or an index of it")
     return leaf
 
 
@@ -220,13 +220,13 @@ Parameter = Weight | Vector | Scalar
 
 
 class Parameters:
-    """What counts: matrices by their members, initial vectors and random scalars."""
+    """The chosen parameters: matrices (by batch member), initial vectors and random scalars."""
 
     def __init__(self, given: Any, values: Sequence[Value], operation: str) -> None:
         self.members: dict[Source, set[int]] = {}
         self.leaves: list[Value] = []
         used = {w.source for w in weights_of(values)}
-        latest: dict[Value, Value] = {}  # what an initial vector is after the last step
+        latest: dict[Value, Value] = {}  # initial vectors after their last step
         for value in values:
             first, _ = ops.initial_value(value)
             latest[first] = max(latest.get(first, value), value, key=lambda v: ops.initial_value(v)[1])
@@ -238,31 +238,31 @@ class Parameters:
                 case Weight(source=source, members=members) if source in used:
                     self.members.setdefault(source, set()).update(members.ravel().tolist())
                 case Vector(op=ops.Gaussian()) | Scalar(op=ops.Normal()) if parameter in latest:
-                    if latest[parameter] not in self.leaves:  # listed twice, it is one parameter
+                    if latest[parameter] not in self.leaves:  # a parameter listed twice counts once
                         self.leaves.append(latest[parameter])
                 case _:
                     allowed = "weights, initial vectors (ns.gaussian) or random scalars (ns.normal) of the program"
                     raise TraceError(operation, "weights", parameter, allowed)
 
     def counts(self, op: ops.Acting) -> bool:
-        """Whether some matrix that acts is among them."""
+        """Whether any acting matrix is among them."""
         return not self.members.get(op.weight.source, set()).isdisjoint(op.weight.members.ravel().tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Σ_k scale · l[b, k] r[b, k]^T, a part of ∂p_output/∂W for each matrix b; r is (1, K) if all b have the same."""
+    """Σ_k scale · l[b, k] r[b, k]^T, a term of ∂p_output/∂W for each matrix b; r is (1, K) if all b share it."""
 
     output: int
     members: tuple[int, ...]
     left: Vector
     right: Vector
     used: Weight
-    unit: Unit  # of the scalars that it came through; with one, it is multiplied by √unit
+    unit: Unit  # of the scalars it passed through; if set, the term is multiplied by √unit
 
 
 def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> list[Term]:
-    """The parts of a gradient that a use makes: one for each matrix, where some do not count or act twice."""
+    """The terms of a gradient from one use: one per matrix if some are not chosen or act twice, else one in all."""
     weight, x, d = use.op.weight, use.op.x, use.d
     members = weight.members.ravel()
     d = d.reshape(len(members), -1)
@@ -275,6 +275,6 @@ def terms_of(output: int, use: Use, chosen: Parameters, unit: Unit = None) -> li
 
 
 def alone(term: Term, k: int) -> Term:
-    """The part that one of its matrices has."""
+    """The term restricted to one of its matrices."""
     left, right = (v if v.shape[0] == 1 else v[k : k + 1] for v in (term.left, term.right))
     return replace(term, members=(term.members[k],), left=left, right=right)

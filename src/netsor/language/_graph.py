@@ -1,8 +1,8 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
-Slicing moves indexing from the outputs towards the inputs, so that nothing is computed that no output needs. Going
-backwards, `demand` says which entries of its inputs an operation needs; going forwards, `narrow` applies the operations
-to those entries alone. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
+Slicing moves indexing from the outputs towards the inputs, so that a program computes only what its outputs need. Going
+backwards, `demand` finds the entries of its inputs that an operation needs; going forwards, `narrow` applies the
+operations to those entries only. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
-    """Every value that the outputs depend on (without the past: for given steps of optimisers), inputs first."""
+    """Every value that the outputs depend on, inputs first; without `past`, optimiser steps count as given."""
     done: dict[Value, None] = {}
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
@@ -43,7 +43,7 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
 
 
 def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
-    """The random sources in the order of their first use: what seeds are made from."""
+    """The random sources in the order of first use, from which their seeds are derived."""
     sources: dict[ops.Source, int] = {}
     for value in values:
         of = value.op.weight if isinstance(value.op, ops.Acting) else value.op
@@ -66,7 +66,7 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
 def bind_names(
     values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Check the user's numbers for the widths and the hyperparameters of a program, and return both."""
+    """Check the user's values for the widths and hyperparameters of a program, and return both."""
     names = {value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)}
     missing = sorted(names - given.keys())
     if missing:
@@ -77,17 +77,17 @@ def bind_names(
 
 
 def transposed(values: Iterable[Value]) -> set[ops.Source]:
-    """The sources with a matrix that acts transposed."""
+    """The sources whose matrices are also applied transposed."""
     return {weight.source for weight in weights_of(values) if weight.transposed}
 
 
 def weights_of(values: Iterable[Value]) -> list[Weight]:
-    """The weights that act in a program, one for each time."""
+    """The weights applied in a program, one entry per application."""
     return [value.op.weight for value in values if isinstance(value.op, ops.Acting)]
 
 
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
-    """A name for each value and each weight: a letter by kind and a number, or the name that the user gave."""
+    """A name for each value and weight: the user's name, or a letter for its kind and a number."""
     counts: Counter[str] = Counter()
     names: dict[Value | ops.Source, str] = {}
     sources = dict.fromkeys(w.source for w in weights_of(values))
@@ -106,12 +106,12 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:
-    """The same outputs, by a program that computes nothing they do not need."""
+    """The same outputs, from a program that computes only what they need."""
     return narrow_with_origins(outputs)[0]
 
 
 def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
-    """The same outputs, narrowed, and for each value of the narrower program the one that it is a part of."""
+    """The same outputs, narrowed, and the original of each value of the narrowed program."""
     values = topological_order(outputs)
     keeps = {output: every(output.shape) for output in outputs}
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
@@ -123,11 +123,11 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
                     both = tuple(map(operator.or_, keeps[x], need))
                     keeps[x] = every(x.shape) if is_all(both) else both
     new: dict[Value, Value] = {}
-    parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
+    parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses share a part
 
     def part(x: Value, keep: Keep) -> Value:
-        """The entries of x that one use of it needs, out of those that any use needs."""
-        if keep is keeps[x]:  # mostly
+        """The entries of x that one use needs, taken from those that all uses need."""
+        if keep is keeps[x]:  # the usual case
             return new[x]
         among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
         key = x, b"".join(axis.tobytes() for axis in among)
@@ -153,8 +153,8 @@ def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Val
 
 
 def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
-    """The entries of a value that are made if some are needed (some axes whole), and those this needs of each input."""
-    whole = keep is every(value.shape)  # mostly
+    """The entries to compute if these are needed (some axes cannot be sliced), and what they need of each input."""
+    whole = keep is every(value.shape)  # the usual case
     if not whole:
         computed = value.op.whole(value.ndim)
         keep = tuple(np.ones_like(axis) if k in computed else axis for k, axis in enumerate(keep))
@@ -175,12 +175,12 @@ def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
 
 
 def _split(joined: Bools, parts: Sequence[Value]) -> list[Bools]:
-    """What belongs to each part of a Join."""
+    """Split an array along the parts of a Join."""
     return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
-    """For each value, of its shape: whether some output depends on the entry."""
+    """For each value, a mask of the entries that some output depends on."""
     values = topological_order(outputs)
     asked = {value: np.zeros(value.shape, dtype=bool) for value in values}
     for output in outputs:
@@ -194,7 +194,7 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
                 for part, some in zip(parts, _split(own, parts), strict=True):
                     asked[part] |= some
             case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-                live = np.broadcast_to(allowed > 0, value.shape)  # masked entries are 0, one alone in its row is 1
+                live = np.broadcast_to(allowed > 0, value.shape)  # a masked entry is 0, the only entry of a row is 1
                 rows = (own & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
                 asked[p] |= _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)
             case op:
@@ -204,7 +204,7 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
 
 
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
-    """What is asked of an array of this shape, whose axes go along these, by what is made of it."""
+    """Reduce a mask of the result to one of an input with this shape, along the axes that the input has."""
     needed = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
     needed = np.expand_dims(needed, tuple(k for k, axis in enumerate(axes) if axis is None))
     once = tuple(k for k, size in enumerate(shape) if size == 1)

@@ -1,7 +1,7 @@
 """A program and its limit law as LaTeX: Definition 3.1 of the paper, applied.
 
-The full style has a line for each operation. The style of a paper has the lines that the law of the outputs needs, and
-this law in a box, where E[Z^x Z^y] of products, combinations and concatenations is written by their parts.
+The full style has one line per operation. The paper style has only the lines that the law of the outputs needs, and a
+box with this law, in which E[Z^x Z^y] of products, combinations and concatenations is expanded into their parts.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FULL = (
     "independent unless a covariance is given."
 )
 PAPER = "As the widths go to infinity (%s):"
-EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same
+EQUAL = (r"\delta", r"\mathbf 1")  # prefixes of factors that are 1 if two matrices are the same
 
 
 def latex(
     name: str, outputs: Sequence[Value], report: Report, document: bool, probes: Sequence[Probe], paper: bool
 ) -> str:
-    """The program with these outputs, its probes, and its limit law; a whole document, or its body."""
+    """The program with these outputs, its probes and its limit law, as a document or its body."""
     every = narrow([*outputs, *(probe.value for probe in probes)])
     writer = Writer(topological_order(every), paper)
     names = [writer.ref(value, tex.letters(value.shape)) for value in every]
@@ -58,7 +58,7 @@ def latex(
 
 
 def formula(outputs: Sequence[Value], report: Report) -> str:
-    """The law alone, for math mode; between $$ it is a displayed formula for MathJax and KaTeX."""
+    """Only the law, for math mode; between $$ it is a displayed formula in MathJax and KaTeX."""
     outputs = narrow(outputs)
     lines = Writer(topological_order(outputs), paper=True).limits(outputs, report)
     status = rf"\text{{{_status(report, PAPER, _plain)}}}"
@@ -66,14 +66,14 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
 
 
 def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
-    """What is known of the limit."""
+    """The status of the limit: proved or conjectured."""
     if report.verdict == NO_LIMIT:
         return f"There is no limit: {escape('; '.join(report.reasons))}."
     return sentence % escape("conjectured" if report.verdict == CONJECTURED else f"proved, {report.theorem}")
 
 
 def _plain(text: str) -> str:
-    """Text within a formula, for renderers that take nothing but letters there."""
+    """Text within a formula, for renderers that accept only letters there."""
     return "".join(c if c.isalnum() or c in " .,:;()+-=/" else " " for c in text).encode("ascii", "replace").decode()
 
 
@@ -85,14 +85,14 @@ class _Sum(NamedTuple):
     core: str
 
     def times(self, *factors: str, over: tuple[str, ...] = ()) -> _Sum:
-        """With more factors in front, and further sums."""
+        """Multiply by more factors and add sums."""
         return _Sum((*over, *self.over), (*(f for f in factors if f), *self.factors), self.core)
 
     def __str__(self) -> str:
         total = [rf"\sum_{{{','.join(self.over)}}}"] if self.over else []
         signed = [f"({f})" if f.startswith("-") else f for f in self.factors]
         numbers = [f for f in signed if f.startswith((r"\frac", "(-")) or f[0].isdigit()]
-        equal = dict.fromkeys(f for f in signed if f.startswith(EQUAL))  # 1 or 0, so that one of each is enough
+        equal = dict.fromkeys(f for f in signed if f.startswith(EQUAL))  # each is 1 or 0, so one of each is enough
         rest = [f for f in signed if f not in numbers and f not in equal]
         return " ".join([*numbers, *total, *equal, *rest, self.core])
 
@@ -102,13 +102,13 @@ class Writer:
         self.values, self.paper = values, paper
         self.names = names_of(values)
         self.letters = Counter(self.names[value][0] for value in values)
-        self.transposed = transposed(values)  # sources with a matrix that acts transposed
-        self.uses: dict[Source, list[Any]] = {}  # the values that a matrix made
-        self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
-        self.random: set[Value] = set()  # what depends on scores or random scalars, and so is random in the limit
+        self.transposed = transposed(values)  # sources whose matrices also act transposed
+        self.uses: dict[Source, list[Any]] = {}  # the outputs of each matrix
+        self.rotated: set[Value] = set()  # vectors with rotary positions
+        self.random: set[Value] = set()  # values that depend on scores or random scalars, hence random in the limit
         self.needed: set[Value] = set()  # values whose limit was written
         normals = any(isinstance(value.op, ops.Normal) for value in values)
-        self.known = r"\text{scalars}" if normals else r"\mathring p"  # all that is random there
+        self.known = r"\text{scalars}" if normals else r"\mathring p"  # everything random in the limit
         for value in values:
             op = value.op
             score = isinstance(op, ops.Normal) or (isinstance(op, Dot) and op.power == 0.5)
@@ -122,11 +122,11 @@ class Writer:
     # Names
 
     def given(self, *values: Value) -> str:
-        """What an expectation of such values is conditional on."""
+        """What an expectation of these values is conditional on."""
         return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:
-        """A value, with its indices; a paper has numbers only where there are several values of a letter."""
+        """A value with its indices; the paper style numbers values only if several share a letter."""
         if isinstance(value.op, Constant) and value.size == 1:
             return tex.decimal(value.op.numbers.ravel()[0])
         letter, number = self.names[value][0], self.names[value][1:]
@@ -134,7 +134,7 @@ class Writer:
         return letter + above + tex.below(indices, value.shape)
 
     def z(self, value: Value, indices: Indices) -> str:
-        """The limit of a value, which must then be defined: Z^h of a vector, p° of a score, a mean or a function."""
+        """The limit of a value, marked as needed: Z^h for a vector, p° for a score, a mean or a function."""
         self.needed.add(value)
         name = self.ref(value, indices)
         if isinstance(value, Vector):
@@ -152,7 +152,7 @@ class Writer:
         return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of one batch are the same, else 0; in a paper, Kronecker's δ where each occurs once."""
+        """1 if two matrices of a batch are equal, else 0; in the paper style, Kronecker's δ where each occurs once."""
         distinct = weight.members is other.members and weight.members.size == np.unique(weight.members).size
         if self.paper and len(i) == len(j) and distinct:
             return " ".join(rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b)
@@ -162,7 +162,7 @@ class Writer:
     # The program
 
     def program(self, value: Value) -> list[str]:
-        """The line of a value; a weight is introduced where it first acts."""
+        """The line of a value; the first use of a weight introduces it."""
         op, i = value.op, tex.letters(value.shape)
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where, name = rf"\qquad ({ranges})" if ranges else "", self.ref(value, i)
@@ -187,12 +187,12 @@ class Writer:
         return [f"{name} = {tex.formula(value, i, self.ref)} {where}"]
 
     def _product_lines(self, op: Acting, value: Value, i: Indices, where: str) -> list[str]:
-        """W x after the law of W, where it first acts; after steps, W' x and the sums of l r^T that moved W."""
+        """W x, after the law of W at its first use; after steps, W' x and the sums of l r^T that changed W."""
         weight = op.weight.drawn
         matrix = self.matrix(weight, i[: len(weight.batch)])
         after = rf"({matrix})^{{({len(steps_of(op))})}}" if steps_of(op) else matrix
         turned = rf"({after})^{{\top}}" if op.weight.transposed else after
-        if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
+        if op.weight.fan != weight.fan:  # the adjoint, used by gradients
             turned = rf"\sqrt{{{tex.dimension(weight.fan)}/{tex.dimension(op.weight.fan)}}} \, {turned}"
         line = f"{self.ref(value, i)} = {turned} {self.ref(op.x, tex.read_indices(value, i)[0])} {where}"
         if isinstance(op, SteppedMatMul):
@@ -210,14 +210,14 @@ class Writer:
     # The limit
 
     def limits(self, outputs: Sequence[Value], report: Report) -> list[str]:
-        """The lines of the limit law; of a paper, the last is the box."""
+        """The lines of the limit law; in the paper style, the last is the box."""
         if report.verdict == NO_LIMIT:
             return []
         if not self.paper:
             return [line for value in self.values for line in self.limit(value)] + self.shared(self.values)
         laws = [line for value in outputs for line in self.law(value)]
         before = -1
-        while before < len(self.needed):  # what a line speaks of needs a line itself
+        while before < len(self.needed):  # a value that a line mentions needs its own line
             before = len(self.needed)
             needed = [value for value in self.values if value in self.needed]
             lines = [line for value in needed if value not in outputs for line in self.limit(value)]
@@ -254,7 +254,7 @@ class Writer:
         return [f"{z} = {tex.formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
 
     def law(self, value: Value) -> list[str]:
-        """What the box of a paper says of an output."""
+        """The line of an output in the box of the paper style."""
         if not isinstance(value, Vector) or tex.matrix_source(value) in (None, *self.transposed):
             return self.limit(value)
         i, given = tex.letters(value.shape), self.given(value)
@@ -265,11 +265,11 @@ class Writer:
         return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", f"{cov}{given}) = {self.expanded(value, i, value, j)}"]
 
     def gaussian(self, value: Any, i: Indices) -> str:
-        """The Gaussian part of Z^{Wx}: all of it, unless the matrix acts transposed too."""
+        """The Gaussian part of Z^{Wx}: all of it, unless the matrix also acts transposed."""
         return ("\\hat " if value.op.weight.source in self.transposed else "") + self.z(value, i)
 
     def _both_ways(self, value: Any) -> list[str]:
-        """Z^{Wx} of a matrix that acts transposed too: a Gaussian part, and what x has of W^T y, by Stein's lemma."""
+        """Z^{Wx} if W also acts transposed: a Gaussian part, and by Stein's lemma a part from the W^T y in x."""
         weight, i = value.op.weight, tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
         for other in self.uses[weight.source]:
@@ -291,13 +291,13 @@ class Writer:
         return f"{mean}{cov} = {self._images(value, i, other, j)}"
 
     def shared(self, values: Sequence[Value]) -> list[str]:
-        """The covariances between values that one matrix made; W x and W^T v have independent Gaussian parts."""
+        """The covariances between outputs of one matrix; W x and W^T v have independent Gaussian parts."""
         among = set(values)
         pairs = (pair for uses in self.uses.values() for pair in combinations(uses, 2) if among.issuperset(pair))
         return [self.covariance(x, y) for x, y in pairs if x.op.weight.transposed == y.op.weight.transposed]
 
     def _score_covariance(self, value: Value, x: Vector, y: Vector, i: Indices, j: Indices) -> str:
-        """The covariance of two scores ⟨x, y⟩: Wick's formula, unless their factors are rotated."""
+        """The covariance of two scores ⟨x, y⟩, by Wick's formula unless their factors have rotary positions."""
         (x1, y1), (x2, y2) = (tex.read_indices(value, k) for k in (i, j))
         if x in self.rotated or y in self.rotated:
             pairs = ((x1, y1), (x2, y2))
@@ -307,24 +307,24 @@ class Writer:
         once = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")  # the δ of both factors
         wick = rf"{left} \, {right}" if left.over or right.over else str(once)
         sources = tex.matrix_source(x), tex.matrix_source(y)
-        if None not in sources and sources[0] is not sources[1]:  # of independent matrices: E[Z^x Z^y] = 0
+        if None not in sources and sources[0] is not sources[1]:  # independent matrices: E[Z^x Z^y] = 0
             return wick
         return rf"{wick} + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
 
     # E[Z^x Z^y]
 
     def expectation(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
-        """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
+        """E[Z^x Z^y] given the scores; for data, the mean over coordinates."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
             return rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.given(x, y)}]"
 
     def product(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
-        """E[Z^x Z^y]; in a paper, with linear steps carried out."""
+        """E[Z^x Z^y]; in the paper style, with linear operations expanded."""
         return self.expanded(x, i, y, j, used) if self.paper else _Sum((), (), self.expectation(x, i, y, j))
 
     def _images(self, value: Value, i: Indices, other: Value, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
-        """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] of products with one weight, zero between different matrices of it."""
+        """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] for products with one weight; 0 between different matrices."""
         a: Any = value.op
         b: Any = other.op
         same = self.same(a.weight, i[: len(a.weight.batch)], b.weight, j[: len(b.weight.batch)])
@@ -332,7 +332,7 @@ class Writer:
         return inner.times(tex.variance(a.weight), same)
 
     def expanded(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
-        """E[Z^x Z^y] as a sum over what x and y are made of; `used` are the letters of sums around it."""
+        """E[Z^x Z^y] expanded into the inputs of x and y; `used` are the summation letters already taken."""
         a, b = x.op, y.op
         weights = [op.weight.source for op in (a, b) if isinstance(op, MatMul)]
         if len(weights) == 2 and weights[0] is weights[1] and weights[0] not in self.transposed:
@@ -343,7 +343,7 @@ class Writer:
             count = a.x.shape[a.axis]
             k = letter if count > 1 else "1"
             of, with_ = (tex.read_indices(x, e, k)[0] for e in (i, j))
-            inner = self.product(a.x, of, a.x, with_, (*used, k))  # if not in a paper, the part has a line of its own
+            inner = self.product(a.x, of, a.x, with_, (*used, k))  # in the full style the part has its own line
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
         if (step := self._combination(x, i, letter)) is not None:
             factor, over, x, i = step
@@ -356,7 +356,7 @@ class Writer:
     def _combination(
         self, value: Vector, i: Indices, letter: str | None
     ) -> tuple[str, tuple[str, ...], Vector, Indices] | None:
-        """A vector as Σ over letters of a factor times an entry of another; None if it is no such combination."""
+        """A vector as Σ over letters of a factor times an entry of another; None if it is not such a combination."""
         match value.op:
             case ops.Mix(c, x) | ops.Scale(c, x) as op if letter:
                 over = (letter,) if isinstance(op, ops.Mix) and x.shape[-1] > 1 else ()

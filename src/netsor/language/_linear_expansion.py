@@ -1,7 +1,7 @@
-"""Every vector of a program as a combination, by fixed numbers, of vectors that are no such combinations.
+"""Expand every vector of a program as a linear combination, with fixed coefficients, of irreducible vectors.
 
-Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of
-initial ones, (1, …, 1), data, and everything else that a program makes. So cancellations are found.
+The irreducible vectors are the columns: outputs W x of matrices that never act transposed, the standard Gaussian
+vectors E_k of initial vectors, (1, …, 1), data, and the results of all other operations. This reveals cancellations.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy  # which loads scipy.sparse when it is first used
+import scipy  # loads scipy.sparse on first use
 
 from ._array import Ints, Value
 from ._graph import transposed
 from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
 from ._vector import Vector
 
-Table = tuple[Ints, Ints, npt.NDArray[np.float64]]  # positions, keys of columns, and numbers
+Table = tuple[Ints, Ints, npt.NDArray[np.float64]]  # positions, column keys, coefficients
 
 
 class Expansion:
-    """The columns, and for each vector its rows. Column 0 is (1, …, 1).
+    """The columns, and the rows (coefficients) of each vector. Column 0 is (1, …, 1).
 
-    `matrix` is the number of the matrix of a column, or −1; E_k has one too, since it has the law of W (1, …, 1).
+    `matrix` is the number of the matrix of each column, or −1. E_k has one too: it has the law of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
@@ -45,15 +45,15 @@ class Expansion:
                 self.rows[value] = scipy.sparse.csr_array(entries, shape=(value.size, len(keys)))
 
     def columns(self, value: Value) -> Ints:
-        """The columns that any vector of the array has."""
+        """The columns that occur in any vector of the array."""
         return np.unique(self.rows[value].indices).astype(np.intp)
 
     def matrices(self, value: Value) -> Ints:
-        """The matrices of all columns of the array; −1 if some have none."""
+        """The matrices of these columns, with −1 if some column has none."""
         return np.unique(self.matrix[self.columns(value)])
 
     def used(self, value: Value) -> scipy.sparse.csr_array:
-        """The matrices that each vector of the array has a column of, (vectors, matrices)."""
+        """Which matrices occur in the columns of each vector, (vectors, matrices)."""
         rows = self.rows[value].tocoo()
         matrix = self.matrix[rows.col]
         some = matrix >= 0
@@ -61,10 +61,10 @@ class Expansion:
         return scipy.sparse.csr_array((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
 
     def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
-        """The vectors that are no combinations of others. W x has the key matrix·total + x, and (1, …, 1) is x = 0."""
+        """The irreducible vectors. W x has the key matrix·total + x, and (1, …, 1) is x = 0."""
         tables: dict[Value, Table] = {}
-        first: dict[Source, int] = {}  # the number of the first matrix of a weight, and of E_0 of an initial vector
-        identity: dict[Value, Ints] = {}  # a number for every vector, the same wherever indexing or stacking moves it
+        first: dict[Source, int] = {}  # number of the first matrix of a weight, or of E_0 of an initial vector
+        identity: dict[Value, Ints] = {}  # a number per vector, unchanged by indexing and stacking
         count, matrices = 1, 0
         for value in vectors:
             identity[value] = count + np.arange(value.size).reshape(value.shape)
@@ -122,5 +122,5 @@ class Expansion:
 
 
 def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
-    """The flat position in x of each entry of a value of this shape that x is broadcast to."""
+    """The flat position in x of each entry after broadcasting x to this shape."""
     return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()

@@ -1,4 +1,4 @@
-"""How values are written: a program as text, one line an operation in the paper's words; and the parts of LaTeX."""
+"""The notation of values: a program as text, one line per operation in the terms of the paper, and LaTeX fragments."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ._score import Pool
 from ._vector import Vector
 from ._width import Width
 
-LETTERS = "ijklmabcdefgh"  # of indices
-# As text and in LaTeX; by identity, since users may have functions of these names too
+LETTERS = "ijklmabcdefgh"  # index letters
+# In text and in LaTeX. Matched by identity, since users may have functions with these names
 INFIX = {ADD: ("+", "+"), SUBTRACT: ("−", "-"), MULTIPLY: ("·", r"\cdot"), MATMUL: ("@", "")}
-# Operations as text, by the names of their inputs and by their fields
+# Operations as text, from the names of their inputs and from their fields
 TEMPLATES: dict[type[ops.Operation], str] = {
     ops.Data: "given vectors in R^{value.width}",
     ops.Constant: "given numbers of shape {value.shape}",
@@ -41,7 +41,7 @@ TEMPLATES: dict[type[ops.Operation], str] = {
 
 
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
-    """The program as it is evaluated: one line an operation, with its kind and what it makes."""
+    """The program as it is evaluated: one line per operation, with its kind and its result."""
     head, rows, last = parts(name, outputs, probes)
     left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
@@ -49,7 +49,7 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
 
 
 def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> tuple[str, list[tuple[str, str, str]], str]:
-    """The first line of the text, a row of three cells for each operation and weight; what is probed and returned."""
+    """The first line of the text, a row of three cells per operation and weight, and the probes and outputs."""
     every = narrow([*outputs, *(probe.value for probe in probes)])
     values = topological_order(every)
     names = names_of(values)
@@ -76,18 +76,18 @@ def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> tuple
 
 
 def _reference(value: Value, names: dict[Value | Source, str]) -> str:
-    """The name of a value; single numbers are written where they are used."""
+    """The name of a value; single numbers are written out."""
     return f"{value.op.numbers.ravel()[0]:g}" if isinstance(value.op, Constant) and value.size == 1 else names[value]
 
 
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
-    """The right-hand side of the line of a value, by its operation; as a function of its inputs if that has no case."""
+    """The right-hand side of the line of a value; an operation without a case is a function of its inputs."""
     op, inputs = value.op, [_reference(x, names) for x in value.op.inputs]
     match op:
         case MatMul(weight, _, each) | SteppedMatMul(weight, _, each):
             steps = steps_of(op)
             matrix = names[weight.source] + "'" * len(steps) + (".T" if weight.transposed else "")
-            if weight.fan != weight.drawn.fan:  # the adjoint, which gradients use
+            if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
                 matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
             moved = f", moved along {', '.join(inputs[1:])}" if steps else ""
             return (f"{matrix}.each({inputs[0]})" if each else f"{matrix} {inputs[0]}") + moved
@@ -112,7 +112,7 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
 
 
 def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
-    """The indices of x that a Take reads, ["j", "3"] for `u[i, j] = x[j, 3]` if `first` is 0; None: no formula."""
+    """The indices that a Take reads, ["j", "3"] for `u[i, j] = x[j, 3]` if `first` is 0; None if no formula fits."""
     indices: list[str] = []
     ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
     for coordinate in np.unravel_index(op.flat, op.x.shape) if op.x.shape else ():
@@ -126,7 +126,7 @@ def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | Non
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
-    """N(mean, cov) over the vectors of an initial value, with numbers where one number says it."""
+    """N(mean, cov) over the vectors of an initial value; numbers stand for constant means and covariances."""
     factor = factor.reshape(mean.size, factor.shape[-1])
     cov = factor @ factor.T
     mean_text = f"{mean.ravel()[0]:g}" if (mean == mean.ravel()[0]).all() else "mean"
@@ -139,7 +139,7 @@ def initial_law(mean: Floats, factor: Floats) -> str:
 
 Indices = Sequence[str]
 
-# Of MathJax and KaTeX too: what is within $$ uses nothing but the commands of amsmath that both have.
+# Also for MathJax and KaTeX: text within $$ uses only amsmath commands that both support.
 DOCUMENT = r"""\documentclass{article}
 \usepackage{amsmath,amssymb}
 \allowdisplaybreaks
@@ -151,12 +151,12 @@ DOCUMENT = r"""\documentclass{article}
 
 
 def gathered(lines: list[str]) -> str:
-    """Formulas below each other."""
+    """Stack formulas vertically."""
     return "\\begin{gather*}\n" + " \\\\\n".join(lines) + "\n\\end{gather*}"
 
 
 def letters(shape: Shape) -> list[str]:
-    """An index for each axis; 1 for an axis of one entry."""
+    """An index letter per axis; 1 for an axis of length 1."""
     names = iter(LETTERS)
     return ["1" if size == 1 else next(names) for size in shape]
 
@@ -167,21 +167,21 @@ def primed(indices: Indices) -> list[str]:
 
 
 def below(indices: Indices, shape: Shape) -> str:
-    """Indices as they are written; axes of one entry have none."""
-    if len(indices) == len(shape):  # or they are one formula for all axes
+    """Indices as a subscript; axes of length 1 have none."""
+    if len(indices) == len(shape):  # otherwise one formula stands for all axes
         indices = [i for i, size in zip(indices, shape, strict=True) if size != 1]
     return f"_{{{','.join(indices)}}}" if indices else ""
 
 
 def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[str]]:
-    """The indices of what the entry i of a value reads of each input; `whole` for an axis that is read whole."""
+    """The indices that entry i of a value reads from each input; `whole` for an axis that is read whole."""
     reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
     sizes = [zip(x.shape, axes, strict=True) for x, axes in reads]
     return [[whole if k is None else "1" if n == 1 else i[k] for n, k in axes] for axes in sizes]
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX sets it, in ASCII."""
+    """Escape text for LaTeX, in ASCII."""
     for special, written in (("−", "-"), ("·", " "), ("…", "..."), ("\\", r"\textbackslash ")):
         text = text.replace(special, written)
     text = re.sub(r"([_&%$#{}])", r"\\\1", text)
@@ -190,7 +190,7 @@ def escape(text: str) -> str:
 
 
 def decimal(number: float) -> str:
-    """A number, with its exponent as a power of ten."""
+    """A number, with an exponent written as a power of ten."""
     mantissa, _, exponent = f"{number:g}".partition("e")
     return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
 
@@ -209,27 +209,27 @@ def dimension(width: Width) -> str:
 
 
 def variance(weight: Weight) -> str:
-    """σ² in/fan, by which E[Z^x Z^x'] becomes a covariance of W x; nothing for 1."""
+    """σ² in/fan, the factor from E[Z^x Z^x'] to the covariance of W x; empty if it is 1."""
     number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
     many, few = dimension(weight.in_width), dimension(weight.fan)
     return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
 
 
 def matrix_source(x: Value) -> Source | None:
-    """The source of the matrices that made x, or what x is an index of; None if it is no MatMul output."""
+    """The source of the matrices that made x (or the array that x indexes); None if x is not a MatMul output."""
     op = x.op.x.op if isinstance(x.op, Take) else x.op
     return op.weight.source if isinstance(op, MatMul) else None
 
 
-Reference = Callable[[Value, Indices], str]  # how a formula writes its inputs: a value, or the limit of one
+Reference = Callable[[Value, Indices], str]  # how a formula writes an input: as a value or as its limit
 LATEX = {ops.Add: "{0} + {1}", ops.Scale: r"{0} \, {1}", ops.Mix: r"\sum_{{{k}}} {0} \, {1}"}
 
 
 def formula(value: Value, i: Indices, ref: Reference) -> str:
-    """The entry i of a value, by its operation; as a function of its inputs, if that has no case here."""
+    """Entry i of a value; an operation without a case is a function of its inputs."""
     op = value.op
     match op:
-        case ops.Take(x):  # π: a selection that no formula in the indices gives
+        case ops.Take(x):  # π: a selection that no index formula describes
             return ref(x, taken_indices(op, i, 1) or ([rf"\pi({','.join(i)})"] if x.shape else []))
         case ops.Join(parts):
             every = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in parts)
@@ -237,7 +237,7 @@ def formula(value: Value, i: Indices, ref: Reference) -> str:
         case ops.Concat(x, axis):
             first, last = (ref(x, read_indices(value, i, k)[0]) for k in ("1", str(x.shape[axis])))
             return rf"({first}; \dots; {last})"
-    summed = LETTERS[len(i)]  # the index of a sum
+    summed = LETTERS[len(i)]  # the summation index
     read = list(map(ref, op.inputs, read_indices(value, i, summed if isinstance(op, ops.Mix) else r"\cdot")))
     match op:
         case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in INFIX:

@@ -1,6 +1,6 @@
-"""The operations of the language. Those that operators make are defined next to the values they make.
+"""The operations of the language. Those of Python operators are defined next to `Vector` and `Scalar`.
 
-Each makes an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x.
+Each returns an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ._width import Width
 
 
 class Concat(Entrywise):
-    """V: the vectors along one axis, set end to end in one space."""
+    """V: the vectors along one axis, concatenated into one longer vector."""
 
     acts, kind = VectorAccess.LINEARLY, "concatenation"
     x: Vector
     axis: int
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """The axis whole."""
+        """The whole concatenated axis."""
         return ((*range(self.axis), None, *range(self.axis, ndim)),)
 
 
 class Split(Entrywise):
-    """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
+    """V: split vectors into `count` parts along a new axis; the inverse of a Concat along it."""
 
     acts, kind = VectorAccess.LINEARLY, "parts"
     x: Vector
@@ -45,7 +45,7 @@ class Split(Entrywise):
         return (tuple(a for a in range(ndim) if a != self.axis),)
 
     def whole(self, ndim: int) -> Sequence[int]:
-        """The new axis: all parts are made."""
+        """The new axis: all parts are computed."""
         return (self.axis,)
 
 
@@ -58,7 +58,7 @@ class Dot(Entrywise):
     power: float
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """The last axes paired."""
+        """All pairs along the last axes."""
         batch = ndim - 2
         return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
 
@@ -71,7 +71,7 @@ class Root(Operation):
     under: tuple[Width, ...]
 
     def of(self, widths: Mapping[str, float]) -> float:
-        """The number: NaN if two widths go to infinity at rates of their own."""
+        """The number; NaN if two widths go to infinity independently."""
         powers = [(width, 0.5) for width in self.over] + [(width, -0.5) for width in self.under]
         return math.prod((width.bind(widths) ** power for width, power in powers), start=1.0)
 
@@ -81,39 +81,39 @@ class Root(Operation):
 
 
 class Join(Operation):
-    """V or S: arrays set end to end along their first axis."""
+    """V or S: arrays concatenated along their first axis."""
 
     acts, kind, parted = VectorAccess.LINEARLY, "join", True
     parts: tuple[Value, ...]
 
 
-# Steps of an optimiser: W moves along a function of G = Σ_i δ_i x_i^T over all its uses, and of earlier G. The vectors
-# δ_i and x_i are inputs of W' x. The reference interpreter moves the matrix; the exact engine rewrites the
-# operation. As in training, gradients pass from W' x to x, and never to δ_i and x_i, which are in the past.
+# Optimiser steps: the update of W is a function of G = Σ_i δ_i x_i^T over all its uses, and of earlier G. The vectors
+# δ_i and x_i are inputs of W' x. The reference interpreter updates the matrix; the exact engine rewrites the operation.
+# As in training, gradients flow from W' x to x, but not to δ_i and x_i, which belong to an earlier step.
 
 
 @dataclass(frozen=True, eq=False)
 class OptimiserStep:
-    """What a step does with the gradient of one parameter of R^{out × in}."""
+    """The optimiser step of one parameter in R^{out × in}."""
 
     name: str  # of the parameter, for messages
     optimiser: Optimiser
-    factor: float  # of its learning rate
-    scalars: tuple[bool, bool]  # whether a scalar of the program multiplies η, and λ
+    factor: float  # multiplies the learning rate
+    scalars: tuple[bool, bool]  # whether scalars of the program multiply η and λ
     in_width: Width
     out_width: Width
 
     @property
     def weight_decay(self) -> float:
-        """λ, up to a scalar."""
+        """λ, without its scalar factor."""
         return self.of(self.optimiser.weight_decay, {})
 
     def rate(self, widths: Mapping[str, float]) -> float:
-        """η at these widths, up to a scalar."""
+        """η at these widths, without its scalar factor."""
         return self.factor * self.of(self.optimiser.lr, widths)
 
     def adjusted(self, widths: Mapping[str, float]) -> float:
-        """η times what the optimiser multiplies it by."""
+        """η times the optimiser's own factor."""
         return self.rate(widths) * self.of(self.optimiser._adjustment, widths)
 
     def eps(self, widths: Mapping[str, float]) -> float:
@@ -137,9 +137,9 @@ class OptimiserStep:
 
 @dataclass(frozen=True, eq=False)
 class GradientTerm:
-    """A pair (left, right) of inputs of `SteppedMatMul`: Σ_k l[b, k] r[b, k]^T, times `size`, is a term of G.
+    """A pair (left, right) of inputs of `SteppedMatMul`: size · Σ_k l[b, k] r[b, k]^T is a term of G.
 
-    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in); l or r is √(out·unit) ∂L/∂y.
+    It comes from a use y = W x (√(in/fan) W x, if W has entries N(0, σ²/in)); l or r is √(out·unit) ∂L/∂y.
     """
 
     step: int
@@ -148,23 +148,23 @@ class GradientTerm:
     unit: str | None
 
     def size(self, widths: Mapping[str, float]) -> float:
-        """By what l r^T is multiplied in G."""
+        """The factor of l r^T in G."""
         fan, out, columns = (w.bind(widths) for w in (self.used.fan, self.used.out_width, self.used.drawn.in_width))
         return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
 
 
 class SteppedMatMul(Acting):
-    """V: products with the matrices as they are after steps."""
+    """V: products with the matrices after optimiser steps."""
 
     kind = "MatMul after a step"
     left: tuple[Vector, ...]
     right: tuple[Vector, ...]
-    scalars: tuple[Scalar, ...]  # learning rates and weight decays that are values of the program
+    scalars: tuple[Scalar, ...]  # learning rates and weight decays that are scalars of the program
     parts: tuple[GradientTerm, ...]
     steps: tuple[OptimiserStep, ...]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All uses of the past."""
+        """All uses in earlier steps."""
         return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in self.inputs[1:])
 
 
@@ -179,30 +179,30 @@ class SteppedParameter(Operation):
     rule: OptimiserStep
 
     def sizes(self, widths: Mapping[str, float]) -> list[float]:
-        """By what each d is multiplied in G."""
+        """The factor of each d in G."""
         own = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
         return [float((own * (1.0 if unit is None else widths[unit])) ** -0.5) for unit in self.units]
 
 
 def scalars_of(op: SteppedMatMul | SteppedParameter, number: int = 0) -> list[Scalar | float]:
-    """By what η and λ of a step are multiplied: scalars of the program, or 1."""
+    """The scalar factors of η and λ in a step, or 1."""
     steps = op.steps if isinstance(op, SteppedMatMul) else (op.rule,)
     given = iter(op.scalars[sum(sum(rule.scalars) for rule in steps[:number]) :])
     return [next(given) if there else 1.0 for there in steps[number].scalars]
 
 
 def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
-    """The steps that the matrix of an operation has made."""
+    """The steps that the matrix of an operation has taken."""
     return op.steps if isinstance(op, SteppedMatMul) else ()
 
 
 def current_inputs(op: Operation) -> tuple[Value, ...]:
-    """The inputs of an operation that are not in the past of what it makes."""
+    """The inputs of an operation that do not belong to earlier steps."""
     return (op.x,) if isinstance(op, SteppedMatMul) else () if isinstance(op, SteppedParameter) else op.inputs
 
 
 def initial_value(value: Value) -> tuple[Value, int]:
-    """What a value was before all steps, and how many they were."""
+    """A parameter before all steps, and the number of steps."""
     count = 0
     while isinstance(value.op, SteppedParameter):
         value, count = value.op.x, count + 1

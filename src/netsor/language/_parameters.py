@@ -19,25 +19,25 @@ from ._width import Width, as_width, bindable
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weight:
-    """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
+    """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the input width.
 
-    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b]. `W[0]` is one of
-    the matrices, not a new one. `W.T` has the same entries, so its fan is the width out.
+    Create it with `ns.weight`. `W @ x` applies every matrix to every vector, `W.each(x)` applies matrix b to x[b].
+    `W[0]` is one of the matrices, not a new one. `W.T` has the same entries, so its fan is the output width.
 
     Attributes
     ----------
     source : Source
-        Where the matrices were made, and their name.
+        The identity of the random matrices, and their name.
     out_width, in_width, fan : Width
-        Of W x, of x, and what the variance of the entries is divided by.
+        The widths of W x and x, and the width that divides the variance of the entries.
     std : float
         σ in entries N(0, σ²/fan).
     members, count : numpy.ndarray, int
-        Which matrices of the source these are, and how many it has.
+        Which matrices of the source these are, and the number of matrices of the source.
     transposed : bool
-        Whether these are the matrices transposed.
+        Whether the matrices are transposed.
     by : Scalar or None
-        What products are multiplied by, if σ is a scalar of the program; `std` is then 1.
+        The factor of all products if σ is a scalar of the program; `std` is then 1.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Weight:
     transposed: bool = False
     by: Scalar | None = None
 
-    __array_ufunc__ = None  # array @ W is then a TypeError of Python
+    __array_ufunc__ = None  # makes array @ W a TypeError
 
     @property
     def batch(self) -> Shape:
@@ -67,17 +67,17 @@ class Weight:
 
     @property
     def T(self) -> Weight:
-        """The transposed matrices, with the entries of W: the coordinates of W^T v have variance std² |v|²/in."""
+        """The transposed matrices, with the entries of W. Coordinates of W^T v have variance std² |v|²/in."""
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
     @property
     def adjoint(self) -> Weight:
-        """√(in/out) W^T, with entries N(0, std²/out): it takes √out ∂p/∂(W x) to √in ∂p/∂x, but for √(in/fan)."""
+        """√(in/out) W^T, with entries N(0, std²/out). It maps √out ∂p/∂(W x) to √in ∂p/∂x, up to √(in/fan)."""
         return replace(self.T, fan=self.out_width)
 
     @property
     def drawn(self) -> Weight:
-        """The matrices as they are drawn: not transposed, with entries N(0, std²/in)."""
+        """The matrices as sampled: not transposed, with entries N(0, std²/in)."""
         made = self.T if self.transposed else self
         return replace(made, fan=made.in_width)
 
@@ -94,11 +94,11 @@ class Weight:
         return replace(self, members=np.asarray(self.members.take(index_positions(self.batch, key, "weight"))))
 
     def __matmul__(self, x: Vector) -> Vector:
-        """Every matrix of the batch on every vector: shape batch + x.shape."""
+        """Apply every matrix of the batch to every vector; the shape is batch + x.shape."""
         return self._product("W.T @ x" if self.transposed else "W @ x", x, each=False)
 
     def each(self, x: Vector) -> Vector:
-        """Matrix b on the vectors x[b]."""
+        """Apply matrix b to the vectors x[b]."""
         return self._product("W.each(x)", x, each=True)
 
     def _product(self, operation: str, x: Vector, each: bool) -> Vector:
@@ -107,14 +107,14 @@ class Weight:
             maps = f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to R^{self.out_width}"
             raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
         if each and x.shape[: len(self.batch)] != self.batch:
-            raise TraceError(operation, f"the batch {self.batch} is not how the shape {x.shape} of x begins")
+            raise TraceError(operation, f"the shape {x.shape} of x must begin with the batch {self.batch}")
         shape = x.shape if each else self.batch + x.shape
         product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
         return product if self.by is None else self.by * product
 
 
 class Acting(Entrywise):
-    """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
+    """V: g[b, i] = W_b x[i], every matrix times every vector; with `each`, g[b, i] = W_b x[b, i]."""
 
     acts, letter = VectorAccess.BY_PRODUCTS, "g"
     weight: Weight
@@ -122,13 +122,13 @@ class Acting(Entrywise):
     each: bool
 
     def at(self, keep: Keep) -> Self:
-        """Some of the matrices."""
+        """Select matrices."""
         batch = keep[: len(self.weight.batch)]
         return replace(self, weight=self.weight[box(batch)]) if batch else self
 
 
 class MatMul(Acting):
-    """V: products with the matrices as they are drawn."""
+    """V: products with the matrices as sampled."""
 
     kind = "MatMul"
 
@@ -142,7 +142,7 @@ def weight(
     *,
     entry_std: float | None = None,
 ) -> Weight:
-    """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
+    """A weight matrix in R^{out × in} with i.i.d. entries N(0, std²/in), or a batch of independent ones.
 
     Parameters
     ----------
@@ -151,12 +151,12 @@ def weight(
     batch
         The number of independent matrices, an integer or a shape; one matrix by default. See `ns.Weight` for products.
     std
-        σ in entries N(0, σ²/in): a number, or a scalar such as `ns.hyperparameter("std")`, so that a grid of σ is
-        planned once at finite widths. Gradients by such a weight are refused.
+        σ in entries N(0, σ²/in): a number, or a scalar such as `ns.hyperparameter("std")`. With a scalar, a grid of σ
+        is planned only once at finite widths, but gradients with respect to the weight raise an error.
     name
         The name in `print(net)` and `net.latex()`.
     entry_std
-        The standard deviation of the entries themselves, as in N(0, 0.02²), if in_width is a number.
+        The standard deviation of the entries themselves, as in N(0, 0.02²); needs an integer in_width.
 
     Examples
     --------
@@ -187,14 +187,14 @@ def weight(
 
 
 class Data(Entrywise):
-    """V: given vectors of a fixed finite dimension, the last axis of the array."""
+    """V: given vectors of a fixed dimension, the last axis of the array."""
 
     acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
     vectors: Floats
 
 
 class Normal(Operation):
-    """S: i.i.d. N(0, std²). All entries are drawn, so that every part of a program sees the same numbers."""
+    """S: i.i.d. N(0, std²). All entries are sampled, so that every part of a program sees the same numbers."""
 
     kind, letter = "random scalars", "z"
     source: Source
@@ -210,18 +210,18 @@ def gaussian(
     cov: npt.ArrayLike = 1.0,
     name: str | None = None,
 ) -> Vector:
-    """Initial vectors: coordinates i.i.d. over α, jointly N(mean, cov) across the vectors.
+    """Initial vectors. Coordinates are i.i.d. over α and jointly N(mean, cov) across the vectors.
 
     Parameters
     ----------
     width
-        The dimension of the vectors, a `Width` or an integer.
+        The dimension of the vectors: a `Width` or an integer.
     shape
         The shape of the array of vectors; a single vector by default.
     mean
-        The mean of the coordinates of each vector; broadcasts to the shape.
+        The mean of the coordinates of each vector; broadcast to the shape.
     cov
-        The variance of independent vectors, or a covariance matrix, of shape (size, size) or shape + shape.
+        The variance of independent vectors, or a covariance matrix of shape (size, size) or shape + shape.
     name
         The name shown in messages.
 
@@ -253,7 +253,7 @@ def gaussian(
 
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """R with R Rᵀ = cov, maybe singular: by correlations, since vectors of size 1e-8 may stand next to those of 1e8."""
+    """R with R Rᵀ = cov, which may be singular. It uses correlations: sizes 1e-8 and 1e8 may occur together."""
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
     if not symmetric or np.linalg.eigvalsh(covariance)[0] < -1e-10 * size:
@@ -261,13 +261,13 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     unit = np.where(std > 0, std, 1.0)
     eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
-    if eigenvalues[0] < -1e-10:  # a variance below the rounding of the others gives meaningless correlations
+    if eigenvalues[0] < -1e-10:  # a variance below the round-off of the others has meaningless correlations
         unit = np.ones(len(std))
         eigenvalues, vectors = np.linalg.eigh(covariance)
-    # rounding makes an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal vectors differ
+    # round-off turns an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal vectors differ
     eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
     root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
-    # vectors with equal or opposite covariances are equal or opposite to their last digits, whatever rounding did
+    # vectors with equal or opposite covariances must be equal or opposite in every digit, despite round-off
     sign = np.where(covariance[np.arange(len(std)), np.argmax(covariance != 0, axis=1)] < 0, -1.0, 1.0)
     _, first, which = np.unique(sign[:, None] * covariance, axis=0, return_index=True, return_inverse=True)
     same = first[which.ravel()]
@@ -276,12 +276,12 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float | Scalar = 1.0, *, name: str | None = None) -> Scalar:
-    """Random scalars, i.i.d. N(0, std²), such as relative biases of scores. Other parameters are those of `gaussian`.
+    """Random scalars, i.i.d. N(0, std²), such as relative biases. The other parameters are those of `gaussian`.
 
     Parameters
     ----------
     std : float or Scalar
-        The standard deviation, a number or a scalar of the program.
+        The standard deviation: a number or a scalar of the program.
 
     Examples
     --------
@@ -297,12 +297,12 @@ def normal(shape: int | tuple[int, ...] = (), std: float | Scalar = 1.0, *, name
 
 
 def hyperparameter(name: str) -> Scalar:
-    """A number that you give when you evaluate the program; at finite widths, a grid of numbers is planned once.
+    """A number that you give when you evaluate the program. At finite widths, a grid of values is planned only once.
 
     Parameters
     ----------
     name : str
-        The keyword of `law`, `draw`, `simulate` and `plan` that gives the number: `net.draw(…, lr=0.1)`.
+        The keyword for the number in `law`, `draw`, `simulate` and `plan`, as in `net.draw(…, lr=0.1)`.
 
     Examples
     --------
@@ -315,7 +315,7 @@ def hyperparameter(name: str) -> Scalar:
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
-    """Data: given vectors of a fixed finite dimension, the input of a real network. A weight has this fan-in.
+    """Given vectors of a fixed dimension, the input of a real network. The dimension is the fan-in of the first weight.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Probes: names for values inside a program, which audits measure. They are no operations and change no law."""
+"""Probes: names for values inside a program, for audits to measure. They are not operations and change no law."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._vector import Vector
 TOKENS = Vector, 1, True, "vectors (tokens,)"
 INSIDE = Vector, 1, False, "vectors (…, tokens)"
 SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
-# For each name: the kind of value, how many last axes it must have, whether it may have no others, and words for that
+# For each name: the kind of value, its number of last axes, whether leading axes are forbidden, and a description
 NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
     **dict.fromkeys(("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS),
     **dict.fromkeys(("query", "key", "value", "hidden"), INSIDE),
@@ -35,7 +35,7 @@ class Probe(NamedTuple):
 
     name: str
     value: Value
-    mask: npt.NDArray[np.bool_] | None = None  # scores that take part (None: as the softmax), or words that are right
+    mask: npt.NDArray[np.bool_] | None = None  # scores that take part (None: those of the softmax), or correct words
 
 
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
@@ -47,14 +47,14 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     Parameters
     ----------
     name : str
-        What the value is: "embedding", the stream before the first block; then, block by block, "attention", "cross"
-        (attention to an encoder) and "mlp", what the branches add; "middle", the stream between them if a norm follows
-        each sum; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts", scalars; and
-        "stream", which ends the block; at last "logits", or "loss". A second "embedding" begins a decoder.
+        What the value is. "embedding" is the stream before the first block. In each block, "attention", "cross"
+        (attention to an encoder) and "mlp" are the outputs of the branches; "middle" is the stream between them if a
+        norm follows each sum; "query", "key", "value" and "hidden" are vectors, "scores", "weights" and "experts"
+        scalars; "stream" ends the block. "logits" or "loss" comes last. A second "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
     mask : array_like or str, optional
-        Which scores or weights take part, as in `ns.softmax`, whose mask is the default.
+        Which scores or weights take part, as in `ns.softmax`; by default the mask of the softmax.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
 
 @contextmanager
 def watching(probes: list[Probe] | str) -> Iterator[None]:
-    """Add the probes that are set inside the context to a list, or refuse them for a reason."""
+    """Collect the probes set inside the context in a list, or reject them with the given reason."""
     before = _open.set(probes)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Rotary positions, which make scores depend on the distance of tokens."""
+"""Rotary positions, which make scores depend on the distance between tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._vector import Vector, as_vector
 
 
 class Stretch(NamedTuple):
-    """RoPE scaling as in Llama 3.1: low frequencies of rotary positions are divided by `factor`, high ones are kept.
+    """RoPE scaling as in Llama 3.1: divide low frequencies of rotary positions by `factor`, and keep high ones.
 
     A frequency θ makes c = θ · original / 2π turns in the original context. It is kept if c > high, divided by `factor`
-    if c < low, and interpolated linearly in c in between.
+    if c < low, and interpolated linearly in c otherwise.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class Stretch(NamedTuple):
 class Rotate(Entrywise):
     """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
 
-    R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
-    θ_f = base^(−2f/r), stretched if that is given; the others stay.
+    R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f, with
+    θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves the others unchanged.
     """
 
     acts, kind = VectorAccess.ON_PLACES, "rotation"
@@ -62,16 +62,16 @@ class Rotate(Entrywise):
     stretch: Stretch | None = None
 
     def angles(self, width: int) -> Floats:
-        """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
+        """t_i θ_f, of shape (tokens, r/2), at a finite width. Raises ValueError if r is odd."""
         r = round(self.fraction * width)
         if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
             of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
-            raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
+            raise ValueError(f"rotary rotates pairs of coordinates, but {of} is not an even number: bind an even width")
         theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
         return np.outer(self.positions, theta if self.stretch is None else self.stretch.of(theta))
 
     def at(self, keep: Keep) -> Rotate:
-        """Some of the tokens."""
+        """Select tokens."""
         return replace(self, positions=self.positions[keep[-1]])
 
 
@@ -82,24 +82,24 @@ def rotary(
     fraction: float = 1.0,
     stretch: Stretch | None = None,
 ) -> Vector:
-    """Rotary positions: rotate each vector by the position of its token, the last axis of x.
+    """Apply rotary positions: rotate each vector by the position of its token, the last axis of x.
 
     At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r), among the first r = fraction ·
-    width coordinates; r must be even at every width that you bind. The width of x must be finite in a law at infinite
-    width, unless you extrapolate it (``method="extrapolate"``); other widths may be infinite.
+    width coordinates; r must be even at every width that you bind. For a law at infinite width, keep the width of x
+    finite (other widths may be infinite), or extrapolate (``method="extrapolate"``).
 
     Parameters
     ----------
     x : Vector
         Queries or keys, (…, tokens).
     positions : array_like of float, optional
-        One for each token; 0, 1, … by default.
+        One position per token; 0, 1, … by default.
     base : float
         The base of the frequencies.
     fraction : float
-        The fraction of coordinates that is rotated, above 0 and at most 1.
+        The fraction of coordinates to rotate, above 0 and at most 1.
     stretch : Stretch, optional
-        Scales low frequencies, as in Llama 3.1; needs a base above 1.
+        Scaling of low frequencies, as in Llama 3.1; needs a base above 1.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def rotary(
         raise TraceError("rotary", "needs an axis of tokens, got one vector: x[None] has one token")
     at = numbers(np.arange(x.shape[-1]) if positions is None else positions, "rotary", "positions")
     if at.shape != x.shape[-1:]:
-        raise TraceError("rotary", f"positions of shape {at.shape} must be one for each of {x.shape[-1]} tokens")
+        raise TraceError("rotary", f"positions of shape {at.shape} must have shape {x.shape[-1:]}, one per token")
     base = real(base, "base", "rotary", above=0)
     if stretch is not None:
         stretch = checked_stretch(stretch, "stretch", "rotary")

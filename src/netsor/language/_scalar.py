@@ -1,4 +1,4 @@
-"""Scalars, their arithmetic, and the operations that it makes; `_operation` lists all operations."""
+"""Scalars, their arithmetic and its operations; `_operation` lists all operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEAN = Function("mean", lambda x: array_namespace(x).mean(x, axis=-1), bounded=F
 
 
 def power(exponent: float) -> Function:
-    """x^k, a polynomial for k = 0, 1, …; else it has a pole or a root at 0, or no value below 0."""
+    """x^k: a polynomial for k = 0, 1, …; otherwise singular at 0, or undefined below 0."""
     lipschitz = exponent >= 0 and float(exponent).is_integer()
     return Function("power", partial(_power, k=exponent), False, lipschitz, (exponent,))
 
@@ -41,7 +41,7 @@ Operator = Callable[["Scalar", "ScalarLike"], "Scalar"]
 
 
 def _operators(f: Function) -> tuple[Operator, Operator]:
-    """The methods of p ∘ q and q ∘ p."""
+    """The methods for p ∘ q and q ∘ p."""
 
     def made(*arguments: ScalarLike) -> Scalar:
         if any(isinstance(a, Value) and not isinstance(a, Scalar) for a in arguments):
@@ -56,7 +56,7 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    You can do arithmetic with scalars and numbers. `ns.dot` and `ns.normal` make them. They are values, see `ns.Value`.
+    You can do arithmetic with scalars and numbers. Create scalars with `ns.dot` and `ns.normal`. See `ns.Value`.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Scalar(Value):
         return applied(power(real(exponent, "exponent", "**")), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
-        """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
+        """With scalars, the matrix product; with vectors, the combinations y_i = Σ_j a_ij x_j."""
         vectors = isinstance(other, Value) and not isinstance(other, Scalar)
         return NotImplemented if vectors else _matmul(self, as_scalar(other, "@"))
 
@@ -93,12 +93,12 @@ class Scalar(Value):
         return _matmul(as_scalar(other, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The sum over an axis, several, or all."""
+        """The sum over one axis, several axes, or all."""
         p = self._axes_last(axis, "sum")
         return applied(SUM, (p,), p.shape[:-1], axes=1)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The mean over an axis, several, or all."""
+        """The mean over one axis, several axes, or all."""
         p = self._axes_last(axis, "mean")
         return applied(MEAN, (p,), p.shape[:-1], axes=1)
 
@@ -113,19 +113,19 @@ class Constant(Entrywise):
     numbers: Floats
 
     def taken(self, whole: Value, flat: npt.NDArray[np.intp]) -> Constant:
-        """Some of the numbers."""
+        """Select numbers."""
         return Constant(self.numbers.ravel()[flat])
 
 
 class Hyperparameter(Operation):
-    """S: a number that is given by its name when the program is evaluated."""
+    """S: a number that the user gives by name when evaluating the program."""
 
     kind, letter = "hyperparameter", "c"
     name: str
 
 
 class Apply(Entrywise):
-    """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
+    """S: f of scalars, elementwise over all but the last `axes` axes, which f receives whole."""
 
     kind = "function of scalars"
     f: Function
@@ -134,20 +134,20 @@ class Apply(Entrywise):
 
     @property
     def leading(self) -> int:
-        """How many axes it is elementwise over."""
+        """The number of axes over which f is elementwise."""
         return max(p.ndim for p in self.scalars) - self.axes
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """The last axes whole."""
+        """The whole last axes."""
         return tuple((*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
 
     def whole(self, ndim: int) -> Sequence[int]:
-        """The axes of the result of f, which reads its own axes whole."""
+        """The last axes of the result, which f computes together."""
         return range(self.leading, ndim)
 
 
 def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
-    """A scalar value from what the user wrote for one: itself, or numbers."""
+    """Convert an argument to a scalar value: a scalar, or numbers."""
     if isinstance(c, Scalar):
         return c
     if isinstance(c, Value):
@@ -156,7 +156,7 @@ def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
 
 
 def constant(c: Floats) -> Scalar:
-    """Given numbers as a value."""
+    """Numbers as a value."""
     return Scalar(Constant(c), c.shape)
 
 
@@ -167,7 +167,7 @@ def broadcast(operation: str, *values: Value) -> Shape:
 
 
 def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
-    """The shape that these broadcast to, or a TraceError that states the problem."""
+    """The shape that these broadcast to, or a TraceError with the problem."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -175,7 +175,7 @@ def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
 
 
 def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0) -> Scalar:
-    """f of scalars, a value of the given shape; computed at once if all of them are numbers."""
+    """f of scalars, a value of the given shape; evaluated immediately if all are numbers."""
     if not all(isinstance(p.op, Constant) for p in scalars):
         return Scalar(Apply(f, scalars, axes), shape)
     ndim = max(p.ndim for p in scalars)

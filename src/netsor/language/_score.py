@@ -21,12 +21,12 @@ from ._width import Width
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
-    Shapes (heads, s) and (heads, t) give (heads, s, t), and two single vectors one scalar; leading axes broadcast.
+    Shapes (heads, s) and (heads, t) give (heads, s, t); two single vectors give one scalar. Leading axes broadcast.
 
     Parameters
     ----------
     x, y
-        Vectors of one width, such as queries and keys.
+        Vectors of the same width, such as queries and keys.
 
     Examples
     --------
@@ -84,14 +84,14 @@ def concat(x: Vector, axis: int = 0) -> Vector:
 
 
 def split(x: Vector, count: int, axis: int) -> Vector:
-    """The parts that vectors of width count·d are made of, along a new axis: what `concat` along it undoes."""
+    """Split vectors of width count·d into parts along a new axis; the inverse of `concat` along it."""
     factor = x.width.factor // count
     part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
     return Vector(Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part)
 
 
 def rsqrt(x: Any, eps: float) -> Any:
-    """(x + eps)^(−1/2), and 0 where that is infinite."""
+    """(x + eps)^(−1/2), or 0 where that is infinite."""
     xp = array_namespace(x)
     zero = x + eps == 0
     return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
@@ -107,7 +107,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     eps : float
         Added to the mean square.
     gain : float
-        A factor of the result.
+        A factor that multiplies the result.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     x = as_vector(x, "rms_norm")
     eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
-    # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
+    # the reciprocal root is Lipschitz away from 0, so for eps > 0
     f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
     normed = applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
     gain = scale(gain, "gain", "rms_norm")
@@ -127,7 +127,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """`rms_norm` of x less the mean of its coordinates. The parameters are those of `rms_norm`.
+    """Subtract the mean of the coordinates, then apply `rms_norm`. The parameters are those of `rms_norm`.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     Parameters
     ----------
     values : sequence of Vector, or of Scalar
-        One or more arrays, whose shapes differ along the axis only.
+        One or more arrays; their shapes may differ only along the axis.
     axis : int
         The axis to join.
 
@@ -162,7 +162,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of one shape along a new axis, as numpy.stack does. Other parameters are those of `join`.
+    """Stack arrays of equal shape along a new axis, as numpy.stack does. The other parameters are those of `join`.
 
     Parameters
     ----------
@@ -181,16 +181,16 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
 
 
 def _aligned(values: Sequence[V], axis: int, operation: str) -> tuple[tuple[V, ...], int]:
-    """The arrays that are joined along an axis, or stacked along a new one, and the axis."""
+    """Check arrays that are to be joined or stacked, and the axis."""
     try:
         parts = tuple(values)
-    except Exception:  # a user's object may raise anything when it is iterated over
+    except Exception:  # iterating over a user's object may raise anything
         raise TraceError(operation, "values", values, "a list of vectors or of scalars") from None
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")
     vectors = [part for part in parts if isinstance(part, Vector)]
     if (vectors and len(vectors) < len(parts)) or not all(isinstance(part, Value) for part in parts):
-        raise TraceError(operation, f"needs vectors alone or scalars alone, got {shown(list(parts))}")
+        raise TraceError(operation, f"needs only vectors or only scalars, got {shown(list(parts))}")
     if vectors:
         same_width(operation, *vectors)
     new = operation == "stack"
@@ -202,7 +202,7 @@ def _aligned(values: Sequence[V], axis: int, operation: str) -> tuple[tuple[V, .
 
 
 class Pool(Operation):
-    """S: `count` numbers, a symmetric function f of all coordinates of all vectors of x."""
+    """S: `count` numbers, a permutation-invariant function f of all coordinates of all vectors of x."""
 
     acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
     f: Function
@@ -211,6 +211,6 @@ class Pool(Operation):
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
-    """`count` scalars: a symmetric function f, (replicas, numbers) → (replicas, count), of all coordinates of x."""
+    """`count` scalars: a permutation-invariant f, (replicas, numbers) → (replicas, count), of all coordinates of x."""
     name = getattr(f, "__name__", "f")
     return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

@@ -21,10 +21,10 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     Parameters
     ----------
     p
-        Scalars with an axis to run over.
+        Scalars with at least one axis.
     mask
         Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
-        p (for padding, one of shape (tokens,) that is False on the padding); all unless given.
+        p (for padding, an array of shape (tokens,) that is False on the padding); all by default.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
 
 
 def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
-    """Which scores of this shape take part, as a boolean array that broadcasts to it."""
+    """The mask of scores of this shape, as a boolean array that broadcasts to it."""
     if isinstance(mask, str) and mask == "causal":
         if len(shape) < 2 or shape[-1] != shape[-2]:
             raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
@@ -63,9 +63,9 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     return allowed
 
 
-@lru_cache(maxsize=4)  # layers share their masks, which are large
+@lru_cache(maxsize=4)  # masks are large, and layers share them
 def _mask_numbers(shape: Shape, mask: bytes) -> Floats:
-    """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
+    """A mask as numbers 1 and 0; equal masks share one read-only array."""
     numbers = np.frombuffer(mask, dtype=bool).reshape(shape).astype(np.float64)
     numbers.setflags(write=False)
     return numbers

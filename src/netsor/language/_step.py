@@ -1,4 +1,4 @@
-"""Steps of optimisers: the same outputs with the weights after them, as values of the same program."""
+"""Optimiser steps: the same outputs with the updated weights, as values of the same program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._tangent_kernel import clipped, gradients
 from ._width import Width
 
 NAMELESS = "a parameter without a name"
-MATRICES = "matrices"  # the key of all weights without a key
+MATRICES = "matrices"  # the key of all weights without their own key
 
 
 @also_spelled(optimizer="optimiser")
@@ -39,51 +39,51 @@ def step(
     clip_norm: float | None = None,
     lr_factor: float | Scalar = 1.0,
 ) -> Any:
-    """The outputs after one step of an optimiser on the loss, as values of the same program and in the same structure.
+    """The outputs after one optimiser step on the loss, as values of the same program and in the same structure.
 
-    You can use them in another step. As in training, gradients do not flow through a step.
+    You can chain steps. As in training, gradients do not flow through a step.
 
-    `optimiser` is an object of `ns.optim`, which remembers its moments for the next step, or a dictionary of them by
-    weight or by name, with "matrices" for all other weights and None for all other parameters. A string is an optimiser
-    without memory: it moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient with respect to **the
-    entries of W themselves**, N(0, σ²/fan-in) without any factor in front, U is
+    `optimiser` is an object of `ns.optim`, which keeps its moments for the next step, or a dictionary of them by weight
+    or by name, with "matrices" for all other weights and None for all other parameters. A string is an optimiser
+    without memory: it updates a matrix W to (1 − η·weight_decay) W − η U. Let G be the gradient with respect to **the
+    entries of W themselves**, N(0, σ²/fan-in) without a factor in front. Then U is
 
     - "sgd": G.
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest),
-      or Muon's polynomial of Newton and Schulz. Each matrix of a batch, such as a head of attention, has its own step.
+      or Muon's Newton–Schulz polynomial. Each matrix of a batch, such as an attention head, takes its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
-    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so W' x = W x −
+    No network is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so W' x = W x −
     η Σ_i ⟨x_i, x⟩ δ_i has an exact law at every finite width. Adam's first step needs all entries of G (at most
-    8·10⁹); with moments, and where a matrix acts on more vectors than it has rows, its entries are drawn.
+    8·10⁹). With moments, or if a matrix acts on more vectors than it has rows, netsor samples the matrix.
 
     Parameters
     ----------
     outputs
-        A value of the program, or a list or tuple of them.
+        A value of the program, or a list or tuple of values.
     loss
         A scalar of the program; several are summed.
     lr
-        η of an optimiser that is a string: a number, a function of fan-in and fan-out, a scalar of the program such as
-        `ns.hyperparameter("lr")`, or a dictionary of these, by weight or by name (`name=` of `ns.weight` and
-        `ns.gaussian`), with None for all others. A vector of R^n has fan-in 1 and fan-out n.
+        η, if the optimiser is a string: a number, a function of fan-in and fan-out, a scalar of the program such as
+        `ns.hyperparameter("lr")`, or a dictionary of these by weight or by name (`name=` of `ns.weight` and
+        `ns.gaussian`), with None for all others. A vector in R^n has fan-in 1 and fan-out n.
     optimiser
         An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
     weights
-        The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
-        default all matrices that the loss depends on. Random vectors that are equal, as for a token that occurs twice,
+        The parameters to update: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
+        default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
         are one parameter; vectors without variance (biases that start at 0) are separate parameters.
     eps, weight_decay
-        ε̂ of "adam", and λ of any string, decoupled as in AdamW.
+        ε̂ of "adam"; and λ of any string optimiser, decoupled as in AdamW.
     newton_schulz
         For "muon": a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
-        coefficients for five steps, or a list of three for each step, at most 100; by default the polar factor itself.
+        coefficients for five steps, or a list of three per step, at most 100 steps; by default the exact polar factor.
     scale
-        For "muon": a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
+        For "muon": the factor of its update, a number or a function of fan-in and fan-out; 1 by default.
     clip_norm
-        The largest norm of the whole gradient, at finite widths; a longer one is scaled down, as PyTorch does.
+        The largest norm of the whole gradient, at finite widths; a larger gradient is scaled down, as in PyTorch.
     lr_factor
-        A number or scalar that multiplies every learning rate in this step, as a schedule does.
+        A number or scalar that multiplies every learning rate in this step, as in a schedule.
 
     Examples
     --------
@@ -114,24 +114,24 @@ def step(
         optimisers = _ByParameter({key: replace(first, lr=rate) for key, rate in rates.items()}, "lr")
 
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
-        """The step of one parameter, and what is a scalar of the program in it."""
+        """The step of one parameter, and the scalars of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
         if isinstance(own, Muon) and not isinstance(of, Weight):
             remedy = f"optimiser={{'{MATRICES}': ns.optim.Muon(…), None: ns.optim.AdamW(…)}}"
-            raise TraceError("step", f"weights={of!r} is no matrix, and Muon moves matrices alone: give {remedy}")
+            raise TraceError("step", f"weights={of!r} is not a matrix, and Muon updates only matrices: give {remedy}")
         lr = by if not isinstance(own.lr, Scalar) else own.lr if by is None else by * own.lr
         there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
         scalars = tuple(number for number in (lr, own.weight_decay) if isinstance(number, Scalar))
         for number in scalars:
             if number.shape:
                 raise TraceError("step", f"lr or weight_decay {number!r} must be a single scalar: index it")
-        one = Width(1)  # a vector of R^n is n × 1
+        one = Width(1)  # a vector in R^n is n × 1
         fans = (of.in_width, of.out_width) if isinstance(of, Weight) else (one, getattr(of, "width", one))
         return ops.OptimiserStep(name, own, factor, there, *fans), scalars
 
     moved = gradients(p, listed, chosen)
     if not moved.terms and not moved.leaves:
-        raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
+        raise TraceError("step", f"loss={p!r} depends on no weight: name the parameters to update, weights=[…]")
     optimisers.check({source.name for source in moved.latest} | {_source(leaf).name for leaf in moved.leaves})
     if clip_norm is not None:
         moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
@@ -141,7 +141,7 @@ def step(
         units, d = zip(*parts, strict=True)
         own, scalars = rule(leaf)
         new[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, scalars, units, own))
-    for value in topological_order(listed, past=False):  # the outputs made again, from what moved
+    for value in topological_order(listed, past=False):  # rebuild the outputs from the updated parameters
         op: Any = value.op
         if value in new or isinstance(op, ops.SteppedParameter):
             new.setdefault(value, value)
@@ -165,18 +165,18 @@ def train(
     schedule: Callable[[int], float | Scalar] | None = None,
     clip_norm: float | None = None,
 ) -> list[Any]:
-    """The outputs after 0, 1, …, `steps` steps of one optimiser. Other parameters are those of `step`.
+    """The outputs after 0, 1, …, `steps` steps of one optimiser. The other parameters are those of `step`.
 
     Parameters
     ----------
     loss
-        A scalar of the program, or a list of them, one for each batch: the steps take them in turn.
+        A scalar of the program, or a list of scalars, one per batch; the steps cycle through them.
     optimiser
-        An object of `ns.optim`, or a dictionary of them as in `ns.step`.
+        An object of `ns.optim`, or a dictionary as in `ns.step`.
     steps
         The number of steps.
     schedule
-        A function of the step, 0, 1, …: a factor of all learning rates. A warm-up is `lambda t: min(1.0, (t + 1) / 5)`.
+        A function of the step 0, 1, … that multiplies all learning rates, such as `lambda t: min(1.0, (t + 1) / 5)`.
 
     Examples
     --------
@@ -202,7 +202,7 @@ def train(
 
 
 def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]) -> Any:
-    """An operation with its matrices moved."""
+    """An operation with its matrices updated."""
     if not isinstance(op, ops.SteppedMatMul):
         op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
     number = len(op.steps)
@@ -217,7 +217,7 @@ def _stepped(op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], term
 
 
 class _ByParameter:
-    """The optimiser of each parameter, from what the user gave as the argument `name`."""
+    """The optimiser of each parameter, from the user's argument `name`."""
 
     def __init__(self, given: Any, name: str) -> None:
         self.name = name
@@ -236,7 +236,7 @@ class _ByParameter:
             self.given[key] = own
 
     def check(self, names: Collection[str | None]) -> None:
-        """Refuse a name that nothing has: it would be misspelt."""
+        """Reject a name that no parameter has, as it is probably misspelt."""
         for key in self.given:
             if isinstance(key, str) and key not in {*names, MATRICES}:
                 known = ", ".join(sorted(name for name in names if name)) or "none has a name"
@@ -253,7 +253,7 @@ class _ByParameter:
 
 
 def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Any:
-    """The optimiser that a string names, but for its learning rate."""
+    """The optimiser that a string names, without its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
     factor = 1.0 if scale is None or callable(scale) else real(scale, "scale", "step", least=0)
     adjustment, iterations = scale if callable(scale) else lambda fan_in, fan_out: factor, None

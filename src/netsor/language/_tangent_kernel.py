@@ -1,6 +1,6 @@
-"""The tangent kernel, gradients by all parameters and their norms.
+"""The tangent kernel, gradients with respect to all parameters, and their norms.
 
-With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one matrix.
+With terms l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of the same matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
 from ._width import Width
 
-Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
+Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has taken
 
 
 @also_spelled(parametrization="parametrisation")
@@ -37,21 +37,21 @@ def ntk(
     weights: Parameter | Sequence[Parameter] | None = None,
     parametrisation: str = "ntk",
 ) -> Scalar:
-    """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, scalars of the same program of shape p.shape + q.shape.
+    """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program with shape p.shape + q.shape.
 
-    For a coordinate of an output y take a random readout, `ns.dot(r, y)`; r is then the last layer, also in `weights`.
+    For a coordinate of an output y, use a random readout `ns.dot(r, y)`; r is then the last layer, also in `weights`.
 
     Parameters
     ----------
     p : Scalar
         Of any shape.
     q : Scalar, optional
-        Of any shape; p itself if None.
+        Of any shape; by default p.
     weights : Weight, Vector, Scalar, or list of them, optional
-        The weights (`W[0]` is one matrix), initial vectors and random scalars that count; all matrices by default.
+        The weights (`W[0]` is one matrix), initial vectors and random scalars to include; all matrices by default.
     parametrisation : str
-        "ntk": with respect to N with entries N(0, 1), where W = (σ/√in) N; Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩ has a limit
-        (`ns.step` with the rates η σ²/in). "standard": with respect to the entries of W; it grows like the width.
+        "ntk": with respect to N with entries N(0, 1), where W = (σ/√in) N. Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩ has a limit
+        (learning rates η σ²/in in `ns.step`). "standard": with respect to the entries of W; it grows like the width.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def ntk(
     found: list[Scalar] = []
     for version, own in sides[0][0].items():
         for pair, gram in _products((own, sides[1][0].get(version, [])), standard):
-            sums = []  # (outputs, K): which of them a use belongs to
+            sums = []  # (outputs, K): the output that each use belongs to
             for side, outputs in zip(pair, shape, strict=True):
                 sizes = [max(term.left.shape[1], term.right.shape[1]) for term in side]
                 sums.append(np.eye(outputs)[:, np.repeat([term.output for term in side], sizes)])
@@ -89,11 +89,11 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     Parameters
     ----------
     p : Scalar
-        One.
+        A single scalar.
     weight : Weight, Vector or Scalar
         A weight (all matrices of its batch; `W[0]` is one), an initial vector or random scalars.
     parametrisation : str
-        As in `ntk`. "standard" is Σ (∂p/∂W_ij)², what an optimiser sees; "ntk" is that times σ²/in, which has a limit.
+        As in `ntk`. "standard" is Σ (∂p/∂W_ij)², as an optimiser sees it; "ntk" is σ²/in times that, which has a limit.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]],
 
 
 def _products(sides: Sequence[Sequence[Term]], standard: bool) -> Iterator[tuple[list[list[Term]], Scalar]]:
-    """⟨l, l'⟩ ⟨r, r'⟩ between the uses of one weight by both sides, (matrices, K, K'), with the uses of each group."""
+    """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight, (matrices, K, K'), with the terms of each group."""
     if len({term.members for side in sides for term in side}) > 1:
         sides = [[alone(term, k) for term in side for k in range(len(term.members))] for side in sides]
     for members in dict.fromkeys(term.members for term in sides[0]):
@@ -137,10 +137,10 @@ def _products(sides: Sequence[Sequence[Term]], standard: bool) -> Iterator[tuple
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
-    """What makes l r^T the gradient, if products are ⟨l, l'⟩/out · ⟨r, r'⟩/in.
+    """The factor from l r^T to the gradient, with inner products ⟨l, l'⟩/out · ⟨r, r'⟩/in.
 
-    A use makes y = (std/√fan) N x, with √(width of y) ∂p/∂y = δ, so with respect to N it is (std/√fan) δ x^T/√(width of
-    y); with respect to W = (std/√in) N it is √in/std times that.
+    For a use y = (std/√fan) N x with √(width of y) ∂p/∂y = δ, the gradient with respect to N is
+    (std/√fan) δ x^T/√(width of y). With respect to W = (std/√in) N it is √in/std times that.
     """
     drawn = term.used.drawn
     over = drawn.out_width, drawn.in_width, *([drawn.in_width] if standard else [])
@@ -149,7 +149,7 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
 
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
-    """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
+    """For initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
     law: Any = initial_value(leaf)[0].op
     rows: list[Any] = [stack([d.reshape(-1) for d in side], axis=1) for side in sides]  # (entries, outputs)
     if isinstance(law, Normal):
@@ -162,22 +162,22 @@ def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) ->
 
 
 def pooled(parts: Sequence[Vector]) -> Vector:
-    """The vectors of several uses, (matrices, K): side by side along K."""
+    """Join the vectors of several uses, (matrices, K), along K."""
     rows = max(part.shape[0] for part in parts)
     same = [part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1])) for part in parts]
     return same[0] if len(same) == 1 else join(same, axis=1)
 
 
 class Gradients(NamedTuple):
-    """The gradient of a loss with respect to each parameter, which a step moves, in parts of one unit each."""
+    """The gradient of a loss with respect to each parameter of a step, with one part per unit."""
 
     terms: dict[Source, list[Term]]  # of each matrix
-    leaves: dict[Value, list[tuple[str | None, Any]]]  # equal initial vectors have the sum of their gradients
-    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
+    leaves: dict[Value, list[tuple[str | None, Any]]]  # equal initial vectors get the sum of their gradients
+    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that each matrix has taken
 
 
 def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradients:
-    """The gradient of Σ p with respect to the chosen parameters, as they are after the steps that `outputs` know."""
+    """The gradient of Σ p with respect to the chosen parameters, after the steps that `outputs` depend on."""
     latest: dict[Source, tuple[OptimiserStep, ...]] = {}
     for value in topological_order([p, *outputs], past=False):
         if isinstance(value.op, Acting):
@@ -185,7 +185,7 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
             latest[value.op.weight.source] = max(before, steps, key=len)
 
     def counts(op: Acting) -> bool:
-        """What a matrix made before its last step is of the past."""
+        """Skip uses before the last step of a matrix: they belong to an earlier step."""
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 
     seed = [(p, constant(np.ones(p.shape)))]
@@ -204,14 +204,14 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
 
 
 def _tied(leaf: Value) -> np.ndarray | None:
-    """Which initial vectors are equal, as for a token that occurs twice, and so one parameter; None if none are."""
+    """Which initial vectors are equal, hence one parameter, as for a token that occurs twice; None if all differ."""
     first = initial_value(leaf)[0].op
     if not isinstance(first, Gaussian):
         return None
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
     _, which = np.unique(rows, axis=0, return_inverse=True)
     between = rows[:, 1:] @ rows[:, 1:].T
-    random = np.diagonal(between) > 0  # biases that begin as the same numbers are separate parameters
+    random = np.diagonal(between) > 0  # biases that start at equal numbers are separate parameters
     same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
@@ -220,7 +220,7 @@ def _tied(leaf: Value) -> np.ndarray | None:
 
 
 def clipped(whole: Gradients, most: float) -> Gradients:
-    """Gradients times min(1, most/(norm + 1e-6)), with the norm of all of them."""
+    """Gradients times min(1, most/(norm + 1e-6)), with the norm over all of them."""
     squares = []
     for own in whole.terms.values():
         squares += [gram.sum() for _, gram in _products((own,), standard=True)]

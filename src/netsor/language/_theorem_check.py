@@ -1,13 +1,13 @@
-"""The checker: is the limit of this program proved by the paper?
+"""The checker: does the theorem of the paper prove the limit of this program?
 
-It goes through Assumption 3.1 of the paper point by point. A point that does not hold, or is not known to, makes the
-limit law a conjecture; a score of correlated factors has no limit at all, if an output depends on it.
+It checks Assumption 3.1 of the paper point by point. If a point fails, or is not known to hold, the limit law is a
+conjecture. If an output depends on a score of correlated factors, there is no limit at all.
 
-The theorem speaks of dots of two MatMul outputs. Three identities carry it further, and the points below use them.
-⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs by fixed numbers (scaled queries, say) are combinations
-of such dots. A standard Gaussian vector that nothing else uses (a bias) has the law of W (1, …, 1), W fresh. And W
-times a combination of vectors, W Σ_j a_j x_j, is a combination of the W x_j, even if the a_j depend on scores. Random
-scalars (`ns.normal`) are independent of all else: given them they are fixed numbers, for which the theorem holds.
+The theorem covers dots of two MatMul outputs. The points below extend it with three identities. ⟨x, y⟩ is bilinear, so
+scores of combinations of MatMul outputs with fixed coefficients (scaled queries, for example) are combinations of such
+dots. A standard Gaussian vector with no other use (a bias) has the law of W (1, …, 1) with a fresh W. And W Σ_j a_j x_j
+is a combination of the W x_j, even if the a_j depend on scores. Random scalars (`ns.normal`) are independent of
+everything else: conditional on them they are fixed numbers, and the theorem holds.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Point:
     Parameters
     ----------
     name, verdict : str
-        What the point asks for, and what follows from it: `proved`, `conjectured` or `no limit`.
+        What the point requires, and what follows from it: `proved`, `conjectured` or `no limit`.
     findings : tuple of str
-        A sentence for each finding against it.
+        One sentence for each violation.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The verdict on a program, with its points; `print` shows all of it.
+    """The verdict on a program, point by point; `print` shows all of it.
 
     Parameters
     ----------
     program, theorem : str
-        The name of the program, and what is proved if all points hold.
+        The name of the program, and the theorem that applies if all points hold.
     points : tuple of Point
         The points of the assumption.
 
@@ -77,16 +77,16 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`proved`, `conjectured` or `no limit`: the worst that a point says."""
+        """`proved`, `conjectured` or `no limit`: the worst verdict of any point."""
         return max((point.verdict for point in self.points), key=list(MARKS).index)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The findings that led to the verdict; none if the limit is proved."""
+        """The findings behind the verdict; empty if the limit is proved."""
         return tuple(f for point in self.points if point.verdict == self.verdict for f in point.findings)
 
     def _because(self) -> str:
-        """The verdict and what it rests on."""
+        """The verdict and its reason."""
         names = ", ".join(point.name for point in self.points if point.verdict == self.verdict)
         return {
             PROVED: f"limit proved ({self.theorem})",
@@ -115,7 +115,7 @@ class Report:
 
 
 def _wrapped(text: str, indent: str) -> str:
-    """Text in lines of at most 80 columns."""
+    """Wrap text at 80 columns."""
     return textwrap.fill(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
@@ -124,15 +124,15 @@ def verdict_of(report: Report) -> str:
     return verdict(report._because(), COLOURS[report.verdict])
 
 
-# The operations of the theorems of the paper and of Yang (2019, 2020), and those that the identities above reduce to
-# them. This set claims proofs: an operation outside of it makes a program conjectured, whatever else is known of it.
+# The operations that the theorems of the paper and of Yang (2019, 2020) cover, directly or by the identities above.
+# Membership claims a proof: any operation outside this set makes a program conjectured.
 COVERED: frozenset[type[Operation]] = frozenset(
     {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
     | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
 )
 
-# Whether what an operation makes is bounded, `rule(op, inputs)`, with `inputs` whether all its inputs are; None if that
-# is not known, as for an operation without a rule. Being bounded says nothing about a theorem.
+# Whether the result of an operation is bounded: `rule(op, inputs)`, where `inputs` says whether all its inputs are.
+# None means unknown, also for an operation without a rule. A bounded result does not imply that a theorem applies.
 BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     **dict.fromkeys(COVERED | {Rotate}, lambda op, inputs: inputs),
     Gaussian: lambda op, inputs: not op.factor.any(),
@@ -162,7 +162,7 @@ Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
-    """Assumption 3.1 for a program; `correlated`, of the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
+    """Check Assumption 3.1; `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
     facts = _Facts(outputs)
     against = facts.against()
     diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))
@@ -179,7 +179,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
 
 
 class _Facts:
-    """What the points ask about: of what each vector is a combination, what depends on scores, what is bounded."""
+    """The facts behind the points: expansions of vectors, dependence on scores, bounds."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self.outputs = outputs
@@ -187,10 +187,10 @@ class _Facts:
         self.names = names_of(self.values)
         self.scores = {v: v.op for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5}
         self.expansion = Expansion(self.values)
-        self.depends = dict.fromkeys(self.values, False)  # on a score
-        self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
+        self.depends = dict.fromkeys(self.values, False)  # depends on a score
+        self.linear = dict.fromkeys(self.values, True)  # linear in vectors that do not depend on scores
         self.bounded: dict[Value, bool | None] = {}
-        self.fixed: set[Value] = set()  # data and numbers, and what is made of them alone
+        self.fixed: set[Value] = set()  # data, numbers, and functions of only these
         for value in self.values:
             op, inputs = value.op, value.op.inputs
             self.depends[value] = value in self.scores or any(self.depends[x] for x in inputs)
@@ -204,7 +204,7 @@ class _Facts:
             random = isinstance(op, Gaussian | MatMul | Dot | Normal)
             if not random and all(x in self.fixed for x in inputs):
                 self.fixed.add(value)
-        self.used: set[Value] = set()  # by an operation; indexing is none
+        self.used: set[Value] = set()  # used by an operation other than indexing
         for value in reversed(self.values):
             moved = isinstance(value.op, Take | Join)
             self.used |= {x for x in value.op.inputs if not moved or value in self.used}
@@ -220,7 +220,7 @@ class _Facts:
         found: dict[str, list[str]] = {point: [] for point in POINTS}
         products = {v: v.op.x for v in self.values if isinstance(v.op, MatMul)}
         columns = {v: set(self.expansion.columns(v).tolist()) for v in products}
-        # the vectors x of the factors W x of all scores
+        # the inputs x of the factors W x of all scores
         score_inputs = {x: None for v, x in products.items() if not self.factor_columns.isdisjoint(columns[v])}
         for x in score_inputs:
             if self.bounded[x] is not True:
@@ -237,21 +237,21 @@ class _Facts:
                 case Dot(x, y, 0.5):
                     limit = "the score has a limit only if its factors are uncorrelated"
                     for factor in dict.fromkeys((x, y)):
-                        if -1 in self.expansion.matrices(factor):  # or of a matrix that acts transposed too
+                        if -1 in self.expansion.matrices(factor):  # also if its matrix acts transposed
                             what = f"{self.names[factor]} is not a combination of MatMul outputs by fixed numbers"
                             add("matmul", f": the factor {what}; {limit}")
                     if self._tied(value, op):
                         add("tied", ": tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0")
                 case Dot() if self.scores and value in self.used:
-                    add("mean", ": a mean used by the program; Yang (2019) covers it without scores alone")
+                    add("mean", ": a mean used by the program; Yang (2019) covers it only without scores")
                 case Dot() if self.depends[value] and self.bounded[value] is not True:
                     add("mean", ": a mean that depends on a score, of vectors not known to be bounded")
                 case MatMul(weight, x):
                     if self.scores and weight.transposed:
                         what = f"made by the transpose of {self.names[weight.source]}"
-                        add("transposed", f": {what}; Yang (2020) covers that without scores alone")
-                    # W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention is no second multiplication; it
-                    # is one after a nonlinearity, and for the factors of another score.
+                        add("transposed", f": {what}; Yang (2020) covers it only without scores")
+                    # W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention is not a second multiplication. A
+                    # product after a nonlinearity, or for the factors of another score, is.
                     if self.depends[x] and (x in score_inputs or not self.linear[x]):
                         add("deep", f": multiplies {self.names[x]}, which depends on a score (the deep case)")
                 case Nonlin(f) | Apply(f) if f.lipschitz is not True:
@@ -261,12 +261,12 @@ class _Facts:
                     add("alike", " rotates pairs of coordinates, which the paper does not cover")
                 case _ if type(op) not in COVERED:
                     add("unknown", f" is made by {type(op).__name__}, which no theorem of the checker covers")
-            passes_on = value in self.scores or value in self.expansion.combinations  # which count where they are used
+            passes_on = value in self.scores or value in self.expansion.combinations  # their uses are checked instead
             summed = isinstance(op, MatMul | Dot)
             for v in dict.fromkeys(op.inputs):
                 if not passes_on and self._made_for_scores(v):
                     add("elsewhere", f" uses {self.names[v]}, made by a matrix of a score factor")
-                # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
+                # a finite width matters only if its coordinates are summed over; a read-out into R^1 is harmless
                 if summed and isinstance(v, Vector) and v.width.name is None and v not in self.fixed:
                     add("widths", f" sums over the coordinates of {self.names[v]} in R^{v.width}, which is finite")
         for output in filter(self._made_for_scores, self.outputs):
@@ -279,7 +279,7 @@ class _Facts:
         return asked_entries(self.outputs)
 
     def _tied(self, score: Value, op: Dot) -> bool:
-        """Whether a matrix has made both factors of an entry that the outputs depend on."""
+        """Whether one matrix made both factors of an entry that the outputs depend on."""
         x, y = op.x, op.y
         if not (np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y)) >= 0).any():
             return False
@@ -289,5 +289,5 @@ class _Facts:
         return bool(asked.any() and (self.expansion.used(x) @ self.expansion.used(y).T)[*places].any())
 
     def _made_for_scores(self, x: Value) -> bool:
-        """Whether a matrix that has made factors of scores has made a vector too."""
+        """Whether a vector was made by a matrix that also made factors of scores."""
         return isinstance(x, Vector) and not self.factor_matrices.isdisjoint(self.expansion.matrices(x).tolist())

@@ -1,4 +1,4 @@
-"""Vectors, with numpy's way of writing algebra, and the operations that it makes: `x + y`, `2 * x`, `a @ x`."""
+"""Vectors, their algebra in numpy's notation (`x + y`, `2 * x`, `a @ x`), and its operations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ._width import Width, as_width
 class Vector(Value):
     """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
 
-    You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`; `W @ x`
-    applies matrices. The attributes are those of `ns.Value`, and `width`, the dimension of the vectors.
+    You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`. `W @ x`
+    applies matrices. The attributes are those of `ns.Value` and `width`, the dimension of the vectors.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class Vector(Value):
         return f"<Vector of shape {self.shape} in R^{self.width}, by {type(self.op).__name__}>"
 
     def __add__(self, other: Vector | ScalarLike) -> Vector:
-        """Of vectors, their sum; a number or scalar is added to every coordinate."""
+        """Add vectors, or add a number or scalar to every coordinate."""
         if not isinstance(other, Vector):
             other = as_scalar(other, "+") * ones(self.width)
         return Vector(Add(self, other), broadcast("+", self, other), same_width("+", self, other))
@@ -49,7 +49,7 @@ class Vector(Value):
         return (-1.0) * self + other
 
     def __mul__(self, other: Vector | ScalarLike) -> Vector:
-        """By a number or scalar, scaling; of two vectors, the coordinatewise product (a Nonlin)."""
+        """Multiply by a number or scalar, or by a vector coordinatewise (a Nonlin)."""
         if isinstance(other, Vector):
             width = same_width("*", self, other)
             return Vector(Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width)
@@ -76,12 +76,12 @@ class Vector(Value):
         return mix(as_scalar(a, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The sum of the vectors over an axis, several, or all."""
+        """The sum of the vectors over one axis, several axes, or all."""
         x = self._axes_last(axis, "sum")
         return mix(as_scalar(np.ones(x.shape[-1]), "sum"), x)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The mean of the vectors over an axis, several, or all."""
+        """The mean of the vectors over one axis, several axes, or all."""
         x = self._axes_last(axis, "mean")
         return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
 
@@ -142,7 +142,7 @@ def as_vector(x: object, operation: str, name: str = "") -> Vector:
 
 
 def same_width(operation: str, *vectors: Vector) -> Width:
-    """The one width of the vectors, or a TraceError."""
+    """The common width of the vectors, or a TraceError."""
     if len({vector.width for vector in vectors}) > 1:
         spaces = " and ".join(f"R^{vector.width}" for vector in vectors)
         raise TraceError(operation, f"the vectors live in different spaces, {spaces}")
@@ -173,14 +173,14 @@ def mix(a: Scalar, x: Vector) -> Vector:
     problem = f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}"
     if a.ndim == 0 or x.ndim == 0 or a.shape[-1] != x.shape[-1]:
         raise TraceError("@", problem)
-    if a.ndim == 1:  # as in numpy, the axis is added and taken away again
+    if a.ndim == 1:  # as in numpy, add an axis and remove it again
         return mix(a[None, :], x)[..., 0]
     batch = broadcast_shapes("@", problem, a.shape[:-2], x.shape[:-1])
     return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:
-    """A factor of vectors. Laws square it, so given numbers must have squares that a double can hold."""
+    """Check a factor of vectors. Laws square it, so the squares of numbers must fit in a double."""
     if isinstance(c.op, Constant):
         scaled(c.op.numbers, operation, "factor")
     return c

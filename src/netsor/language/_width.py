@@ -1,4 +1,4 @@
-"""Widths: the dimensions of the spaces R^n that vectors live in, bound when a program is evaluated."""
+"""Widths: the dimensions of the spaces R^n of vectors. You bind them when you evaluate a program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .._validate import LARGEST, TraceError, as_number, shown, whole
 
 inf = math.inf
 
-# Keywords of the methods that also bind widths; a width of that name could never be bound.
+# Keywords of the methods that bind widths; a width with such a name could never be bound.
 RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "backend", "device", "precision"}
 
 
 def bindable(name: Any, operation: str) -> str:
-    """A name as Python reads the keyword that will bind it: law(µ=4) says μ."""
+    """Normalise a name as Python normalises keywords: law(µ=4) passes μ."""
     read = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
     if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
         others = ", ".join(sorted(RESERVED))
@@ -28,12 +28,12 @@ def bindable(name: Any, operation: str) -> str:
 
 @dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Width:
-    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer, `Width(64)`.
+    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer `Width(64)`.
 
     Parameters
     ----------
     name : str or int
-        A symbol, which you bind by its name when you evaluate a program, or a number.
+        A symbol, which you bind by name when you evaluate a program, or a number.
     factor : int
         A multiple of the symbol.
 
@@ -49,7 +49,7 @@ class Width:
     name: str | None
     factor: int
 
-    __array_ufunc__ = None  # numpy's number * Width is left to Width.__rmul__
+    __array_ufunc__ = None  # leaves number * Width of numpy to Width.__rmul__
 
     def __init__(self, name: str | int, factor: int = 1) -> None:
         self.name, self.factor = None, whole(factor, "factor", "Width")
@@ -81,7 +81,7 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The number that this width is once its symbol is bound: a positive integer or infinity."""
+        """The value of this width for the bound symbols: a positive integer or infinity."""
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 
@@ -91,7 +91,7 @@ def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
 
 
 def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:
-    """Check the user's numbers for the width symbols of a program, and return them as int or inf."""
+    """Check the user's values for the width symbols of a program, and return them as int or inf."""
     used, or_inf = list(used), " or inf" * allow_inf
     names = sorted({width.name for width in used if width.name is not None})
     known = f"this program's widths are {', '.join(names)}" if names else "this program has no width to bind"
