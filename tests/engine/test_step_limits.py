@@ -68,12 +68,10 @@ def test_exponents(kind):
 
 def test_no_limit_is_refused_by_name():
     (f, *_), (f1, *_) = perceptron("sp")
-    with pytest.raises(
-        ns.ExactError, match=r"a step of hidden changes what it makes by an amount of order n\^\(0\.5\)"
-    ):
+    with pytest.raises(ns.ExactError, match=r"a step of hidden changes its output by order n\^\(0\.5\)"):
         ns.Program((f, f1)).draw(n=inf, draws=2)
     (f, *_), (f1, *_) = perceptron("ntk", lr=lambda fan_in, fan_out: 0.1 / np.log(1 + fan_in), weights=["hidden"])
-    with pytest.raises(ns.ExactError, match="no power of n at large widths"):
+    with pytest.raises(ns.ExactError, match="not a power of n at large widths"):
         ns.Program((f, f1)).draw(n=inf, draws=2)
 
 
@@ -248,7 +246,7 @@ def test_adam_is_refused_where_fluctuations_are_not_known():
 
 def test_adam_is_refused_where_it_costs_too_much():
     _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
-    with pytest.raises(ns.ExactError, match=r"every entry of the gradient, 1\.0e\+10 of them a replica"):
+    with pytest.raises(ns.ExactError, match=r"every entry of the gradient, 1\.0e\+10 of them per replica"):
         ns.Program(f1).draw(n=100_000, draws=2)
     assert ns.Program(f1).plan(n=1000).operations > 2 * 1000**2
 

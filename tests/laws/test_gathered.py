@@ -191,7 +191,7 @@ def test_what_is_refused(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     x = ns.weight(n, n) @ ns.gaussian(n)
     known_by_draws = ns.Program(ns.mean_dot(x, x))
-    with pytest.raises(ValueError, match=r"draws=20000: this law is known by its draws alone"):
+    with pytest.raises(ValueError, match=r"draws=20000: this law is known only from draws"):
         known_by_draws.law(n=4, draws=20_000, progress=False)
     with pytest.raises(ValueError, match=r"draws=10{15} must be at most 2\^34"):
         ns.paper.layer().law(n=4, draws=10**15, progress=False)

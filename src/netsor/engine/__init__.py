@@ -1,4 +1,4 @@
-"""The two interpreters of a program: the reference, and the compiler (passes, lowering, plan, run) with its sampler."""
+"""Two ways to evaluate a program: the reference interpreter, and the compiler (passes, lowering, plan) and sampler."""
 
 from ._exceptions import ExactError, NoLimitError
 from ._plan import Plan

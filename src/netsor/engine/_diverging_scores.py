@@ -1,7 +1,7 @@
-"""Scores with correlated factors: where E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
+"""Scores with correlated factors: if E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
 
 The engine computes the limit of ⟨x, y⟩/n in a few replicas at infinite width. Random scalars replace the scores inside
-x and y: in the limit those are independent of the variables Z.
+x and y, because in the limit scores are independent of the variables Z.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ._plan_query import make_plan
 from ._quadrature_error import sample_block
 from .passes._rewrite import Context, rewritten
 
-REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in all
-MIN_CORRELATION = 1e-6  # correlation of x and y: where a sum cancels, rounding may leave less
-CERTAIN = 10.0  # a product is not 0 if it is larger than so many times its error
+REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, but not in all
+MIN_CORRELATION = 1e-6  # of x and y: rounding may leave smaller ones when a sum cancels
+CERTAIN = 10.0  # a product is nonzero if it exceeds this many times its error
 
-Product = tuple[Vector, Vector, Bools]  # ⟨x_i, y_j⟩/n, for the i, j that are asked for
+Product = tuple[Vector, Vector, Bools]  # ⟨x_i, y_j⟩/n, for the marked i, j
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
-    """The scores that have correlated factors in an entry that an output depends on."""
-    # It leaves out scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and those whose factors depend on
-    # the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
+    """The scores with correlated factors in an entry that an output depends on."""
+    # It skips scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and scores whose factors depend on a
+    # transposed matrix: lowering a backward pass takes long, and `law` raises an error anyway if such a score diverges.
     values = topological_order(outputs)
     made: dict[Value, frozenset[Source] | None] = {}  # the sources of sums of Gaussian vectors with mean 0, else None
     backward = set[Value]()
@@ -61,7 +61,7 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
         return isinstance(value.op, Dot) and value.op.power == 0.5 and value.op.x.width.name is not None
 
     def change(old: Value, new: Value) -> Value:
-        """A random scalar instead of each score."""
+        """Replace each score by a random scalar."""
         return replace(new, op=Normal(Source(None), 1.0, new.shape)) if in_limit(old) else new
 
     unclear = []
@@ -77,9 +77,9 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
 
 
 def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
-    """The scores whose products are certainly not 0, by one lowering; where that is refused, by one of each half."""
+    """The scores whose products are certainly nonzero, by one lowering; if that fails, by bisection."""
     try:
-        with warnings.catch_warnings():  # of the user's functions: `law` shows them
+        with warnings.catch_warnings():  # warnings of the user's functions: `law` shows them
             warnings.simplefilter("ignore")
             found = certain([product for _, product in products])
     except ExactError:
@@ -89,7 +89,7 @@ def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
 
 
 def certain(products: Sequence[Product]) -> list[Bools]:
-    """Whether the limit of each ⟨x_i, y_j⟩/n is certainly not 0; False for those not asked for."""
+    """Whether the limit of each marked ⟨x_i, y_j⟩/n is certainly nonzero; False for the others."""
     scalars: list[Scalar] = []
     for x, y, asked in products:
         scalars.append(Scalar(Dot(x, y, 1.0), asked.shape))
@@ -98,7 +98,7 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     ends = np.cumsum([p.size for p in scalars])[:-1]
 
     def limits(plan: Plan) -> list[Floats]:
-        """The scalars, (replicas, entries) each."""
+        """The scalars, each (replicas, entries)."""
         with np.errstate(all="ignore"):
             return np.split(sample_block(plan, 0, REPLICAS)[0], ends, axis=1)
 

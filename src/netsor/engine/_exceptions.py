@@ -8,16 +8,16 @@ from ..language._array import Value
 
 
 class ExactError(ValueError):
-    """A program that the exact engine cannot do; it says which operation, and what can be done instead.
+    """The exact engine does not support a program. The message names the operation and an alternative.
 
     Parameters
     ----------
     value : Value
-        What cannot be done.
+        The unsupported value.
     problem : str
-        Why.
+        The reason.
     instead : str
-        What can be done instead.
+        The alternative.
 
     Examples
     --------
@@ -34,16 +34,16 @@ class ExactError(ValueError):
     def __init__(self, value: Value, problem: str, instead: str = "finite widths have an exact law") -> None:
         if "at width inf" in problem or "n → ∞" in problem:
             instead += "; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
-        self.where, self.plain = value.where, f"{problem}; {instead}"  # without the line
+        self.where, self.plain = value.where, f"{problem}; {instead}"  # without the source line
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it was made, so that a worker can send it to the process that waits for it."""
+        """Support pickling, so that a worker can send the error to its parent process."""
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
 class UnplacedError(ExactError):
-    """An error that names no line of the user's code."""
+    """An error without a line of the user's code."""
 
     def __init__(self, problem: str) -> None:
         self.plain = problem
@@ -51,7 +51,7 @@ class UnplacedError(ExactError):
 
 
 class NoLimitError(UnplacedError):
-    """A program that provably has no limit at infinite width; it says which score diverges.
+    """A program provably has no limit at infinite width. The message names the score that diverges.
 
     Parameters
     ----------
@@ -74,4 +74,4 @@ class NoLimitError(UnplacedError):
 
 
 class InfiniteError(UnplacedError):
-    """A Gaussian expectation that is infinite, or that no rule resolves; the message names the function."""
+    """A Gaussian expectation is infinite, or no quadrature rule resolves it. The message names the function."""

@@ -1,4 +1,4 @@
-"""The intermediate representation: steps, each an instruction on arrays of known shapes, their costs and loops."""
+"""The intermediate representation: steps (instructions on arrays of known shapes), their costs and loops."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from .._validate import Shape
 from ..language._check_function import content
 from ._cost_model import CPU
 
-ORTHANT_SIZES_PER_BATCH = 2**16  # sizes of a vector in a pattern at once: 512 KiB; with fewer Python takes longer
+ORTHANT_SIZES_PER_BATCH = 2**16  # sizes of a vector in a sign pattern, 512 KiB; smaller batches are slower
 
 DRAWS = ("normals", "chi", "positive")
-VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
+VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with their argument
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
 FUNCTIONS = ("apply", "kernel", "moments", "nodes")
 
 
 class Register:
-    """An array of a plan: its shape in one replica; its value, (1, *shape), if that is the same for all replicas."""
+    """An array of a plan: its shape in one replica, and its value (1, *shape) if all replicas share it."""
 
-    # The value of a hyperparameter is a placeholder that `Plan.bind` replaces; no constant is computed from it.
+    # The value of a hyperparameter is a placeholder, replaced by `Plan.bind`; constant folding skips it.
 
     def __init__(self, shape: Shape, value: Array | None = None, hyperparameter: str | None = None) -> None:
         self.shape, self.value, self.hyperparameter = shape, value, hyperparameter
-        self.varies = value is None or hyperparameter is not None  # between replicas, or between uses of the plan
-        self.size = math.prod(shape)  # its entries in one replica
+        self.varies = value is None or hyperparameter is not None  # between replicas, or between runs of the plan
+        self.size = math.prod(shape)  # entries in one replica
 
 
 def given_number(name: str, number: float) -> Register:
-    """The register of a hyperparameter, whose array no step may overwrite."""
+    """The register of a hyperparameter; no step may overwrite its array."""
     value = np.full(1, number)
     value.flags.writeable = False
     return Register((), value, name)
 
 
-@dataclass(eq=False)  # not frozen: a deep network has ten thousand, which take three times as long to freeze
+@dataclass(eq=False)  # not frozen: a deep network has ten thousand, and frozen ones take three times as long to create
 class Step:
-    """One line of a plan: an instruction, the arrays it reads, the one it makes, and a description for people."""
+    """One line of a plan: an instruction, its arguments, its result, and a description to print."""
 
     kind: str
     out: Register
@@ -55,14 +55,14 @@ class Step:
 
     @property
     def numbers(self) -> int:
-        """The random numbers that it draws for a replica, on average."""
+        """The random numbers it draws per replica, on average."""
         if self.kind == "positive":
             return int(self.params["numbers"])
         return self.out.size if self.kind in DRAWS else 0
 
     @property
     def within(self) -> int:
-        """The numbers that it has in hand while it draws, if they are many: sizes in one pattern of signs."""
+        """The temporary numbers while it draws, if there are many: sizes in one sign pattern."""
         if self.kind != "positive":
             return 0
         vectors = self.out.shape[-1]
@@ -71,14 +71,14 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Roughly what it takes for a replica, on one core."""
+        """Roughly the seconds per replica, on one core."""
         if self.numbers:
             return (CPU.chi if self.kind == "chi" else CPU.normal) * self.numbers
         if self.kind in VIEWS:
             return 0.0
         if self.kind in FUNCTIONS:
             return CPU.function * max(self.out.size, *(arg.size for arg in self.args))
-        if self.kind == "outer":  # four passes over every entry of the matrix, and products for it and with it
+        if self.kind == "outer":  # four passes over the entries of the matrix, and the products that make and use it
             _, right, x = self.args
             entries = self.out.size // x.shape[-2] * right.shape[-1]
             return 4 * CPU.entry * entries + CPU.product * self.operations
@@ -89,9 +89,9 @@ class Step:
 
 
 def terms(kind: str, args: Sequence[Register]) -> int:
-    """Of how many terms each entry of a result is the sum."""
+    """The number of terms summed in each entry of a result."""
     match kind:
-        case "along" if len(args) > 2:  # the factor of the products is given
+        case "along" if len(args) > 2:  # the factor of the Gram matrix is given
             return 1
         case "product" | "gram" | "along" | "factor" | "reduced" | "residual" | "solve":
             return args[0].shape[-1]
@@ -108,15 +108,15 @@ def terms(kind: str, args: Sequence[Register]) -> int:
     return 1
 
 
-# Loops: equal blocks of a deep network make equal steps, one block after the other. They are found from the steps, so
-# that it does not matter how a program was written. A block is printed once and compiled once; no number depends on it.
-MAX_ARGUMENT_DISTANCE = 64  # steps back to an argument that every block must have; others may precede the loop
-MIN_STEPS_SAVED = 16  # steps that a loop saves, at least
-MAX_PERIODS_TRIED = 32  # periods that are tried: the most common distances between equal steps
+# Loops: equal blocks of a deep network lower to equal steps, one block after the other. The search looks at the steps
+# only, not at how the program was written. A block is printed and compiled once; loops never change a number.
+MAX_ARGUMENT_DISTANCE = 64  # steps: arguments farther back are not compared, as they may precede the loop
+MIN_STEPS_SAVED = 16  # a loop must save at least this many steps
+MAX_PERIODS_TRIED = 32  # candidate periods: the most common distances between equal steps
 
 
 class Loop(NamedTuple):
-    """Steps `start` to `start + period`, and `times` of them in all, one after the other."""
+    """Steps `start` to `start + period`, repeated `times` times in a row."""
 
     start: int
     period: int
@@ -124,17 +124,17 @@ class Loop(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The first step after it."""
+        """The first step after the loop."""
         return self.start + self.period * self.times
 
 
 def loops(steps: Sequence[Hashable]) -> list[Loop]:
-    """The loops among steps that are equal or not, in order; none overlap, and none lies within another."""
+    """The loops in a sequence of hashable steps, in order, without overlap or nesting."""
     number: dict[Hashable, int] = {}
     kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
 
     def among(first: int, end: int) -> list[Loop]:
-        """The loop that saves most steps, with the shortest period of those that do, and the loops on both sides."""
+        """The loop that saves most steps (the shortest period wins ties), and the loops on both sides of it."""
         some, best, most = kinds[first:end], None, MIN_STEPS_SAVED - 1
         order = np.argsort(some, kind="stable")
         distances = np.diff(order)[some[order][1:] == some[order][:-1]]  # from a step to the next equal one
@@ -151,7 +151,7 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
 
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:
-    """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
+    """A key that is equal for steps with equal results; None if a parameter is not hashable."""
     key = kind, args, tuple([(name, content(value)) for name, value in params.items()])
     try:
         hash(key)
@@ -161,7 +161,7 @@ def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any
 
 
 def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
-    """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
+    """A key that is equal for steps that repeat in a loop; it ignores random streams and values of constants."""
     back = [place - made.get(arg, place) for arg in step.args]  # 0 for a constant
     near = [distance if distance <= MAX_ARGUMENT_DISTANCE else -1 for distance in back]
     args = tuple(zip(near, [arg.shape for arg in step.args], strict=True))

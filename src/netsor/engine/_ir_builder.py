@@ -1,4 +1,4 @@
-"""Building a plan step by step, with constants folded and equal steps shared."""
+"""The builder of plans: it adds steps, folds constants and shares equal steps."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ._ir import Register, Step, given_number, key_of, terms
 from ._plan import compute
 
 VARIES = attrgetter("varies")
-MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
+MAX_ARRAY_BYTES = 2**33  # of one array in one replica: 8 GiB; larger plans are rejected
 
 
 class TooLargeError(ValueError):
-    """An array of one replica that is larger than MAX_ARRAY_BYTES."""
+    """One array of one replica would be larger than MAX_ARRAY_BYTES."""
 
 
 @dataclass(eq=False)
 class Builder:
-    """A plan while it is made: each call adds a step, or computes a constant."""
+    """A plan under construction: each call adds a step or folds a constant."""
 
-    shift: int = 0  # of Gaussian expectations: see `_expectation_ops`
+    shift: int = 0  # shift of Gaussian expectations: see `_expectation_ops`
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
-    reshaped: dict[tuple[Register, Shape], Register] = field(default_factory=dict)  # the original, a shape → the array
-    shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
-    expects: bool = False  # whether a Gaussian expectation was taken
-    nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
-    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
+    reshaped: dict[tuple[Register, Shape], Register] = field(default_factory=dict)  # original, shape → the array
+    shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and argument shapes
+    expects: bool = False  # whether the plan has a Gaussian expectation
+    nodes: bool = False  # whether values at quasi-random nodes replace coordinates
+    tried: dict[str, None] = field(default_factory=dict)  # functions known only by their values at points
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict)  # see `independent_columns`
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register."""
-        # So results of equal constants are shared too. A layer may have constants as large as its random numbers.
+        # Sharing also shares their results. The constants of a layer can be as large as its random numbers.
         numbers = np.asarray(array)
         key = "constant", content_of(numbers)
         if key not in self.known:
@@ -53,7 +53,7 @@ class Builder:
         return self.known[key]
 
     def hyperparameter(self, name: str) -> Register:
-        """A number that is given when the plan runs."""
+        """A number given when the plan runs."""
         return self.known.setdefault(("hyperparameter", name), given_number(name, 1.0))
 
     def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
@@ -65,7 +65,7 @@ class Builder:
         return out
 
     def step(self, kind: str, *args: Register, words: str = "", made: Shape | None = None, **params: Any) -> Register:
-        """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
+        """The result of an instruction. Without `made`, its shape is found by running the instruction on 0 replicas."""
         if kind == "residual":
             params["shift"] = self.shift
         if kind in ("kernel", "moments"):
@@ -94,15 +94,15 @@ class Builder:
         return out
 
     def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
-        """The columns of a Cholesky factor that are not known to be 0: others have rows that depend on those before."""
+        """The columns of a Cholesky factor that are not known to be 0; dependent rows have zero columns."""
         return self._as_without_shift(key, _psd_cholesky.directions, factor)
 
     def pivot_order(self, rest: Register, whole: Register, key: tuple[int, ...]) -> Any:
-        """The order in which rows are factored: theirs, or if known rows are nearly dependent, largest pivots first."""
+        """The order in which to factor rows: as given, or largest pivots first if known rows are nearly dependent."""
         return self._as_without_shift((*key, -1), _psd_cholesky.pivot_order, rest, whole)
 
     def _as_without_shift(self, key: tuple[int, ...], find: Callable[..., Any], *arrays: Register) -> Any:
-        """What is found from known arrays, or all places: those of the plan without a shift, so draws are the same."""
+        """Find positions from known arrays (else all), or reuse those of the unshifted plan, so that draws agree."""
         if not self.shift or key not in self.independent:
             values = [array.value for array in arrays]
             every = np.arange(arrays[0].shape[-1])
@@ -110,11 +110,11 @@ class Builder:
         return self.independent[key]
 
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
-        """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
+        """The sum (`add`) or product (`multiply`) of arrays, accumulated as they arrive."""
         return reduce(partial(self.step, kind), arrays)
 
     def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
-        """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
+        """The shape of a result, found by running the instruction on 0 replicas, once per argument shapes."""
         seen = (kind, tuple(arg.shape for arg in args), key[-1]) if key else object()
         if seen not in self.shapes:
             empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
@@ -122,7 +122,7 @@ class Builder:
         return self.shapes[seen]
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
-        """A register for an array that varies; refused if one replica of it is larger than MAX_ARRAY_BYTES."""
+        """A register for an array that varies; raises TooLargeError above MAX_ARRAY_BYTES per replica."""
         made = Register(shape)
         if 8 * made.size > MAX_ARRAY_BYTES:
             what = f" ({words})" if words else ""
@@ -130,7 +130,7 @@ class Builder:
         return made
 
     def reshape(self, a: Register, *shape: int) -> Register:
-        """The entries in another shape. A reshape of a reshape is made from the first array, which saves a step."""
+        """Reshape an array. A reshape of a reshape starts from the first array, which saves a step."""
         whole = self.shaped.get(a, a)
         if whole.shape == shape:
             return whole
@@ -141,20 +141,20 @@ class Builder:
         return made
 
     def pad_or_cut(self, a: Register, width: int) -> Register:
-        """The last axis cut, or padded with zeros, to a width."""
+        """Cut the last axis, or pad it with zeros, to a width."""
         if a.shape[-1] >= width:
             return self.step("part", a, start=0, stop=width)
         return self.step("pad", a, before=0, after=width - a.shape[-1])
 
     def take(self, a: Register, places: Any, axis: int) -> Register:
-        """Entries along an axis; the array itself if those are all of them in order."""
+        """Select entries along an axis; returns the array itself if these are all entries in order."""
         if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
             return a
         return self.step("take", a, places=places, axis=axis)
 
 
 def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:
-    """The argument that an instruction would give back as it is."""
+    """The argument that an instruction would return unchanged, if any."""
     match kind:
         case "pad" if not params["before"] and not params["after"]:
             return args[0]
@@ -172,7 +172,7 @@ def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) ->
 
 
 def _identity_at(a: Register) -> int | None:
-    """The first column of an identity matrix among columns of 0, if these are all that an array is known to be."""
+    """The first column of an identity block among zero columns, if a constant array has this form."""
     rows, columns = a.shape[-2:]
     if a.value is None or not rows <= columns:
         return None
@@ -182,8 +182,8 @@ def _identity_at(a: Register) -> int | None:
 
 
 def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
-    """An instruction on constants: products along the directions that the first factor has."""
-    # Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
+    """Fold an instruction on constants; products use only the nonzero columns of the first factor."""
+    # Kernels of thousands of similar inputs have a few dozen nonzero directions.
     if kind in ("product", "gram") and values[0].size:
         some, axis = _psd_cholesky.directions(values[0]), -1 if kind == "gram" else -2
         if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:
@@ -192,5 +192,5 @@ def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
 
 
 def named(f: Function) -> str:
-    """The name of a function with its parameters, as plans print it."""
+    """The name of a function with its parameters, as printed in plans."""
     return f.name if not f.parameters else f"{f.name}({', '.join(f'{p:g}' for p in f.parameters)})"

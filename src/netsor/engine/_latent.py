@@ -1,7 +1,7 @@
-"""A plan as a function of standard normals that are given, not drawn.
+"""A plan as a function of given standard normals.
 
 χ are functions of normals (see `backends._chi`), so a replica is a function of one row z of independent normals. Given
-z, the outputs are N(mean(z), cov(z)): all that Markov chains over z need.
+z, the outputs are N(mean(z), cov(z)), which is all that Markov chains over z need.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Latent:
         if self.backend.precision != "float64":
             raise ArgumentError("precision", self.backend.precision, "'float64': chains need double precision")
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.places: dict[Step, slice] = {}  # among all normals of a replica
+        self.places: dict[Step, slice] = {}  # position among the normals of a replica
         self.size = 0
         for step in self.plan.steps:
             if step.kind in ("normals", "chi"):
@@ -48,24 +48,24 @@ class Latent:
 
     @property
     def block(self) -> int:
-        """How many replicas are worked on at a time; it depends on the plan alone."""
+        """The replicas computed at a time; depends only on the plan."""
         return max(1, min(CHUNK, BLOCK_BYTES // max(self.plan.bytes + 8 * self.entries**2, 1)))
 
     def shape(self, step: Step) -> tuple[int, ...]:
-        """The shape of the normals from which a step's random numbers are made, in one replica."""
+        """The shape of the normals behind the random numbers of a step, in one replica."""
         if step.kind == "normals":
             return step.out.shape
         return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
 
     def given(self, z: Floats) -> tuple[Floats, Floats]:
-        """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
+        """Mean (replicas, entries) and coefficients C (replicas, entries, ·) given normals; C C^T is the covariance."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
         return np.broadcast_to(mean, (len(z), self.entries)), np.broadcast_to(columns, (len(z), *columns.shape[1:]))
 
     def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
-        """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
+        """`what(mean, columns)` for each block of replicas, in threads; only the blocks in flight are in memory."""
         parts = [z[k : k + self.block] for k in range(0, len(z), self.block)]
 
         def one(part: Floats) -> Any:
@@ -78,7 +78,7 @@ class Latent:
                 return list(pool.map(one, parts))
 
     def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Floats], Floats]:
-        """A function of normals (replicas, size): `what(library, mean, columns)`, all of it on the backend's device."""
+        """A function of normals (replicas, size) that computes `what(library, mean, columns)` on the device."""
         assert isinstance(self.backend, Device)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
         block = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
@@ -95,13 +95,13 @@ class Latent:
         if step.kind == "chi":
             own = chi(step.params["freedom"], "float64").of(np, own)
         own = _laid_out(own)
-        own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
+        own.flags.writeable = False  # a step may overwrite dead arrays, but z belongs to the caller
         return own
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:
-    """The places of a plan's normals among those of another plan whose draws have the same keys, or None."""
-    # A draw of the other plan may be larger: its first entries along every axis are those of the smaller one.
+    """The positions of a plan's normals among those of another plan whose draws have the same keys, or None."""
+    # A draw of the other plan may be larger: its first entries along every axis match the smaller one.
     of = {(step.kind, step.params["key"]): step for step in large.places}
     places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
@@ -116,8 +116,8 @@ def matched(small: Latent, large: Latent) -> Ints | None:
 
 
 def embedding(small: Latent, large: Latent) -> Ints | None:
-    """The places of a plan's normals among those of a plan with more outputs; None if its outputs are not the first."""
-    # Whether they are is tried with random normals.
+    """The positions of a plan's normals in a plan with more outputs; None if its outputs do not come first."""
+    # Random normals test whether they do.
     found = matched(small, large)
     if found is None:
         return None

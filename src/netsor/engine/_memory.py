@@ -1,4 +1,4 @@
-"""The memory that this process may use, and the refusal of work that does not fit in it."""
+"""The memory that this process may use, and a check that work fits in it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def memory() -> float:
-    """The bytes that this process may use: of the machine, of its container, or as its limits say."""
+    """The bytes that this process may use: the memory of the machine, of its container, or its resource limit."""
     known = [math.inf]
     with suppress(ValueError, OSError, AttributeError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
         with suppress(OSError, ValueError):
             known.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    with suppress(ImportError):  # on Windows, and in a browser
+    with suppress(ImportError):  # on Windows and in a browser
         import resource
 
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -26,7 +26,7 @@ def memory() -> float:
 
 
 def check_memory(size: float, what: str, remedy: str) -> None:
-    """Refuse, before any work, what does not fit in memory."""
+    """Raise an error, before any work, if an array does not fit in memory."""
     if size > memory():
         raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
 

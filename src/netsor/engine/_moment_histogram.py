@@ -1,7 +1,7 @@
-"""Billions of replicas in bounded memory: counts and moments in cells of the conditional mean and variance.
+"""Billions of replicas in bounded memory: a histogram of moments over the conditional mean and variance.
 
-The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, where means vary, of m/√v keeps its
-count and a few moments, and becomes two Gaussians. Moments are sums of integers: the order of chunks is free.
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, if means vary, of m/√v keeps its
+count and a few moments, and becomes two Gaussians. Moments are sums of integers, so the order of chunks is irrelevant.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from .._array_api import Array, Floats
 
-HEIGHT = 0.01  # of a cell in log v, where all replicas have one mean
-CELL_LOG_VARIANCE_2D = 0.04  # of a cell in log v, where means vary: cells are counted in two dimensions then
-ROWS = 400  # cells in log v, at most, over the range of the first replicas: if that is wider, cells are higher
-STEPS = 16  # cells to a conditional standard deviation, along the mean
-WINDOW = 10  # cells in log v over all, as a multiple of those over that range: later replicas may lie outside it
-MAX_CELLS = 2**22  # cells in all, to bound memory
+HEIGHT = 0.01  # cell height in log v, if all replicas have the same mean
+CELL_LOG_VARIANCE_2D = 0.04  # cell height in log v, if means vary: the grid is then two-dimensional
+ROWS = 400  # maximal number of cells in log v over the range of the first replicas; a wider range has higher cells
+STEPS = 16  # cells per conditional standard deviation, along the mean
+WINDOW = 10  # all cells in log v, as a multiple of those over that range: later replicas may lie outside it
+MAX_CELLS = 2**22  # bounds memory
 UNIT = 2.0**26  # positions within a cell are rounded to 1/UNIT: sums over 2^27 replicas are exact in double precision
-STRAY = 100_000  # different (mean, variance) outside of all cells that are kept one by one, at most; v = 0 mostly
+STRAY = 100_000  # maximal number of distinct (mean, variance) outside the grid, stored one by one; mostly v = 0
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class MomentGrid:
     height: float
     first: int  # the cell floor(log v/height) of the first row
     rows: int
-    columns: int  # 1 if every mean is the same
-    centre: float  # of the means: the mean itself, if all are equal
+    columns: int  # 1 if all means are equal
+    centre: float  # of the means; the mean itself if all are equal
 
     @property
     def one_mean(self) -> bool:
-        """Whether every mean is the same."""
+        """Whether all means are equal."""
         return self.columns == 1
 
     @property
     def size(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         return self.rows * self.columns
 
     def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """For each replica its cell, what it adds to the sums of the cell, and whether it is outside of all cells."""
-        # It adds 1 and its moments, (sums, replicas); outside of all cells these are 0, and the cell does not matter.
+        """For each replica: its cell, its contribution to the sums of the cell, and whether it is outside the grid."""
+        # The contribution is 1 and the moments, (sums, replicas). Outside the grid it is 0, and the cell is arbitrary.
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
         unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
@@ -67,9 +67,9 @@ class MomentGrid:
         return cell, xp.stack(weights), ~inside
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
-        """Means, variances and counts of the Gaussians that the cells become in the law, two each."""
-        # With one mean, two points with the mean, the variance and the third moment of v. Else v is at its mean ± its
-        # standard deviation, m on its regression on v, and the variance of m about it is added to both v.
+        """Means, variances and counts of the Gaussians of the law, two per cell."""
+        # With one mean: two points that match the mean, variance and third moment of v. Otherwise v is its mean ± its
+        # standard deviation, m is its regression on v, and both v include the residual variance of m.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
         up, up2, *more = sums[1:, index] / UNIT / count
@@ -92,10 +92,10 @@ class MomentGrid:
 
 
 def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
-    """A grid of cells that holds the first replicas, with much room on all sides for later ones."""
+    """A grid around the first replicas, with ample room on all sides for later ones."""
     alive = var > 0
     if not alive.any():
-        raise ValueError(f"{what}: this law is known by its draws alone, which are kept one by one; take fewer")
+        raise ValueError(f"{what}: this law is known only from draws, which are stored one by one; take fewer")
     x, mean = np.log(var[alive]), mean[alive]
     one_mean = np.ptp(mean) == 0
     centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
@@ -111,14 +111,14 @@ def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
         if 1.5 * np.ptp(x) / height + 4 > rows:
             raise ValueError(
                 f"{what}: conditional means spread over {reach:.3g} conditional standard deviations, "
-                "too far for cells; take fewer draws"
+                "too far for a grid; take fewer draws"
             )
     middle = math.floor((x.min() + x.max()) / 2 / height)
     return MomentGrid(height, middle - rows // 2, rows, columns, centre)
 
 
 class BlockMoments(NamedTuple):
-    """What is kept of a block of replicas: sums (·, k) of some cells, and the replicas outside of all cells."""
+    """The summary of a block of replicas: sums (·, k) of some cells, and the replicas outside the grid."""
 
     cells: Array
     sums: Array
@@ -127,7 +127,7 @@ class BlockMoments(NamedTuple):
 
 
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
-    """The sums of replicas, by numpy."""
+    """The sums of a block, with numpy."""
     place, weights, outside = cells.placed(np, mean, var)
     found, where = np.unique(place, return_inverse=True)
     sums = np.stack([np.bincount(where, weight, len(found)) for weight in weights])
@@ -140,7 +140,7 @@ class MomentAccumulator:
     def __init__(self, cells: MomentGrid) -> None:
         self.cells = cells
         self.total = np.zeros((4 if cells.one_mean else 6, cells.size), dtype=np.int64)
-        self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside of all cells
+        self.stray: Counter[tuple[float, float]] = Counter()  # (mean, variance) of replicas outside the grid
 
     def add(self, found: BlockMoments) -> None:
         """Add the sums of one block."""
@@ -149,23 +149,21 @@ class MomentAccumulator:
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
         self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
         if len(self.stray) > STRAY:
-            raise ValueError(
-                f"more than {STRAY} replicas lie outside of all cells: the law is too wide; take fewer draws"
-            )
+            raise ValueError(f"more than {STRAY} replicas lie outside the grid: the law is too wide; take fewer draws")
 
     def nodes(self) -> tuple[Floats, Floats, Floats]:
-        """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
+        """Means, variances and counts of the Gaussians of the law (points, where the variance is 0)."""
         stray = np.array([(*pair, self.stray[pair]) for pair in sorted(self.stray)]).reshape(-1, 3)
         mean, var, count = map(np.concatenate, zip(self.cells.nodes(self.total), stray.T, strict=True))
         return mean, var, count
 
 
 def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
-    """The error of the density of these replicas that cells cause, relative to the density's largest value."""
+    """The error of the density from binning these replicas, relative to its largest value."""
     tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
     at, width, count = tally.nodes()
-    kept, alive = var > 0, width > 0  # some replicas are kept: `cells_for` refuses a law of points alone
+    kept, alive = var > 0, width > 0  # some variances are positive: `cells_for` rejects a law of points only
     centre = float(mean[kept].mean())
     reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
     y = centre + reach * np.linspace(-6.0, 6.0, 49)

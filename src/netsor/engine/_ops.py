@@ -1,8 +1,8 @@
-"""The instruction set of a plan: what each kind of step does to its arrays. Factors of matrices are in `_gram_schmidt`.
+"""The instruction set of a plan: one function per kind of step. Matrix factorisations are in `_gram_schmidt`.
 
-Arrays are (replicas, …), with one replica for what is the same in all. The array library is the first argument. Nothing
-here draws a number or branches on one. numpy arrays with few entries a replica have the replicas innermost in memory,
-which makes inner loops long: `_replicas_innermost` recognises them, and the functions keep the layout.
+Arrays are (replicas, …), with one replica if all share the same value. The array library is the first argument. No
+function draws a random number or branches on one. numpy arrays with few entries per replica are stored with the
+replicas innermost, for long inner loops: `_replicas_innermost` recognises them, and the functions keep the layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SINGLE_EQUAL = 1e-5  # the same in single precision
 
 
 def _replicas_innermost(a: Array) -> bool:
-    """Whether an array of numpy is stored with its first axis, the replicas, innermost in memory."""
+    """Whether a numpy array is stored with its first axis, the replicas, innermost in memory."""
     return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
 
 
 def _last(a: Any) -> Any:
-    """An array of numpy with the replicas as its last axis."""
+    """A numpy array with the replicas as its last axis."""
     return a.transpose((*range(1, a.ndim), 0))
 
 
@@ -41,7 +41,7 @@ def _first(a: Any) -> Any:
 
 
 def _innermost(a: Any) -> Any:
-    """An array of numpy with the replicas innermost: einsum adds in an order that depends on how arrays are stored."""
+    """A numpy array with the replicas innermost, because the order of einsum's sums depends on the memory layout."""
     return a if a.shape[0] == 1 or _replicas_innermost(a) else _first(np.ascontiguousarray(_last(a)))
 
 
@@ -58,19 +58,19 @@ ONE_EXPRESSION: dict[str, Callable[..., Array]] = {
 
 
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
-    """The entries of a replica in another shape."""
+    """Reshape each replica."""
     if _replicas_innermost(a):
         return _first(_last(a).reshape(*shape, a.shape[0]))
     return a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
 
 
 def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
-    """The axes of a replica in another order."""
+    """Permute the axes of each replica."""
     return xp.permute_dims(a, (0, *(1 + axis for axis in axes)))
 
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
-    """Entries along one axis of a replica."""
+    """Select entries along one axis of each replica."""
     if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
     return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
@@ -83,10 +83,10 @@ def pad(xp: Any, a: Array, before: int, after: int) -> Array:
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
-    """Arrays concatenated along an axis of a replica."""
+    """Concatenate arrays along an axis of each replica."""
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
     spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
-    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):  # as most of the entries are
+    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):  # the layout of most entries
         return _first(np.concatenate([_last(a) for a in spread], axis=axis))
     return xp.concat(spread, axis=axis + 1)
 
@@ -113,8 +113,8 @@ def product(xp: Any, a: Array, b: Array) -> Array:
 
 
 def gram(xp: Any, a: Array, b: Array) -> Array:
-    """Σ_k a[…, i, k] b[…, j, k]: the products of rows."""
-    if xp is not np and a.shape[-2] == b.shape[-2] == 1:  # a GPU's product of matrices takes three times as long
+    """Σ_k a[…, i, k] b[…, j, k]: inner products of rows."""
+    if xp is not np and a.shape[-2] == b.shape[-2] == 1:  # a matrix product takes three times as long on a GPU
         return xp.sum(a * b, axis=-1, keepdims=True)
     return product(xp, a, xp.matrix_transpose(b))
 
@@ -129,14 +129,14 @@ def squares(xp: Any, a: Array) -> Array:
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
-    """Rows of coordinates from drawn numbers (frames, ·): `places` are indices into the concatenated pieces and a 0."""
+    """Rows of coordinates from random numbers (frames, ·); `places` indexes the concatenated pieces and a final 0."""
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
     flat = join(xp, *pieces, zero, axis=1)
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
-    """Pairs of coordinates (f, f + r/2) rotated by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
+    """Rotate pairs of coordinates (f, f + r/2); a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
     half = cos.shape[-1]
     first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
@@ -159,7 +159,7 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
 def apply(
     xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None, out: Any = None
 ) -> Array:
-    """A function of the last `axes` axes, or of all if None; in numpy it may write into `out`, one of its arrays."""
+    """Apply a function to the last `axes` axes, or to all if None; numpy may write into `out`, one of its arrays."""
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
@@ -177,7 +177,7 @@ def apply(
 
 
 def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int) -> Any:
-    """A function over leading axes of large arrays, a piece at a time: its temporary arrays stay in the cache."""
+    """Apply a function to large arrays piece by piece over leading axes: temporary arrays stay in the cache."""
     size = max(made.size, *(a.size for a in arrays))
     axis = next((k for k in range(leading) if made.shape[k] > 1), None)
     if axis is None or size <= FUNCTION_ENTRIES_PER_BATCH:
@@ -200,5 +200,5 @@ def alike(xp: Any, a: Array, b: Array) -> Array:
 
 
 def identified(xp: Any, same: Array, a: Array, b: Array) -> Array:
-    """Rows b; where `same` says that they are a, or −a, those numbers themselves."""
+    """Rows b, replaced by exactly a or −a where `same` is 1 or −1."""
     return xp.where(same == 0, b, same * a)

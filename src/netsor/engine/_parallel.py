@@ -1,6 +1,6 @@
-"""Running work in chunks: threads or any executor, progress, and cancellation.
+"""Running work in chunks, on threads or any executor, with progress and cancellation.
 
-What a chunk draws depends on its key (see `_rng_keys`), never on the worker that draws it.
+The random numbers of a chunk depend on its key (see `_rng_keys`), never on its worker.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Cancelled(Exception):
 
 
 class Tick:
-    """The progress callback of a worker, called after each block: counts the draws, and raises once cancelled."""
+    """The progress callback of a worker, called after each block. It counts draws, and raises once cancelled."""
 
-    # Another process gets a copy, whose counts do not come back.
+    # Another process gets a copy, whose counts are lost.
 
     def __init__(self) -> None:
         self.cancelled, self.lock, self.draws = threading.Event(), threading.Lock(), 0
@@ -76,7 +76,7 @@ class _DaemonThreads(Executor):
         return future
 
     def leave(self) -> None:
-        """End each thread when its current task is done; wait PATIENCE seconds at most."""
+        """End each thread after its current task; wait at most PATIENCE seconds."""
         for _ in self.threads:
             self.tasks.put(None)
         for thread in self.threads:
@@ -91,19 +91,19 @@ def run(
     progress: Progress = True,
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
-    """Do the work for every chunk, and yield (chunk, result) as each is done."""
-    # `work(part, tick)` calls `tick(draws)` after every block. That moves the progress bar, and raises once the run has
-    # ended early: after an interrupt no thread works longer than a block. Executors with other processes report
-    # progress by whole chunks, and finish those that they have begun. A task has up to `together` chunks.
+    """Run the work for every chunk, and yield (chunk, result) as each finishes."""
+    # `work(part, tick)` calls `tick(draws)` after every block. This updates the progress bar, and raises once the run
+    # is cancelled: after an interrupt no thread works longer than one block. Executors with other processes report
+    # progress by whole chunks, and finish chunks that they have started. A task has up to `together` chunks.
     progress_of(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)
-    ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
+    ahead = 2 * slots  # tasks in flight: enough to keep the workers busy, with bounded memory for results
     own = _DaemonThreads(min(slots, len(parts))) if executor is None and threads_start() else None
     pool = own or executor or InlineExecutor()
     together = 1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
-    client = getattr(executor, "_client", None)  # of Dask: every worker gets a copy of the work once
+    client = getattr(executor, "_client", None)  # Dask: every worker gets one copy of the work
     sent: Any = work if client is None else client.scatter(work, broadcast=True, hash=False)
     pending: dict[Future[list[T]], Sequence[range]] = {}
     total = sum(map(len, parts))
@@ -111,7 +111,7 @@ def run(
     tick = Tick()
     bar = None
     if progress is True and on_terminal() and not quiet():
-        from tqdm import tqdm  # slow to import, and of use on a terminal alone
+        from tqdm import tqdm  # slow to import, and only useful on a terminal
 
         bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
     try:
@@ -143,19 +143,19 @@ def run(
 
 
 def check_executor(executor: object, otherwise: str) -> None:
-    """Refuse what is no executor; `otherwise` is what works in its place."""
+    """Raise an error if this is not an executor; `otherwise` names the alternative."""
     if executor is not None and not isinstance(executor, Executor):
         raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
 
 
 def quiet() -> bool:
-    """Whether progress is switched off for all calls: the level of the logger "netsor" is set above INFO."""
+    """Whether the user switched progress off for all calls by setting the logger "netsor" above INFO."""
     return logging.getLogger("netsor").level > logging.INFO
 
 
 def on_terminal() -> bool:
-    """Whether a progress bar can be seen."""
-    ask = getattr(sys.stderr, "isatty", None)  # stderr may be None, or an object of the user's
+    """Whether stderr is a terminal, where a progress bar is visible."""
+    ask = getattr(sys.stderr, "isatty", None)  # stderr may be None or a user's object
     return ask is not None and ask()
 
 
@@ -166,13 +166,13 @@ def _result(future: Future[list[T]]) -> list[T]:
         if "pickle" not in str(error):
             raise
         raise ValueError(
-            f"executor: the program is sent to other processes, and this in it cannot be: {error}. Write its functions "
+            f"executor: the program cannot be pickled for other processes: {error}. Write its functions "
             "with def at the top of a module, not as a lambda or inside a function; or take threads, workers=…"
         ) from error
 
 
 def at_once(workers: int | None, executor: Executor | None) -> int:
-    """How many tasks run at once: the number of threads, or what the executor reports, or the number of cores."""
+    """The number of concurrent tasks: threads, workers that the executor reports, or cores."""
     threads = cores() if workers is None else whole(workers, "workers")
     if executor is None:
         return min(threads, THREADS)

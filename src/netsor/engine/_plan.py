@@ -1,7 +1,7 @@
-"""A plan: a list of small steps over arrays of known shapes, without branches; what it costs, and how it runs.
+"""A plan: a list of small steps on arrays of known shapes, without branches; its cost, and how to run it.
 
-Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps. The backend chooses the
-array library and draws the random numbers (see `backends`).
+Lowering (see `lower`) makes the plan and takes every decision. Running it is a loop over the steps. The backend chooses
+the array library and draws the random numbers (see `backends`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ RULES: dict[str, Callable[..., Any]] = {
 
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 
-# A law without other random numbers is averaged over node sets: a set costs as much as a few hundred usual draws
-DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # at least so many, for a standard error
-MIN_INNERMOST_ROW = 32  # entries of a row from which numpy's loop over it is efficient: replicas need not be innermost
+# A law without other random numbers is averaged over node sets. One set costs as much as a few hundred ordinary draws
+DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # the minimum gives a standard error
+MIN_INNERMOST_ROW = 32  # entries: numpy loops efficiently over rows of this length, so replicas need not be innermost
 
 
 def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
@@ -53,7 +53,7 @@ def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
 
 def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set[Register], int | None]]:
     """For each step, the arrays that no later step reads, and the index of an argument that it may overwrite."""
-    owner: dict[Register, Register] = {}  # whose memory an array shares
+    owner: dict[Register, Register] = {}  # view → the array whose memory it shares
     for step in steps:
         owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
     read, read_memory = set(results), {owner.get(result, result) for result in results}
@@ -73,33 +73,33 @@ def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set
 
 @dataclass(eq=False)
 class Plan:
-    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it.
+    """The steps that sample each replica of a program at given widths; `print(plan)` shows them.
 
-    `Program.plan` makes it. Beside what is below it has `bytes`, those of a replica.
+    Create it with `Program.plan`. The attribute `bytes` is the memory of one replica.
 
     Parameters
     ----------
     title : str
-        Of the program, with its widths.
+        The name of the program and its widths.
     steps : list of Step
-        In their order.
+        The steps, in order.
     mean : Register
-        (entries,): the conditional mean of one coordinate of each output, given all that is drawn.
+        (entries,): the mean of one coordinate of each output, conditional on all random numbers.
     columns : Register
-        (entries, ·): its coefficients of independent N(0, 1) variables that are never drawn.
+        (entries, ·): its coefficients of independent N(0, 1) variables, which are integrated out.
     notes : tuple of str
-        What is to be known of the law.
+        Remarks on the law.
     expects : bool
-        Whether Gaussian expectations are among its steps or constants.
+        Whether the steps or constants contain Gaussian expectations.
     nodes : bool
         Whether some of them are means over quasi-random nodes.
     tried : tuple of str
-        Functions whose expectations use values at points alone.
+        Functions known only by their values at points, which their expectations use.
     place : str
-        Where it is meant to run: which of two exact ways costs less depends on it.
+        The device that the plan is meant for, which decides the cheaper of two exact methods.
     independent : dict
-        The directions of inputs that depend on each other at infinite width; plans with moved expectations have the
-        same ones.
+        The linearly independent directions of inputs at infinite width, shared with the plans whose expectations are
+        shifted.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class Plan:
         results = self.mean, self.columns
         self.steps = needed(self.steps, results)
         self.live = liveness(self.steps, results)
-        size = self.bytes = 0  # the numbers of a replica that are stored at a time, and the most of them in bytes
+        size = self.bytes = 0  # numbers of a replica stored at a time, and their peak in bytes
         for step, (dead, _) in zip(self.steps, self.live, strict=True):
             size += step.out.size
             self.bytes = max(self.bytes, 8 * (size + step.within))
@@ -137,32 +137,32 @@ class Plan:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes."""
+        """Repeated blocks of equal steps: the first step, the steps per block, and the number of blocks."""
         made = {step.out: k for k, step in enumerate(self.steps)}
         return loops([kind_of(step, k, made) for k, step in enumerate(self.steps)])
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers are drawn for each replica, on average."""
+        """The random numbers per replica, on average."""
         return sum(step.numbers for step in self.steps)
 
     @property
     def long_numbers(self) -> int:
-        """How many of them are drawn in rows of 32 or more: coordinates, rather than Gram matrices."""
+        """The random numbers in rows of 32 or more: coordinates rather than Gram matrices."""
         return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (MIN_INNERMOST_ROW,))
 
     @property
     def operations(self) -> int:
-        """Roughly how many entries and products are computed for each replica."""
+        """Roughly the entries and products computed per replica."""
         return sum(step.operations for step in self.steps)
 
     @property
     def constant(self) -> bool:
-        """Whether the law does not depend on any random number: then one replica is the law."""
+        """Whether the law depends on no random number, so that one replica is the law."""
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
-        """The plan with numbers for its hyperparameters, by name."""
+        """The plan with values for its hyperparameters, by name."""
         new = {name: given_number(name, number) for name, number in numbers.items()}
 
         def given(register: Register) -> Register:
@@ -178,21 +178,21 @@ class Plan:
 
     @property
     def averaged(self) -> bool:
-        """Whether random numbers do nothing but shift quadrature nodes: then the mean over replicas is the law."""
+        """Whether random numbers only shift quadrature nodes, so that the mean over replicas is the law."""
         drawn = [step for step in self.steps if step.kind in DRAWS]
         return bool(drawn) and all(step.params["key"][-2] == NODE_SHIFTS for step in drawn)
 
     def replicas(self, draws: int) -> int:
-        """How many replicas a law of so many draws takes."""
+        """The replicas of a law with this many draws."""
         return 1 if self.constant else max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET) if self.averaged else draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds that so many draws take on one core of a processor of today."""
+        """Roughly the seconds for this many draws on one core of a current processor."""
         return self.replicas(draws) * self._each if not self.constant else 0.0
 
     @cached_property
     def _each(self) -> float:
-        """Roughly the seconds of a replica."""
+        """Roughly the seconds per replica."""
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class Plan:
         return "\n  ".join([head, *lines])
 
     def _summary(self) -> list[str]:
-        """What it costs, in lines."""
+        """The lines on its cost."""
         taken = f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         if self.constant:
             taken = "the law does not depend on random numbers: it is known without a draw"
@@ -224,7 +224,7 @@ class Plan:
 
 
 def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:
-    """What is printed of each step that has a description, of a loop its first block: that, its numbers, its shape."""
+    """The printed rows (description, random numbers, shape) of steps with a description; loops show one block."""
     rows: list[tuple[str, ...]] = []
     done = 0
     for loop in found:
@@ -243,7 +243,7 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
 
 
 def in_time(seconds: float) -> str:
-    """A time as text, with two digits or more, in a fitting unit."""
+    """A time as text, with two or more digits, in a suitable unit."""
     units = ((31_557_600.0, "years"), (86_400.0, "days"), (3_600.0, "h"), (60.0, "min"), (0.0, "s"))
     size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size)
     number = seconds / (size or 1.0)
@@ -257,9 +257,9 @@ def run(
     compute: Callable[[Step, Sequence[Array], int | None], Array],
 ) -> tuple[Array, Array]:
     """Mean (replicas or 1, entries) and coefficients (replicas or 1, entries, ·) of one coordinate of the outputs."""
-    # Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a
-    # step, (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does
-    # any other step; the result may overwrite the array at the index `place`, unless that is None.
+    # Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` returns the random numbers of a
+    # step, (replicas, *shape), and `constant` the array of a register with a value. `compute(step, arrays, place)`
+    # executes any other step; it may overwrite the array at index `place`, unless that is None.
     arrays: dict[Any, Array] = {}
     for step, (dead, place) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:
@@ -274,7 +274,7 @@ def run(
 
 
 def compute(linalg: _gram_schmidt.LinalgBackend, kind: str, inputs: Sequence[Array], params: dict[str, Any]) -> Array:
-    """Execute one instruction in an array library; those without a rule are methods of its linear algebra."""
+    """Execute one instruction in an array library; instructions without a rule are methods of its linear algebra."""
     rule = RULES.get(kind)
     return getattr(linalg, kind)(*inputs, **params) if rule is None else rule(linalg.xp, *inputs, **params)
 

@@ -1,4 +1,4 @@
-"""What is asked of a program, and the plan that answers it: passes, lowering, and rewrites of the finished plan."""
+"""A request for a law of a program, and its plan: passes, lowering, and rewrites of the finished plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .passes._rewrite import Context
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Planning makes many objects and no garbage: to look for some would take a seventh of the time."""
+    """Disable the garbage collector: planning creates many objects but no garbage, and scans take 1/7 of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -40,12 +40,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
-    """The steps that an optimiser has made of the parameter of an operation."""
+    """The optimiser steps that the parameter of an operation has taken."""
     return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
 
 
 def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
-    """Whether products of vectors of infinite width are all that values of a program ask for, and no coordinates."""
+    """Whether a program needs only inner products, and no coordinates, of vectors of infinite width."""
     for value in values:
         if steps := optimiser_steps(value.op):
             asks = any(isinstance(step.optimiser, Adam) for step in steps)
@@ -58,11 +58,11 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
 
 @dataclass(frozen=True)
 class PlanQuery:
-    """What is asked of a program: coordinates of its outputs, at given widths.
+    """A request for coordinates of the outputs of a program, at given widths.
 
-    `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
-    the program that these are a part of, whose seeds they have; `prices` are those of the place where the plan is meant
-    to run; `numbers` are those of hyperparameters that are known now: others are given when the plan runs.
+    `picked` are the coordinates, None for any one; `without` names shortcuts to switch off; `whole` are the outputs of
+    the full program, which determine the seeds; `prices` are those of the device that will run the plan; `numbers` are
+    the hyperparameters known now (the others are given when the plan runs).
     """
 
     outputs: tuple[Value, ...]
@@ -79,8 +79,8 @@ class PlanQuery:
         return dict(self.widths)
 
     def plan(self, shift: int = 0) -> Plan:
-        """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
-        if math.inf in self.bound.values():  # where most numbers are computed while the plan is made
+        """The plan of the request, cached. For `shift` see `_expectation_ops`."""
+        if math.inf in self.bound.values():  # planning computes most numbers there
             return _kept(self) if shift == 0 else self.made(shift)
         return _kept(replace(self, numbers=())).bind(dict(self.numbers))
 
@@ -102,7 +102,7 @@ class PlanQuery:
         narrowed, made_from = narrow_with_origins(self.outputs)
         places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
         context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
-        for value in context.ordered(narrowed):  # an index that narrowing added draws nothing, and needs no place
+        for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position
             context.origin[value] = places.get(made_from.get(value, value), len(places))
         names = names_of(context.ordered(narrowed))
         rewritten = rewrite(narrowed, context, self.without)
@@ -112,7 +112,7 @@ class PlanQuery:
         return with_sign_patterns(plan) if self.prices.ragged and "positive" not in self.without else plan
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same at a finite width, without drawing the entries of matrices, of which there are too many."""
+        """The same at a finite width, without sampling matrices, which would be too large."""
         if math.isinf(width):
             return self
         widths = tuple((name, min(n, width)) for name, n in self.widths)

@@ -1,11 +1,11 @@
-"""Whether single precision is accurate enough for a law, and how to undo what its rounding adds.
+"""Decides whether single precision is accurate enough for a law, and undoes artefacts of its rounding.
 
 Single precision overflows at 1e38, squares of numbers below 1e-22 underflow, and differences of nearly equal numbers
-lose their digits; no array library reports that. So some replicas are first computed in both precisions from the same
-random numbers. If they are nearly the same, so is the law: the paired differences bound how far its mean and standard
-deviation move, and the replicas that cross a point how far its distribution function does. If they differ, the law may
-still be right, because rounding decides the direction in which nearly equal vectors differ, and deep networks can be
-chaotic. Then as many replicas as the law has must not tell the precisions apart.
+lose their digits; no array library reports this. So netsor first computes some replicas in both precisions, from the
+same random numbers. If they nearly agree, so do the laws: the paired differences bound the shift of the mean and of the
+standard deviation, and the replicas that cross a point bound the shift of the distribution function. If they differ,
+the law may still be right: rounding decides the direction in which nearly equal vectors differ, and deep networks can
+be chaotic. Then a test with as many replicas as the law has must find no difference between the precisions.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from ._rng_keys import chunks
 from .backends import AUTO, Backend, NoDeviceError, Numpy
 
 SINGLE = Numpy("cpu", "float32")
-LEAST, FEW, TRIED = 4, 64, 1024  # replicas that are compared: at least, if they cost little, and at most
-SHARE = 16  # draws for each replica that is compared: comparing takes a tenth of their time
-FIRST_BLOCKS = 4  # of an accelerator: so many draws take no longer in double precision than single and a comparison
-PATIENCE = 1.0  # seconds that a comparison may take if that is more than its share
-NUMBERS = 2**20  # outputs of all replicas that a comparison has room for
-MOVED = 1e-2  # how far single precision may move the mean, in standard deviations, or the variance, in itself
-SIGNIFICANT = 4.5  # standard errors by which two samples of one law do not differ
-SAME = 1e-6  # of the spread: replicas that differ by less are equal
-ASKED = 2**14  # replicas in double precision that find atoms; fewer, if they would take longer than PATIENCE
-ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
-WORTH = 2**16  # numbers of a replica in long rows beyond which single precision saves more than a little
-RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
-TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
-SPACINGS = 4  # of single precision, by which rounding in several steps may move a value away from an atom
-DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
+LEAST, FEW, TRIED = 4, 64, 1024  # replicas to compare: minimum, number if they are cheap, and maximum
+SHARE = 16  # draws per compared replica: the comparison takes a tenth of their time
+FIRST_BLOCKS = 4  # of an accelerator: this many are no slower in double precision than single plus a comparison
+PATIENCE = 1.0  # seconds that a comparison may take, even if that is more than its share
+NUMBERS = 2**20  # outputs of all replicas that fit in a comparison
+MOVED = 1e-2  # largest shift of the mean in standard deviations, and of the variance relative to itself
+SIGNIFICANT = 4.5  # standard errors: larger differences of two samples are significant
+SAME = 1e-6  # relative to the spread: replicas that differ by less are equal
+ASKED = 2**14  # replicas in double precision to find atoms; fewer, if they would take longer than PATIENCE
+ROUNDING = 1e-13  # spread over mean: a smaller spread is round-off in double precision, and the output is constant
+WORTH = 2**16  # numbers of a replica in long rows: with fewer, single precision saves little
+RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers outside the range of single precision
+TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # the exceptions for these
+SPACINGS = 4  # of single precision: rounding in several steps may move a value this far from an atom
+DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: largest differences if netsor chooses the precision
 
 
 def resolve_precision(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> tuple[Backend, float]:
-    """The backend in the precision for so many draws of a plan, and the error of the law in that precision."""
-    # The error is relative to the standard deviations of the outputs, and 0 if five digits are right. Where single
-    # precision is not accurate enough it is refused, unless outputs agree to a relative error of `digits`.
+    """The backend with the precision for this many draws of a plan, and the error of the law in that precision."""
+    # The error is relative to the standard deviations of the outputs, and 0 if five digits are right. It is an error
+    # if single precision is not accurate enough, unless outputs agree to a relative error of `digits`.
     if backend.precision == AUTO:
         single = float32_suffices(plan, draws)
         return replace(backend, precision="float32" if single else "float64", chosen=single), 0.0
     if backend.precision != "float32" or backend.chosen or plan.constant:
         return backend, 0.0
-    # GPUs of data centres are about as fast in double precision, and comparing a few draws would take longer.
+    # Data-centre GPUs are about as fast in double precision, and a comparison of a few draws would take longer.
     if _runs_long(plan, backend) and draws <= FIRST_BLOCKS * backend.first_block(plan) and backend.fast_double:
         return replace(backend, precision="float64", rounded=True), 0.0  # with the random numbers of single precision
     return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:
-    """Whether single precision gives five digits of the draws of a plan, or a hundredth of their spread, and pays."""
-    # It pays where a plan has many coordinates in long rows. Errors of Gaussian expectations are for double precision.
+    """Whether single precision pays, and gives draws to five digits or to a hundredth of their spread."""
+    # It pays if a plan has many coordinates in long rows. Errors of Gaussian expectations assume double precision.
     replicas = min(LEAST, draws // SHARE)
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
@@ -70,7 +70,7 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
         return False
     exact = _outputs(plan, replicas, Numpy())
     spread = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
-    # Positive outputs can range over orders of magnitude, like gradients behind a saturated softmax, and the smallest
+    # Positive outputs, such as gradients behind a saturated softmax, can span orders of magnitude, and the smallest
     # must be right too: their spread is that of the logarithm, at an output two spreads lower.
     positive = (exact > 0).all(axis=0)
     orders = np.log(exact[:, positive]).std(axis=0)
@@ -88,7 +88,7 @@ def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
 
 
 def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) -> float:
-    """The error of the law in single precision; an error if it is too large."""
+    """The error of the law in single precision; raises an exception if it is too large."""
     affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
     replicas = max(LEAST, min(draws // SHARE, SHARE), min(max(FEW, draws // SHARE), TRIED, affordable))
     found = _compared(plan, backend, replicas)
@@ -115,30 +115,30 @@ def _inaccurate(why: str) -> ArgumentError:
 
 
 class _Compared(NamedTuple):
-    """How far single precision is off, for each output, in standard deviations of it."""
+    """The deviations of single precision for each output, in its standard deviations."""
 
     replicas: int
-    off: Floats  # root mean square of the differences of all replicas
-    moved: Floats  # difference of the mean, or relative difference of the variance, and two standard errors of it
-    crossed: Floats  # largest difference of the distribution function
+    off: Floats  # root mean square difference over all replicas
+    moved: Floats  # difference of the mean, or relative difference of the variance, plus two standard errors
+    crossed: Floats  # largest difference of the distribution functions
     digits: Floats  # largest relative difference of a replica
     insignificant: Floats  # `moved` without its standard errors; infinite if a difference is significant
 
     def error(self, draws: int, digits: float) -> Floats:
-        """Errors of the laws of outputs whose replicas are so close that so many draws are right; else infinity."""
+        """Errors of the laws, or infinity for outputs whose replicas are not close enough for this many draws."""
         close = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
         return np.where(self.digits <= digits, 0.0, np.where(close, self.moved, np.inf))
 
 
 def _runs_long(plan: Plan, backend: Backend) -> bool:
-    """Whether a plan runs on an accelerator, and takes so long that it is compared there."""
+    """Whether a plan runs on an accelerator, and takes long enough to compare precisions there."""
     return backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
-    """Both precisions on the same random numbers."""
-    # numpy compares, because the other libraries round alike; or, for long plans, the device if double precision fits.
+    """Compare both precisions on the same random numbers."""
+    # With numpy, since the other libraries round alike; for long plans on the device, if double precision fits.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):
@@ -157,13 +157,13 @@ def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
 
 
 def _difference(exact: Floats, single: Floats) -> _Compared:
-    """Of means and variances of the same replicas (replicas, 2 outputs)."""
+    """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
     replicas = len(exact)
     (mean, variance), (other_mean, other_variance) = (np.split(each, 2, axis=1) for each in (exact, single))
     size, centre = np.abs(mean).max(axis=0), mean.mean(axis=0)
     squares, other_squares = variance + (mean - centre) ** 2, other_variance + (other_mean - centre) ** 2
     spread = np.sqrt(squares.mean(axis=0))
-    unit = np.where(spread > ROUNDING * size, spread, size)
+    unit = np.where(spread > ROUNDING * size, spread, size)  # an output without spread is measured by its size
     unit = np.where(unit > 0, unit, 1.0)
     seen, moved, same = np.zeros_like(unit), np.zeros_like(unit), np.ones(len(unit), dtype=bool)
     for ours, difference in (
@@ -173,14 +173,14 @@ def _difference(exact: Floats, single: Floats) -> _Compared:
         bias = np.abs(difference.mean(axis=0))
         error, alone = (a.std(axis=0, ddof=1) / np.sqrt(replicas) for a in (difference, ours))
         seen, moved = np.maximum(seen, bias), np.maximum(moved, bias + 2 * error)
-        same &= bias <= SIGNIFICANT * np.minimum(error, np.sqrt(2) * alone)
-    normals = np.random.default_rng(0).standard_normal((replicas, 1))
+        same &= bias <= SIGNIFICANT * np.minimum(error, np.sqrt(2) * alone)  # paired and unpaired tests
+    normals = np.random.default_rng(0).standard_normal((replicas, 1))  # one draw of each conditional law
     y, other = mean + np.sqrt(variance) * normals, other_mean + np.sqrt(other_variance) * normals
     other = np.nan_to_num(other, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
     typical = np.where(typical > 0, np.minimum(typical, unit), unit)
     far = np.abs(other - y)
-    other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)
+    other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)  # ignore differences of rounding
     crossed = np.zeros_like(unit)
     for k in np.flatnonzero((other != y).any(axis=0)):
         crossed[k], significance = _crossed(y[:, k], other[:, k])
@@ -192,22 +192,22 @@ def _difference(exact: Floats, single: Floats) -> _Compared:
 
 
 def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
-    """The largest difference of the distribution functions of paired samples, and the most significant (McNemar)."""
+    """The largest difference of the distribution functions of paired samples, and its significance (McNemar)."""
     at = np.sort(np.concatenate([one, other]))
     below, other_below, either, both = (
         np.searchsorted(np.sort(a), at, side="right")
         for a in (one, other, np.minimum(one, other), np.maximum(one, other))
     )
-    difference = np.abs(below - other_below)
+    difference = np.abs(below - other_below)  # of `either - both` pairs with one sample on each side of a point
     return float(difference.max() / len(one)), float(np.max(difference / np.sqrt(np.maximum(either - both, 1))))
 
 
 def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backend: Backend) -> Floats:
-    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused."""
-    # Single precision has so few numbers that draws of a continuous law coincide. A value that several replicas share
-    # is an atom if two draws in double precision are equal there, or differ by no more than rounding; it gets their
-    # value. If not, each of its replicas gets a random number among those that round to it, at the same relative
-    # position for all outputs of the replica, so that equal outputs stay equal.
+    """Means of replicas (replicas, k) from single precision, without ties caused by its rounding."""
+    # Single precision has so few numbers that draws of a continuous law coincide. A value shared by several replicas
+    # is an atom if two draws in double precision agree there up to rounding; it gets their value. Otherwise each of
+    # its replicas gets a random number among those that round to it, at the same relative position for all outputs of
+    # the replica, so that equal outputs stay equal.
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
@@ -218,9 +218,9 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         if known is None:
             made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
         points = np.sort(known[~np.isnan(known[:, k]), k])
-        known_at, times = np.unique(points, return_counts=True)  # atoms are numbers that repeat
+        known_at, times = np.unique(points, return_counts=True)  # atoms are repeated numbers
         atoms = known_at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
-        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # the most frequent that round alike
+        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # one of those that round alike
         atom = np.append(atoms, np.inf)[np.searchsorted((atoms[1:] + atoms[:-1]) / 2, at)]  # the nearest one
         near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
         values = np.where(near, atom, at)
@@ -232,13 +232,13 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
 
 
 def _spacing(values: Floats) -> Floats:
-    """The distance of numbers of single precision there."""
+    """The spacing of float32 numbers at these values."""
     return np.spacing(np.abs(values).astype(np.float32)).astype(float)
 
 
 def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int) -> None:
-    """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
-    # They may be too rare for the replicas that are compared before.
+    """Reject values whose share of all draws exceeds the share of `points` (sorted, from double precision) nearby."""
+    # The comparison before sampling may miss such values because they are rare.
     values, first, place = np.unique(values, return_index=True, return_inverse=True)
     share = np.bincount(place, share).astype(float)
     spread = points.std() if len(points) else 0.0
@@ -254,10 +254,10 @@ def _check_frequent(values: Floats, atoms: Bools, share: Floats, points: Floats,
 
 
 def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
-    """Means of some replicas in double precision; NaN where an output has a variance."""
+    """Means of some replicas in double precision; NaN for outputs with a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
-    size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block for more draws than these
+    size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block larger than the draws
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Tick()):

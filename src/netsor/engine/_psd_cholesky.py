@@ -1,6 +1,6 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with them.
 
-The pivot is 0 if a row depends linearly on earlier rows, which is decided for each matrix: replicas are independent.
+The pivot of a row that depends linearly on earlier rows is 0. This is decided per matrix: replicas are independent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import scipy
 from .._array_api import Array
 
 PANEL = 16  # columns: block size of the factorisation
-LAPACK = 8  # rows of a matrix beyond which LAPACK, one matrix at a time, is faster than our loop over columns
-TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
+LAPACK = 8  # rows: for larger matrices LAPACK, one matrix at a time, is faster than our loop over columns
+TOLERANCE = 1e-13  # pivot over diagonal entry: below this, a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
-LOST = 1e-8  # of two rows of length 1: what their product may lose before rows are factored in another order
-SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
+LOST = 1e-8  # error of the inner product of two unit rows above which the rows are pivoted
+SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry: above this, round-off leaves most digits (double, single)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -27,14 +27,14 @@ def tolerance(xp: Any, dtype: Any) -> float:
 
 
 def safe_pivot_ratio(xp: Any, dtype: Any) -> float:
-    """The ratio of pivot to diagonal entry above which rounding leaves most digits of the pivot."""
+    """The ratio of pivot to diagonal entry above which round-off leaves most digits of the pivot."""
     return SURE if dtype == xp.float64 else SINGLE_SURE
 
 
 def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
-    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast."""
-    # The choice is made for each matrix, so that the result for one replica does not depend on the others. A row of
-    # zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
+    """Column by column; numpy uses LAPACK, which is ten times as fast, for large matrices far from singular."""
+    # The choice is made per matrix, so that the result of one replica does not depend on the others. A row of zeros
+    # (the gradient of a token that no loss depends on) gets a temporary pivot of 1 for LAPACK.
     if xp is not np or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
     none = np.linalg.diagonal(gram) == 0
@@ -48,7 +48,7 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
         if not regular.all():
             floor = np.broadcast_to(floor, gram.shape[:-1])
             made[~regular] = by_columns(np, gram[~regular], floor[~regular])
-    except np.linalg.LinAlgError:  # raised if any of the matrices is singular, without saying which
+    except np.linalg.LinAlgError:  # some matrix is singular; LAPACK does not say which
         made = by_columns(np, gram, floor)
         regular = _all_sure(made, gram, floor)
         made[regular] = np.linalg.cholesky(gram[regular])
@@ -56,18 +56,18 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
 
 
 def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
-    """Which matrices have all pivots well above rounding."""
+    """Which matrices have all pivots well above round-off."""
     squares = np.linalg.diagonal(lower) ** 2
     return ((squares > safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)) & (squares > floor)).all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products."""
-    # One matrix of numpy (a constant of a plan, of thousands of rows and a few dozen directions) is multiplied by the
-    # columns that it has. With several matrices that would differ, and the bits of one would depend on the others.
+    """In panels of PANEL columns, so that most of the work for a large matrix is matrix products."""
+    # A single numpy matrix (a constant of a plan, with thousands of rows and a few dozen directions) uses only its
+    # nonzero columns. For several matrices these would differ, and the bits of one would depend on the others.
     size, single = gram.shape[-1], type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2
     panels: list[Array] = []
-    known: list[Array] = []  # of the panels, what later ones are multiplied by
+    known: list[Array] = []  # the parts of the panels that multiply later ones
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
         rest, columns = gram[..., start:, start : start + width], []
@@ -93,9 +93,9 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
 
 
 def pivot_order(rest: Any, whole: Any) -> Any:
-    """An order of rows (of numpy, one for all matrices) in which factoring `rest` is stable: theirs if it is."""
-    # Without pivoting, rounding errors grow where rows are nearly dependent: the first of many inputs on a curve leave
-    # little of the next, and what those far away have in common with this little is known to few digits.
+    """An order of rows (numpy, the same for all matrices) in which factoring `rest` is stable; if possible, theirs."""
+    # Without pivoting, rounding errors grow if rows are nearly dependent: the first of many inputs on a curve leave a
+    # small residual of the next, and the products of distant inputs with this residual have few digits.
     size = rest.shape[-1]
     lengths = np.sqrt(np.linalg.diagonal(whole))
     scale = np.where(lengths > 0, 1.0 / np.where(lengths > 0, lengths, 1.0), 0.0)
@@ -112,16 +112,16 @@ def pivot_order(rest: Any, whole: Any) -> Any:
 
 
 def directions(rows: Any) -> Any:
-    """The places along the last axis of an array of numpy at which any row is other than 0."""
+    """The positions along the last axis of a numpy array at which any row is nonzero."""
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
-    """X with X C^T = b for lower triangular C: coordinates along the directions of its rows, from their products."""
-    # The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
+    """Solve X C^T = b for lower triangular C: coordinates along the directions of its rows, from inner products."""
+    # The coordinate is 0 if the pivot of C is 0, because no row of C has that direction.
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
-        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
+        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product instead of a pass over b per direction
     if size > PANEL:
         half = size // 2
         first = solve(xp, lower[..., :half, :half], b[..., :half])
@@ -137,12 +137,12 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
 
 
 def inverse(lower: Any) -> Any:
-    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there."""
-    # Rows may differ by any factor: they are scaled first, so that rounding errors of one do not reach another.
+    """C^(−1) of triangular numpy matrices; 0 along directions that no row of C has."""
+    # Rows may differ by any factor. They are scaled first, so that rounding errors of one do not affect another.
     none, size = np.linalg.diagonal(lower) <= 0, np.abs(lower).max(axis=-1)
     if not none.any():
         return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
-    # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
+    # a zero pivot has only zeros below it, so the substitute for its row changes no other direction
     size = np.where(none, 1.0, size).astype(lower.dtype)
     rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
     return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]

@@ -1,4 +1,4 @@
-"""What errors of Gaussian expectations do to a law: the plan is made again with each of them moved by its error."""
+"""The effect of errors of Gaussian expectations on a law: replan with every expectation shifted by its error."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .backends import Backend
 from .backends._numpy import NUMPY, Streams
 from .backends._numpy import block as numpy_block
 
-UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
-ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
-QUADRATURE_PROBE_REPLICAS = 32  # replicas in which the effect of errors of Gaussian expectations is measured
+UNKNOWN = 1.0  # error of the outputs, relative to their spread, that makes a law meaningless
+ROUNDING_RTOL = 1e-13  # the same, from rounding errors
+QUADRATURE_PROBE_REPLICAS = 32  # replicas to measure the effect of errors of Gaussian expectations
 FEW = 2  # the same, to see whether there is any effect
-NONE = 1e-6  # effect in these, relative to the spread of an output, with which more replicas need not be tried
-SMALL = 0.05  # largest draw of an output, relative to the terms that it is a sum of, if it may be 0
-ZERO_MEAN = 5.0  # standard errors within which the mean of a 0 is
-NODE_REPLICAS = 128  # in which an output is computed with fewer nodes and with more
-# The median size of a 0 with a quarter of the nodes, over that with four times as many, at least: errors of order
-# NODES^(−1/2) to NODES^(−1) make it 4 to 16. It is 1 for what is not 0, up to 3 if that is below 1.4 errors.
+NONE = 1e-6  # effect in these, relative to the spread of an output, below which no more replicas are tried
+SMALL = 0.05  # largest draw of an output that may be 0, relative to its terms
+ZERO_MEAN = 5.0  # standard errors: bound on the mean of an output that is 0
+NODE_REPLICAS = 128  # replicas to compare an output with fewer nodes and with more
+# The least ratio of the median size of a 0 with a quarter of the nodes to that with four times as many: errors of order
+# NODES^(−1/2) to NODES^(−1) give 4 to 16. Nonzero outputs give 1, or up to 3 if they are below 1.4 errors.
 NODE_GROWTH = 3.0
-COVARIANCE_BYTES = 2**24  # of rows of covariances that are compared at once
+COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 
 
 @one_blas_thread()
 def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = NUMPY) -> tuple[Floats, Floats]:
-    """Means and coefficients of a few replicas in double precision: by PyTorch on an accelerator, or by numpy."""
+    """Means and coefficients of a few replicas in double precision, by PyTorch on an accelerator or by numpy."""
     # JAX would compile the plan first, which takes longer.
     if where.kind == "cpu" or where.name != "torch":
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
@@ -45,15 +45,15 @@ def sample_block(plan: Plan, seed: int, replicas: int, where: Backend = NUMPY) -
 
 @dataclass(frozen=True)
 class Moves:
-    """How far the outputs move, in a few replicas, if every kernel moves by its error: upward, and with mixed signs."""
+    """The shifts of the outputs in a few replicas if every kernel shifts by its error: upward, or with mixed signs."""
 
-    mean: Floats  # (moves, replicas, entries): the moves of conditional means
+    mean: Floats  # (moves, replicas, entries): shifts of the conditional means
     scale: Floats  # (replicas, entries): the spread of each output, or its size if it is not random
-    cov: Floats  # (moves,): the largest move of a conditional covariance, relative to the spreads
+    cov: Floats  # (moves,): largest shift of a conditional covariance, relative to the spreads
 
     @property
     def relative(self) -> float:
-        """The error of the output that moves the farthest, relative to its spread."""
+        """The largest error of an output, relative to its spread."""
         error = float(np.max(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
         if np.isnan(error):  # a function is not defined there
             return np.inf
@@ -61,18 +61,18 @@ class Moves:
 
     @property
     def signed(self) -> Floats:
-        """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
+        """The shifts of the means over replicas, (moves, entries); the error is about their root mean square."""
         return np.asarray(2**0.5 * self.mean.mean(axis=1))
 
     @property
     def each(self) -> Floats:
-        """The error of every output, (entries,): of its mean over replicas, in its own unit."""
+        """The absolute error of the mean of every output over replicas, (entries,)."""
         error: Floats = np.max(np.abs(self.mean).mean(axis=1), axis=0)
         return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
 def checked_quadrature_error(found: Moves | None) -> float:
-    """The error of the law by Gaussian expectations; an error if it is too large."""
+    """The error of the law from Gaussian expectations; raises an exception if it is too large."""
     error = 0.0 if found is None else found.relative
     if error > UNKNOWN:
         raise ValueError(
@@ -85,14 +85,14 @@ def checked_quadrature_error(found: Moves | None) -> float:
 
 
 def moves_of_draws(question: PlanQuery, where: Backend) -> Moves | None:
-    """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
+    """`moves`, from a few replicas if these show almost no effect, so that a few draws stay cheap."""
     found = moves(question, FEW, where)
     return found if found is None or found.relative < NONE else moves(question, where=where)
 
 
-@lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
+@lru_cache(maxsize=4)  # every shift needs its own plan, and a program is often sampled more than once
 def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS, where: Backend = NUMPY) -> Moves | None:
-    """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
+    """The shifts of the outputs; None if there are no Gaussian expectations, or a number is not finite."""
     plan = question.plan()
     if not plan.expects:
         return None
@@ -109,13 +109,13 @@ def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS, where:
             other_mean, other_columns = sample_block(question.plan(shift), 0, replicas, where)
             means.append(other_mean - mean)
             covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
-        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # a limit of 0, perhaps, of terms that cancel
+        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:  # perhaps a limit of 0, where terms cancel
             scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
     return Moves(np.array(means), scale, np.array(covs))
 
 
 def _largest_term(plan: Plan, replicas: int) -> float:
-    """The size of the terms of the last sums that outputs are made by, to which their rounding errors are relative."""
+    """The size of the terms of the last sums behind the outputs, which sets the size of rounding errors."""
     made = {step.out: step for step in plan.steps}
     pending, terms = [plan.mean], dict[Register, None]()
     while pending:
@@ -129,9 +129,9 @@ def _largest_term(plan: Plan, replicas: int) -> float:
 
 
 def node_bias(question: PlanQuery) -> Floats:
-    """The bias of each output's mean by the number of nodes, (entries,), estimated with a quarter of them."""
-    # Errors of single expectations average out over replicas, their squares do not: the square of what vanishes is of
-    # order NODES^−2. Twice the extrapolated difference, so that a 0 lies within it.
+    """The bias of each output's mean from the finite number of nodes, (entries,), estimated with a quarter of them."""
+    # Errors of single expectations average out over replicas, but their squares do not: the square of a zero is of
+    # order NODES^−2. The result is twice the extrapolated difference, so that it covers a 0.
     plan = question.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
@@ -140,8 +140,8 @@ def node_bias(question: PlanQuery) -> Floats:
 
 
 def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
-    """Which outputs are 0 except for errors of nodes, given draws of conditional means and covariances."""
-    # Terms may cancel although no structure shows it: ⟨∂f/∂x, x⟩ = 0 if f ignores the length of x.
+    """Which outputs are 0 up to errors of nodes, given draws of conditional means and covariances."""
+    # Terms may cancel although the structure does not show it: ⟨∂f/∂x, x⟩ = 0 if f does not depend on |x|.
     plan, size = question.plan(), np.abs(means).max(axis=0)
     found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
     found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(len(means))
@@ -156,14 +156,14 @@ def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
 
 
 def relative_scale(mean: Floats, variance: Floats) -> Floats:
-    """What errors are relative to: the spread; of what is not random its own size, or that of others if it is 0."""
+    """The scale for relative errors: the spread; without randomness the output's size or, if 0, that of others."""
     spread = np.sqrt(variance)
     whole = (spread + np.abs(mean)).max() or 1.0
     return np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
 
 
 def _moved(columns: Floats, others: Floats) -> float:
-    """The largest difference of two covariances, a few rows at a time: of all rows they may not fit in memory."""
+    """The largest difference of two covariances, a few rows at a time, because all rows may not fit in memory."""
     replicas, entries, _ = columns.shape
     if not (columns.any() or others.any()):
         return 0.0

@@ -1,6 +1,6 @@
-"""The reference interpreter: draws every weight matrix and computes what the program says. It is slow and plain.
+"""The reference interpreter: it samples every weight matrix and evaluates the program directly. It is slow and simple.
 
-It is the ground truth of everything else. Vectors are arrays (replicas, *shape, width), scalars (replicas, *shape).
+It is the ground truth for everything else. Vectors are arrays (replicas, *shape, width), scalars (replicas, *shape).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._rng_keys import chunks, generator
 from ._sampler import Sampling
 
 Coordinates = int | slice | Sequence[int] | None
-_Moved = tuple[Floats, Mapping[Any, Any]]  # a parameter, and what each of its optimisers remembers
+_Moved = tuple[Floats, Mapping[Any, Any]]  # a parameter, and the states of its optimisers
 
 CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
 
@@ -51,7 +51,7 @@ def simulate(
 
     matrices = (w.out_width.bind(widths) * w.in_width.bind(widths) * w.members.size for w in weights_of(values))
     numbers = int(sum(matrices)) + sum(math.prod(full(value)) for value in values)
-    bytes_held = 16.0 * numbers  # of a draw: a batch of matrices is held twice while it acts
+    bytes_held = 16.0 * numbers  # per draw: a batch of matrices is in memory twice while it acts
     bound = ", ".join(f"{name}={width}" for name, width in widths.items())
     remedy = "take smaller widths, or net.law, which draws no matrix"
     check_memory(bytes_held, f"one draw at {bound}, every matrix of it,", remedy)
@@ -59,8 +59,8 @@ def simulate(
     shapes = [np.empty((1, *full(v)))[0][index].shape for v, index in zip(narrowed, indices, strict=True)]
     kept = sum(map(math.prod, shapes))
     check_memory(8.0 * draws * kept, f"draws={draws} of {kept} numbers", "take fewer draws, or coordinates=0")
-    size = max(1, CHUNK_BYTES // (8 * numbers))  # a property of the program, so that workers cannot change the draws
-    if sampling.executor is None:  # no more at a time than there is memory for
+    size = max(1, CHUNK_BYTES // (8 * numbers))  # depends only on the program, so that workers cannot change the draws
+    if sampling.executor is None:  # no more at a time than fit in memory
         room = max(1, int(memory() // (bytes_held * size)))
         sampling = replace(sampling, workers=min(at_once(sampling.workers, None), room))
     results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
@@ -72,7 +72,7 @@ def simulate(
 
 
 def _index(coordinates: Coordinates, width: int) -> Any:
-    """The index that picks coordinates of a vector."""
+    """The index that selects coordinates of a vector."""
     if coordinates is None:
         return ...
     try:
@@ -80,14 +80,14 @@ def _index(coordinates: Coordinates, width: int) -> Any:
         if isinstance(places, np.ndarray) and (places.ndim > 1 or places.dtype.kind not in "iu"):
             raise TypeError("it must be an integer, a list of integers or a slice")
         np.empty(width)[places]
-    except Exception as error:  # of numpy, or of an object that is made an array
+    except Exception as error:  # from numpy, or from an object converted to an array
         raise ValueError(f"coordinates={shown(coordinates)}: {' '.join(str(error).split())}") from None
     return (..., coordinates)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The work for one chunk of replicas; called by a worker, possibly in another process."""
+    """The work on one chunk of replicas; called by a worker, possibly in another process."""
 
     outputs: list[Value]
     indices: list[Any]
@@ -102,13 +102,13 @@ class _Chunk:
             literal = _Literal(self.sources, self.widths, self.seed, part.start // self.size, len(part))
             for value in self.values:
                 literal.evaluate(value)
-                tick(0)  # a chunk may be one huge replica
+                tick(0)  # a chunk may be a single huge replica
             return [literal.drawn[value][index] for value, index in zip(self.outputs, self.indices, strict=True)]
 
 
 @dataclass
 class _Literal:
-    """One chunk: the arrays drawn so far, by value and by matrix."""
+    """One chunk: the arrays sampled so far, by value and by matrix."""
 
     sources: Mapping[Source, int]
     widths: Mapping[str, float]
@@ -117,15 +117,15 @@ class _Literal:
     replicas: int
     drawn: dict[Value, Floats] = field(default_factory=dict)
     matrices: dict[tuple[Source, int], Floats] = field(default_factory=dict)
-    after: dict[tuple[object, ...], _Moved] = field(default_factory=dict)  # matrices, by the steps that they have made
-    states: dict[Value, Mapping[Any, Any]] = field(default_factory=dict)  # what optimisers remember of initial vectors
+    after: dict[tuple[object, ...], _Moved] = field(default_factory=dict)  # matrices, by the steps taken
+    states: dict[Value, Mapping[Any, Any]] = field(default_factory=dict)  # optimiser states of initial vectors
 
     def normals(self, source: Source, member: int, *shape: int) -> Floats:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
         return stream.standard_normal((self.replicas, *shape))
 
     def matrix(self, weight: Weight, member: int) -> Floats:
-        """W, entries i.i.d. N(0, σ_W²/fan), (replicas, out, in); its normals are drawn once, however often it acts."""
+        """W with i.i.d. entries N(0, σ_W²/fan), (replicas, out, in); sampled once, however often it acts."""
         key = weight.source, member
         if key not in self.matrices:
             drawn = weight.T if weight.transposed else weight
@@ -137,7 +137,7 @@ class _Literal:
         return np.asarray(normals * (weight.std / np.sqrt(weight.fan.bind(self.widths))))
 
     def moved(self, op: SteppedMatMul, member: int) -> Floats:
-        """W after its steps, (replicas, out, in), really moved."""
+        """W after its steps, (replicas, out, in), by explicit updates."""
         key: tuple[object, ...] = (op.weight.source, member)
         found: _Moved = (self.matrix(op.weight.drawn, member), {})
         for number, rule in enumerate(op.steps):
@@ -161,18 +161,18 @@ class _Literal:
         return total
 
     def evaluate(self, value: Value) -> None:
-        """Compute a value whose inputs are computed."""
+        """Compute a value from its inputs, which are already computed."""
         array = rule_for(value.op, LITERAL, "LITERAL of engine/_reference.py")(self, value.op, value)
-        # constants and data have one replica, which stands for all
+        # constants and data have one replica for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 
     def align_axes(self, value: Value, ndim: int) -> Floats:
-        """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
+        """The array of a value with axes of size 1 inserted after the replicas, for broadcasting."""
         array = self.drawn[value]
         return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
 
 
-# One rule an operation, `rule(run, op, value)`: the array of a value from those of its inputs
+# One rule per operation, `rule(run, op, value)`: the array of a value from those of its inputs
 
 
 def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Floats:
@@ -213,7 +213,7 @@ ON_ARRAYS: Any = SimpleNamespace(elementwise=lambda f, *given: f(*given), orthog
 def _updated(
     before: _Moved, gradient: Floats, op: SteppedMatMul | SteppedParameter, number: int, run: _Literal
 ) -> _Moved:
-    """A parameter, and what its optimisers remember, after a step."""
+    """A parameter and its optimiser states after a step."""
     rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
     axes = (1,) * (gradient.ndim - 1)
     lr, decay = (x if isinstance(x, float) else run.drawn[x].reshape(-1, *axes) for x in scalars_of(op, number))
@@ -230,7 +230,7 @@ def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
 
 
 def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
-    """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
+    """Rotate pairs of coordinates (f, f + r/2) by angles t_i θ_f."""
     x = run.drawn[op.x]  # (replicas, …, tokens, width)
     angles = op.angles(x.shape[-1])
     cos, sin, half = np.cos(angles), np.sin(angles), angles.shape[-1]

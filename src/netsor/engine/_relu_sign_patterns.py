@@ -1,10 +1,10 @@
 """The shortcut `positive`: Gram matrices of ReLU vectors from the number of coordinates with each sign pattern.
 
-Identity (docs/theory.md, "Nonlinear sections"): ⟨relu(x), relu(y)⟩ is a sum over coordinates, so it matters how many of
-them have a pattern of signs, which is multinomial, and not which. A number that multiplies all vectors multiplies their
-factor, as relu(c x) = c relu(x) for c > 0, and for c < 0 its law is the same. The conditions, all of them structure:
-the coordinates serve for nothing but these products; one frame, few vectors, and so many coordinates that each pattern
-has some; and a place where replicas can draw different amounts of numbers.
+Identity (docs/theory.md, "Nonlinear sections"): ⟨relu(x), relu(y)⟩ is a sum over coordinates, so only the number of
+coordinates with each sign pattern matters, which is multinomial. A number that multiplies all vectors multiplies their
+factor, since relu(c x) = c relu(x) for c > 0, and for c < 0 the law is the same. The conditions are structural: only
+these products use the coordinates; there is one frame, few vectors, and enough coordinates for every pattern; and the
+backend allows replicas to draw different amounts of random numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..language._check_function import content
 from ._ir import Register, Step
 from ._plan import Plan
 
-MAX_VECTORS = 4  # vectors: the patterns are 2^k
-# Coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
+MAX_VECTORS = 4  # k vectors have 2^k patterns
+# Mean number of coordinates per pattern: with fewer, a sum per pattern costs more than the normals
 MIN_COORDINATES_PER_PATTERN = 16
 
 
 def with_sign_patterns(plan: Plan) -> Plan:
-    """The plan with such products drawn in this way."""
+    """The plan with these products sampled from sign patterns."""
     made = {step.out: step for step in plan.steps}
     reads = Counter([*(arg for step in plan.steps for arg in step.args), plan.mean, plan.columns])
     steps = [new for step in plan.steps for new in _from_patterns(step, made, reads) or [step]]
@@ -31,7 +31,7 @@ def with_sign_patterns(plan: Plan) -> Plan:
 
 
 def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Register]) -> list[Step] | None:
-    """The steps instead of one that factors the products of ReLU vectors, or squares one; None for any other step."""
+    """The steps that replace a factorisation of products of ReLU vectors, or a square; None for any other step."""
     if step.kind not in ("reduced", "squares"):
         return None
     rows = step.args[-1]
@@ -40,7 +40,7 @@ def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Regist
         return None
     times = 1
     if step.kind == "reduced":
-        gram, times = made.get(step.args[0]), 3  # read by the products, twice, and by this step
+        gram, times = made.get(step.args[0]), 3  # read twice by the products, and by this step
         if gram is None or gram.kind != "gram" or gram.args != (rows, rows) or reads[gram.out] > 1:
             return None
     elif vectors > 1:
@@ -68,9 +68,9 @@ def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Regist
 def _behind(
     register: Register, made: dict[Register, Step], reads: Counter[Register], times: int = 1
 ) -> tuple[Step | None, list[Step]]:
-    """What made an array, up to its shape and numbers that multiply all its entries; and the steps that do so.
+    """The step that made an array, up to reshapes and scalar factors, and the steps of these factors.
 
-    None if something else reads the array, or one on the way. This one may be read so many times.
+    The first is None if another step reads the array or one in between. The array itself may be read `times` times.
     """
     size, factors = register.size, list[Step]()
     while (step := made.get(register)) is not None and reads[register] <= times:

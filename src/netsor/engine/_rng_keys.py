@@ -1,10 +1,10 @@
-"""Random-number keys: which generator makes which number, so that a law depends on its seed and on nothing else.
+"""Keys of random streams: they determine every random number, so that a law depends only on its seed.
 
-Each array that a plan draws has a stream with the key (place of the value in the program as written, a count, which of
-its groups, purpose, a count). numpy's generator is keyed by (seed, *key, chunk); chunks depend on neither the workers
-nor the number of draws. JAX and PyTorch hash the same keys. χ have streams of their own, because they consume random
-bits that depend on the width: laws at two widths share their normals, which leaves little noise in their difference
-(docs/theory.md, equation 8).
+Each random array of a plan has a stream with the key (position of the value in the original program, a count, its
+group, purpose, a count). numpy's generator is keyed by (seed, *key, chunk). Chunks depend neither on the workers nor on
+the number of draws. JAX and PyTorch hash the same keys. χ have separate streams, because the random bits they consume
+depend on the width. So laws at two widths share their normals, and their difference has little noise (docs/theory.md,
+equation 8).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-CROSS = 0  # of new sources with the directions that are there: coordinates, or at infinite width normals of pairs
-OWN = 1  # of new sources with each other
+CROSS = 0  # new sources along existing directions: coordinates, or at infinite width normals of pairs
+OWN = 1  # new sources among themselves
 CHI = 2  # their norms outside the frame
 COORDINATES = 3  # all coordinates of new sources
-ORIENTATION = 4  # the coordinates of a frame's directions that outputs ask for
+ORIENTATION = 4  # the coordinates of a frame's directions that outputs need
 ORIENTATION_CHI = 5  # norms outside that frame
-SAMPLE = 6  # outside of frames: one coordinate of a source, random scalars, the normals of draws of a conditional law
-NODE_SHIFTS = 7  # of quasi-random nodes at infinite width
+SAMPLE = 6  # outside frames: one coordinate of a source, random scalars, the normals that turn a law into draws
+NODE_SHIFTS = 7  # shifts of quasi-random nodes at infinite width
 
-CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
-FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
+CHUNK = 8192  # replicas per generator key; independent of the width, so that one seed couples two widths
+FIRST = 8  # draws of the first chunk: with thousands of steps, Python's overhead is the same for one draw as for eight
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -45,7 +45,7 @@ def chunks(draws: int, size: int) -> list[range]:
 
 def growing_chunks(draws: int) -> list[range]:
     """Chunks whose sizes grow geometrically, so that even a few draws are spread over all workers."""
-    # Where a chunk begins depends on nothing else: it is part of the key.
+    # The start of a chunk depends on nothing else, because it is part of the key.
     found, start = [], 0
     while start < draws:
         size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
@@ -56,8 +56,8 @@ def growing_chunks(draws: int) -> list[range]:
 
 def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
     """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker."""
-    # Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone joins
-    # those before it: numpy adds in another order where a replica is alone.
+    # Python's overhead per step of a plan is the same for one chunk and for several. A single draw joins the previous
+    # part, because numpy sums a single replica in another order.
     alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
     found = [parts[0]]

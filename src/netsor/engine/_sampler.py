@@ -1,4 +1,4 @@
-"""Sampling by a plan: how many draws, in which chunks, by whom."""
+"""Sampling with a plan: the number of draws, the chunks, and the workers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from .backends._numpy import Streams, block_of, blocks
 
 T = TypeVar("T")
 
-AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
-TASK = 0.5  # seconds of work that a task sent to another process should have
-PILOT = 8192  # replicas that say where the cells are
+AHEAD = 2  # chunks in flight if the library has its own threads: one is copied back while the next is computed
+TASK = 0.5  # seconds of work that justify sending a task to another process
+PILOT = 8192  # replicas of the pilot sample that places the cells
 MAX_DRAWS = 2**34  # draws
-MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
-BLOCK = 2**24  # bytes that a worker holds in addition to its results and arrays
-NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
+MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are binned
+BLOCK = 2**24  # bytes per worker, in addition to its results and arrays
+NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that turn conditional laws into draws
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Draws, seed and backend, on which the numbers depend; workers, executor and progress, on which they do not."""
+    """Sampling options: draws, seed and backend determine the numbers; workers, executor and progress do not."""
 
-    # `workers` are threads, as many as cores if None; an executor replaces them. `progress` is True for a bar on a
-    # terminal, False for none, or a function of (draws done, draws in all).
+    # `workers` is a number of threads, by default that of cores; an executor replaces them. `progress` is True for a
+    # bar on a terminal, False for none, or a function of (draws done, all draws).
 
     draws: int
     seed: int = 0
@@ -57,33 +57,33 @@ class Sampling:
 
     @property
     def threads(self) -> int | None:
-        """How many chunks are worked on at a time."""
+        """The number of chunks in flight."""
         return self.workers if self.backend.threads else AHEAD
 
     def run(
         self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
     ) -> Iterator[tuple[range, T]]:
-        """Every chunk, as it is done; `together` of them make a task that is worth sending."""
-        # BLAS is limited to one thread here: doing so for every chunk would cost a fifth of drawing its numbers.
+        """Yield chunks as they finish; a task has up to `together` chunks."""
+        # BLAS is limited to one thread here, once: doing so per chunk would cost a fifth of the sampling time.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(work, parts, self.threads, self.executor, self.progress, together)
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """The law N(mean, cov) of the outputs' coordinates that were asked for, given all random numbers."""
+    """The law N(mean, cov) of the requested coordinates of the outputs, given all random numbers."""
 
-    # The entries of all outputs are concatenated. There is one replica if the law does not depend on random numbers.
+    # Entries of all outputs are concatenated. A law that depends on no random number has one replica.
 
     mean: Floats  # (replicas, k)
     cov: Floats  # (replicas, k, k)
-    random_numbers: int  # drawn for each replica
-    quadrature_error: float  # relative: what errors of Gaussian expectations, or rounding, do to covariances, at most
+    random_numbers: int  # per replica
+    quadrature_error: float  # bound on the relative error of covariances from Gaussian expectations or rounding
     notes: tuple[str, ...]
-    constant: bool  # nothing that was drawn matters
-    backend: Backend  # where it was computed, in which precision
-    count: Floats | None = None  # replicas that each of these stands for, if there were too many to keep
-    binning: float = 0.0  # and what that does to the density, relative to its largest value
+    constant: bool  # depends on no random number
+    backend: Backend  # the device and precision of the computation
+    count: Floats | None = None  # replicas that each row stands for, if binned
+    binning: float = 0.0  # error of the density from binning, relative to its largest value
 
 
 def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
@@ -102,7 +102,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if size == 1 and draws > MAX_STORED_REPLICAS:
         return _sample_binned(plan, replace(sampling, backend=where), error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
-    # the law, with a byte a number that says whether it is finite; chunks under way or finished; those being computed
+    # bytes: the law and a byte per number for the finiteness check; chunks in flight or finished; working memory
     slots = at_once(sampling.threads, sampling.executor)
     rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
@@ -123,12 +123,12 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if plan.averaged:
         return _average(plan, means, covs, error, where)
     for array in (means, covs):
-        array.flags.writeable = False  # the law takes it as it is, and no copy
+        array.flags.writeable = False  # the law keeps it without a copy
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False, where)
 
 
 def _average(plan: Plan, means: Floats, covs: Floats, error: float, where: Backend) -> Conditional:
-    """The mean over replicas that differ in their quadrature nodes alone, with its standard error."""
+    """The mean over replicas that differ only in their quadrature nodes, with its standard error."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
     spreads = np.max(means.std(axis=0, ddof=1) / scale), np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))
@@ -149,7 +149,7 @@ def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
 
 
 def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
-    """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
+    """Joint draws of one coordinate of each output, (draws, *shape), without forming a covariance."""
     draws, seed = sampling.draws, sampling.seed
     plan = replace(question, prices=sampling.backend.prices).plan()
     size = plan.mean.shape[0]
@@ -168,7 +168,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
 
 
 def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
-    """Numbers of all entries, (rows, entries), by output: (rows, *shape) each."""
+    """Split rows of all entries, (rows, entries), by output: (rows, *shape) each."""
     ends = np.cumsum([output.size for output in outputs])[:-1]
     parted = zip(np.split(rows, ends, axis=1), outputs, strict=True)
     return [a.reshape(len(rows), *output.shape) for a, output in parted]
@@ -195,7 +195,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
 
 
 def _chunks_per_task(plan: Plan, size: int) -> int:
-    """How many chunks make a task that is worth sending."""
+    """The number of chunks that make a task worth sending."""
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
@@ -216,7 +216,7 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The work for one chunk of replicas: its law, its moments or draws from it, by a worker in any process."""
+    """The work on one chunk of replicas (its law, moments or draws), done by a worker in any process."""
 
     plan: Plan
     seed: int
@@ -243,8 +243,8 @@ class _Chunk:
         return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
     def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
-        """Draws: mean + coefficients · N(0, I), the normals from a stream of their own."""
-        if self.backend.chosen:  # by looking at other draws: if one of these overflows, the part is drawn in double
+        """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
+        if self.backend.chosen:  # tested on other draws: if one of these overflows, draw the part in double
             known = replace(self.backend, chosen=False)
             try:
                 with np.errstate(**RAISED):
@@ -261,7 +261,7 @@ class _Chunk:
         done = 0
         for mean, columns in made:
             mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
-            # a plan in which nothing that is drawn matters makes one replica for all
+            # a plan that depends on no random number returns one replica for all
             rows = found if self.plan.constant else found[done : done + max(len(mean), len(columns))]
             rows[:] = mean
             if columns.shape[-1]:

@@ -1,8 +1,8 @@
 """Limits computed at a very large width, for programs without coordinates (docs/theory.md, "Orders in n").
 
-Where the rules of infinite width know no law of a score, the limit is the law at a very large width. Bartlett's frames
-have a direction a vector at every width, so parts of order n^(−1/2) and 1/n are numbers like all others, to as many
-digits as double precision leaves of them.
+If the rules of infinite width do not give the law of a score, the limit is the law at a very large width. Bartlett
+frames have one direction per vector at every width, so parts of order n^(−1/2) and 1/n are ordinary numbers, with the
+digits that double precision leaves them.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from .lower._dual_rules import ScoreError
 
 REPLICAS = 64
 # At the first width a law is its limit up to terms of order n^(−1/2) < 1e-5, and terms of order 1/n have six digits.
-# The second one shows whether it is, and whether it has passed all scales of the program.
+# The second width verifies this, and that the first is beyond all scales of the program.
 WIDTHS = 2.0**34, 2.0**46
-MAX_CHANGE = 5e-3  # of draws between the two, relative to their size
-MIN_FALL = 8.0  # of numbers whose limit is 0: like n^(−1/2) they fall by 64
-MOST = 0.95  # of the replicas
+MAX_CHANGE = 5e-3  # of draws between the two widths, relative to their size
+MIN_FALL = 8.0  # factor by which numbers with limit 0 must fall; like n^(−1/2), they fall by 64
+MOST = 0.95  # share of the replicas that must agree
 TINY = 1e-300
-MARGIN = 64.0  # over the largest of these replicas: what falls is smaller in all others too
-ROUNDING = 1e-12  # relative to the largest output: smaller ones that do not grow are 0 but for rounding
+MARGIN = 64.0  # over the largest of these replicas: covers vanishing numbers in all other replicas
+ROUNDING = 1e-12  # relative to the largest output: smaller outputs that do not grow are round-off of 0
 LOST = "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not followed as n → ∞"
 
 
 def _replicas(plan: Plan) -> tuple[Floats, Floats]:
-    """Means and coefficients of some replicas."""
+    """Means and coefficients of a few replicas."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the user's functions: `law` shows them
+        warnings.simplefilter("ignore")  # warnings of the user's functions: `law` shows them
         return block(plan, Streams(0, 0), REPLICAS)
 
 
 def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
-    """The plan of a limit: by the rules of infinite width, else from two very large widths."""
+    """The plan of a limit: by the rules of infinite width, or else from two very large widths."""
     refused = ScoreError(output, LOST)
     try:
         plan = plan_at(math.inf)
-        # vectors may differ by small parts alone, which structure did not tell: it shows in some replicas
+        # some replicas show if vectors differ only by small parts, which the structure did not reveal
         guarded = any(step.kind == "lost" for step in plan.steps)
         if not (guarded and any(np.isnan(found).any() for found in _replicas(plan))):
             return plan
@@ -68,9 +68,9 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
 def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan | None:
     """The limit of a law, from its plans at two very large widths; None if it changes between them.
 
-    An output is settled if replicas do not change. If they all fall, and again up to a third width, it is 0: a large
-    part that vanishes hides a small one that does not. An output may also be 0 in some replicas alone, as a weight of
-    hard attention is, so sizes are means over replicas.
+    An output has converged if replicas do not change. If they all fall, and again up to a third width, it is 0: up to
+    the second, a large vanishing part can hide a small constant one. An output may be 0 only in some replicas, as a
+    weight of hard attention is, so sizes are means over replicas.
     """
     steps, results, changes = list(plan.steps), [], [0.0]
     third: tuple[Floats, Floats] | None = None
@@ -80,7 +80,7 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
         settled = change <= MAX_CHANGE
         falls = ~settled & ((np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0) >= MOST)
         rounding = (size <= ROUNDING * size.max(initial=0.0)) & (size <= 2 * np.abs(a).mean(axis=0))
-        grows = ~rounding & (np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0))  # if only in a few replicas
+        grows = ~rounding & (np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0))  # even if only in a few replicas
         if grows.any() or not (settled | falls | rounding).all():
             return None
         if falls.any():
@@ -101,6 +101,6 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
 
 
 def _without_small(largest: Floats, numbers: Any) -> Any:
-    """0 instead of numbers that are no larger than those of outputs which fall."""
+    """Set numbers to 0 that are no larger than those of vanishing outputs."""
     xp = array_namespace(numbers)
     return xp.where(xp.abs(numbers) <= xp.asarray(largest, dtype=numbers.dtype), 0.0 * numbers, numbers)

@@ -1,4 +1,4 @@
-"""Where a plan runs: numpy, JAX or PyTorch, each a small file with its generators, its precisions and its devices."""
+"""The backends that run a plan: numpy, JAX and PyTorch, each a small file with its generators and devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def choose(
     precision: object = "float64",
     precisions: Sequence[str] = PRECISIONS,
 ) -> Backend:
-    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
+    """The backend with this name and device; by default a CUDA device if there is one, else the CPU."""
     # `precisions` are the allowed ones. AUTO means double precision except for numpy.
-    if isinstance(backend, Backend):  # chosen before, with its device and precision
+    if isinstance(backend, Backend):  # already chosen, with its device and precision
         if device not in (None, backend.device) or precision not in ("float64", AUTO, backend.precision):
             problem = f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already"
             raise ValueError(f"{problem}; leave them out")
@@ -49,7 +49,7 @@ def choose(
 
 
 def prices(backend: object = "numpy", device: object = None) -> Prices:
-    """What work takes by the backend of this name on this device, which need not be here; with None, as `choose`."""
+    """The prices of a backend on a device, which need not be present; the default device is that of `choose`."""
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
     name, place = _named(backend, device)
@@ -57,11 +57,11 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
 
 
 def _named(backend: object, device: object) -> tuple[str, str | None]:
-    """The names of a backend and of a device, if they are names."""
+    """Check the names of a backend and a device."""
     if not isinstance(backend, str) or backend not in NAMES:
         raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
     if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
         raise ArgumentError("device", device, "'cpu', 'cuda' or 'cuda:N'")
     if backend == "numpy" and device not in (None, "cpu"):
-        raise NoDeviceError("device", device, "'cpu' for numpy; the backends jax and torch know other devices")
+        raise NoDeviceError("device", device, "'cpu' for numpy; the backends jax and torch support other devices")
     return backend, device

@@ -1,4 +1,4 @@
-"""What a backend is: an array library, its generators, a device and a precision."""
+"""The base class of backends: an array library, its generators, a device and a precision."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .._plan import Plan
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
-DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: what a cache holds, or keeps a GPU busy
-MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
-BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
-MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
-FIRST = 16  # replicas in the first block, at least
-FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")  # compute capabilities of NVIDIA's GPUs for data centres
+DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: fits in a cache, or keeps a GPU busy
+MAX_BLOCK_REPLICAS = 2**22  # most replicas in a block
+BY_QUADRATURE = 2**16  # the same, if the host may have to integrate for each replica
+MIN_BLOCK_REPLICAS = 8  # fewest replicas in a block
+FIRST = 16  # fewest replicas in the first block
+FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")  # compute capabilities of NVIDIA's data-centre GPUs
 
 
 class NoDeviceError(ArgumentError):
-    """A backend that is not installed, or a device that does not exist or has too little memory."""
+    """The backend is not installed, or the device does not exist or has too little memory."""
 
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """An array library on a device, in a precision. It can be sent to another process, which finds its own device."""
+    """An array library on a device, in a precision. You can pickle it; another process finds its own device."""
 
     device: str = "cpu"
     precision: str = "float64"
@@ -41,18 +41,18 @@ class Backend(ABC):
     rounded: bool = False  # whether random numbers are those of single precision
 
     name: ClassVar[str]
-    threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself
-    slowness: ClassVar[float] = 1.0  # seconds on a CPU, for each that a plan says
-    library_bytes: ClassVar[float] = 0.0  # what the library takes itself
-    working: ClassVar[float] = 8.0  # times the bytes of a block's arrays that it may need, with temporary arrays
+    threads: ClassVar[bool] = False  # whether to sample in several threads; otherwise the library is parallel
+    slowness: ClassVar[float] = 1.0  # seconds on a CPU per second that a plan predicts
+    library_bytes: ClassVar[float] = 0.0  # memory of the library itself
+    working: ClassVar[float] = 8.0  # peak memory, with temporary arrays, relative to the bytes of a block's arrays
 
     def __post_init__(self) -> None:
-        """Refuse a device that does not exist."""
-        return  # what a subclass overrides: without it, the `__init__` that they share would not call theirs
+        """Check that the device exists."""
+        return  # subclasses override it: without this method, the shared `__init__` would not call theirs
 
     @property
     def itemsize(self) -> int:
-        """The bytes of a number."""
+        """The bytes per number."""
         return np.dtype(self.precision).itemsize
 
     @property
@@ -62,16 +62,16 @@ class Backend(ABC):
 
     @property
     def fast_double(self) -> bool:
-        """Whether double precision takes about as long as single, as on GPUs of data centres."""
+        """Whether double precision is about as fast as single, as on data-centre GPUs."""
         return False
 
     @property
     def prices(self) -> Prices:
-        """What work takes on its device: plans are made for that."""
+        """The cost of work on its device, for which plans are made."""
         return prices_on(self.name, self.kind)
 
     def memory(self) -> float:
-        """The bytes that the device has in all."""
+        """The memory of the device, in bytes."""
         return memory()
 
     @abstractmethod
@@ -90,30 +90,30 @@ class Backend(ABC):
 
     @abstractmethod
     def numpy(self, array: Array) -> Array:
-        """An array of the library, as numpy's in double precision."""
+        """Convert an array of the library to numpy in double precision."""
 
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
-        """The sums over cells of a block of replicas of one output: on the host, unless a backend overrides it."""
+        """The sums over cells of a block of replicas of one output, on the host unless a backend overrides it."""
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
 
     def first_block(self, plan: Plan) -> int:
-        """Replicas in the first block: more hardly take longer, because an accelerator waits for its steps."""
+        """Replicas in the first block: more take hardly longer, because launching steps dominates on an accelerator."""
         return FIRST
 
     def seconds(self, plan: Plan, draws: int) -> float:
-        """About the seconds that so many draws take on a CPU: on one core, or on all if the library uses them."""
+        """Roughly the seconds for this many draws on a CPU: on one core, or on all if the library uses them."""
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
-        """About the memory of this machine that the library takes for a block of replicas of so many bytes."""
-        # An accelerator keeps the arrays in its own memory, which `fits` looks at.
+        """Roughly the host memory for a block of replicas with this many bytes each."""
+        # An accelerator keeps the arrays in its own memory, which `fits` checks.
         if self.kind != "cpu":
             return self.library_bytes
         return self.library_bytes + self.working * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
 
     def fits(self, plan: Plan, replicas: int) -> int:
-        """So many replicas, halved until the device has the memory for them; an error if it has too little for one."""
+        """This many replicas, halved until they fit on the device; raises an error if not even one fits."""
         one = self.working * plan.bytes * self.itemsize / 8
         room = self.memory()
         if one > room:
@@ -125,7 +125,7 @@ class Backend(ABC):
         return replicas
 
     def largest_block(self, plan: Plan, least: int = MIN_BLOCK_REPLICAS) -> int:
-        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES: it depends on the plan alone."""
+        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES; depends only on the plan."""
         replicas = DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
         most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MAX_BLOCK_REPLICAS
         return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))
@@ -142,5 +142,5 @@ class Device(Backend):
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register.
 
-        It returns `what(library, mean, columns)` of the outputs of the plan (see `_plan.run`), computed on the device.
+        It computes `what(library, mean, columns)` of the outputs of the plan (see `_plan.run`) on the device.
         """

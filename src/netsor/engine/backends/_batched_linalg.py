@@ -1,8 +1,8 @@
-"""Factors of many matrices at once by an array library's own Cholesky factors and triangular solutions.
+"""Batched factorisations with an array library's own Cholesky and triangular solves.
 
-Accelerators do these in a few calls; a loop over columns needs a call for each. The library's factor fails on singular
-matrices. Those are factored again without the rows that depend on earlier ones. If rounding leaves open which rows
-these are, the matrix is factored column by column.
+Accelerators do these in a few calls; a loop over columns needs one call per column. The library's Cholesky fails on
+singular matrices. These are factored again without the rows that depend on earlier ones. If round-off makes it unclear
+which rows these are, the matrix is factored column by column.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from .. import _gram_schmidt
 from .._ops import gram, squares
 from .._psd_cholesky import by_columns, safe_pivot_ratio, tolerance
 
-LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
-ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
-OTHERS = 717_225  # a seed that nobody uses: directions that no row has by chance
-MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
+LEAF = 4  # rows: for smaller matrices, entrywise operations on all replicas are faster than the library
+ROUNDED = 64  # rows: up to this, round-off of float32 input exceeds that of the factorisation
+OTHERS = 717_225  # an arbitrary seed, for directions that no row has by chance
+MORE = 4.0  # times the diagonal shift: pivots of dependent rows are one or two shifts if rows are far from dependent
 
 
 class Library(_gram_schmidt.LinalgBackend):
-    """What an array library has, and what is done where that fails."""
+    """The factorisations of an array library, with fallbacks where they fail."""
 
-    few = LEAF  # rows up to which the slow ways are used, where the library's fail, without a try
+    few = LEAF  # rows: smaller matrices go straight to the slow fallback if the library fails
 
     @abstractmethod
     def cholesky(self, a: Array) -> Array:
-        """The library's factors, NaN where it fails."""
+        """The library's Cholesky factors; NaN where it fails."""
 
     @abstractmethod
     def triangular(self, lower: Array, b: Array) -> Array:
-        """X with X C^T = b; no pivot of C is 0."""
+        """Solve X C^T = b; no pivot of C is 0."""
 
     def columns(self, gram: Array, floor: Array) -> Array:
-        """The factor of any Gram matrix, slowly; the floor, pivots that count as 0, is a row of a matrix."""
+        """The factor of any Gram matrix, slowly; the floor below which pivots are 0 is given per row."""
         return by_columns(self.xp, gram, floor[..., 0, :])
 
     def singly(self, rows: Array, *known: Array) -> Array:
@@ -44,16 +44,16 @@ class Library(_gram_schmidt.LinalgBackend):
         return super().gram_schmidt(rows, *known)
 
     def lower_factor(self, gram: Array, floor: Array) -> Array:
-        """By columns where matrices are small, or the library's factor fails."""
+        """By columns if matrices are small or the library's factorisation fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
         lower = self.cholesky(gram)
         regular = self.xp.all(self.xp.linalg.diagonal(lower) ** 2 > floor, axis=-1)
-        finite = self.xp.all(self.xp.isfinite(self.xp.linalg.diagonal(gram)), axis=-1)  # else NaN is what it should be
+        finite = self.xp.all(self.xp.isfinite(self.xp.linalg.diagonal(gram)), axis=-1)  # otherwise NaN is correct
         return self.recompute_where(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
 
     def _singular(self, gram: Array, floor: Array) -> Array:
-        """The same of matrices with rows that depend on earlier ones; the floor is a row of a matrix."""
+        """The same for matrices with rows that depend on earlier ones; the floor is given per row."""
         if gram.shape[-1] <= self.few:
             return self.columns(gram, floor)
         made = self._dependent(gram, floor[..., 0, :])
@@ -64,24 +64,24 @@ class Library(_gram_schmidt.LinalgBackend):
         return ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
 
     def try_factor(self, gram: Array) -> Array:
-        """The same where all rows but those of zeros add a direction; NaN elsewhere."""
+        """The same if all nonzero rows are independent; NaN otherwise."""
         xp, lengths = self.xp, self.xp.linalg.diagonal(gram)
         if gram.shape[-1] <= LEAF:
             return by_columns(xp, gram, tolerance(xp, gram.dtype) * lengths)
         return self._cholesky(gram, lengths == 0)
 
     def _cholesky(self, gram: Array, none: Array, more: Array | None = None) -> Array:
-        """The same where rows other than `none` are independent; with `more` on the diagonal, if given."""
+        """The same if rows other than `none` are independent; `more` is added to the diagonal, if given."""
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         zero = one * xp.astype(none, gram.dtype)[..., None]
         return self.cholesky(gram + zero if more is None else gram + zero + one * more[..., None]) - zero
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for rows that have errors."""
-        # Where rows differ by more than the floor, nothing is added: that would change how they differ. Elsewhere the
-        # floor on the diagonal, more for many rows, makes Gram matrices regular and changes rows by little more than
-        # their errors. So that is the factor where it is undecided which rows depend on others.
+        """The same, for inexact rows."""
+        # If rows differ by more than the floor, nothing is added, since that would change their differences. Otherwise
+        # the floor on the diagonal (more for many rows) makes Gram matrices regular, and changes rows by little more
+        # than their errors. The result is the factor if it is unclear which rows depend on others.
         xp = self.xp
         many = max(1.0, gram.shape[-1] / ROUNDED)
 
@@ -100,9 +100,9 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
-        """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones."""
-        # With the floor on the diagonal, Gram matrices are `regular`, and their factors tell which rows add a
-        # direction. The others have coefficients along earlier directions; at most `slack` times the floor is left.
+        """The same for any matrix; NaN if round-off makes it unclear which rows depend on earlier ones."""
+        # With the floor on the diagonal, Gram matrices are `regular`, and their factors show which rows add a
+        # direction. The others have coefficients along earlier ones; residuals are at most `slack` times the floor.
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
@@ -116,7 +116,7 @@ class Library(_gram_schmidt.LinalgBackend):
         return xp.where(xp.all(found, axis=-1)[..., None, None], made, xp.asarray(float("nan"), dtype=gram.dtype))
 
     def solve(self, lower: Array, b: Array) -> Array:
-        """A pivot of 0 is set to 1 for the solution, and its coordinate to 0 after it."""
+        """Set zero pivots to 1 for the solve, and their coordinates to 0 afterwards."""
         xp = self.xp
         if lower.shape[-1] <= LEAF:
             return super().solve(lower, b)
@@ -125,14 +125,14 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.triangular(whole, b) * real[..., None, :]
 
     def _orthonormal(self, rows: Array) -> Array:
-        """Rows that are nearly orthonormal, or 0, made so: NaN where they are far from it."""
+        """Orthonormalise rows that are nearly orthonormal or 0; NaN if they are far from it."""
         xp = self.xp
         products = gram(xp, rows, rows)
         return self.solve_lower(self._cholesky(products, xp.linalg.diagonal(products) == 0), rows)
 
     def basis(self, rows: Array) -> Array:
-        """By products; where rows depend on each other, by `gram_schmidt`, with other directions in their places."""
-        # The library's QR takes one matrix at a time; JAX's, on a GPU in single precision, has two digits there.
+        """From Gram matrices; if rows are dependent, by `gram_schmidt` with random directions in their place."""
+        # The library's QR factors one matrix at a time; JAX's, on a GPU in single precision, has two digits.
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
@@ -148,7 +148,7 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.recompute_where(made, ~xp.all(good, axis=-1), completed, rows)
 
     def deflated(self, rows: Array) -> Array:
-        """By `wide_factor`, where the library is wide; from an orthonormal basis where that is not accurate."""
+        """By `wide_factor` if the library is wide; from an orthonormal basis if that is not accurate."""
         xp, by_basis = self.xp, super().deflated
         if not self.wide:
             return by_basis(rows)
@@ -162,13 +162,13 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.recompute_where(made, self._failed(made), by_basis, rows)
 
     def undetermined(self, again: Array, *_: Array) -> Array:
-        """All of them: to look at single rows takes longer."""
+        """All of them: checking single rows takes longer."""
         return again
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
-        """By Cholesky factors of products, thrice (Fukaya et al. 2020)."""
-        # With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
-        # little of what they have: products of that tell what is left. The third factor removes errors of the second.
+        """Shifted Cholesky QR, three times (Fukaya et al. 2020)."""
+        # A small shift of the diagonal makes a factor exist. It leaves the residual of each row and a small part along
+        # earlier rows; products of that resolve the residual. The third factor removes errors of the second.
         xp = self.xp
         if rows.shape[-2] <= self.few:
             return self.singly(rows, *known)

@@ -1,9 +1,9 @@
-"""χ of many degrees of freedom from one normal: for libraries whose gamma generators are slow.
+"""χ with many degrees of freedom from one normal, for libraries with slow gamma generators.
 
 χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The cube root of χ²/ν is nearly linear in z (Wilson and Hilferty 1931):
 √(9ν/2) ((χ²/ν)^(1/3) − 1) is a polynomial in z of low degree, fitted to the quantiles to 1e-12 of a standard deviation.
-One normal gives the χ of every width, so laws of two widths with one seed are close together. Below MIN_QUANTILE_DOF
-degrees of freedom χ² is the sum of as many squares.
+One normal gives the χ of every width, so laws of two widths with one seed are strongly coupled. Below MIN_QUANTILE_DOF
+degrees of freedom, χ² is a sum of squares.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.polynomial.chebyshev import cheb2poly, chebfit
 
 from ..._array_api import Array
 
-MIN_QUANTILE_DOF = 16  # degrees of freedom below which squares of normals are added
-MAX_QUANTILE_DOF = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
-MAX_NORMAL = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
-DEGREE = 40  # of the Chebyshev series that is fitted, before small coefficients are dropped
+MIN_QUANTILE_DOF = 16  # degrees of freedom: below this, sum squares of normals
+MAX_QUANTILE_DOF = 2**14  # degrees of freedom: above this, quantiles lose digits, so interpolate in 1/√ν
+MAX_NORMAL = 9.0  # end of the fitted range of |z|: normals from 53 random bits are smaller
+DEGREE = 40  # of the fitted Chebyshev series, before dropping small coefficients
 COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations: smaller coefficients are dropped
 
 
 class Chi(NamedTuple):
-    """How to make a row of χ from normals: those with many degrees of freedom, then those with few."""
+    """A recipe for a row of χ from normals: those with many degrees of freedom, then those with few."""
 
     # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root of a sum of squares.
 
@@ -35,7 +35,7 @@ class Chi(NamedTuple):
 
     @property
     def normals(self) -> int:
-        """How many normals a row takes."""
+        """The number of normals per row."""
         return len(self.scale) + len(self.squares)
 
     def of(self, xp: Any, z: Array) -> Array:
@@ -43,7 +43,7 @@ class Chi(NamedTuple):
         large, parts = len(self.scale), []
         if large:
             x = z[..., :large]
-            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch has both in one pass
+            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch does both in one pass
             w = self.polynomial[-1, :]
             for k in range(len(self.polynomial) - 2, -1, -1):
                 w = add(self.polynomial[k, :], w, x)
@@ -97,7 +97,7 @@ def _powers() -> Array:
 
 
 def _degree(series: Array, precision: str) -> Array:
-    """The last coefficient of each series that is kept, at least that of z."""
+    """The index of the last coefficient to keep in each series, at least that of z."""
     kept = np.abs(series) > COEFFICIENT_ATOL[precision]
     return np.maximum(DEGREE - np.argmax(kept[::-1], axis=0), 1)
 

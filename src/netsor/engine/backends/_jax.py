@@ -22,7 +22,7 @@ from .._plan import Plan
 from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._jax_program import LIBRARY, block, pieces, programs
 
-COMPILE_SECONDS = 0.067  # of one core, for each step that differs from all others: measured, 0.058 to 0.076
+COMPILE_SECONDS = 0.067  # of one core per distinct step; measured, 0.058 to 0.076
 
 _gram = jax.jit(lambda a: _ops.gram(jnp, a, a))  # from coefficients to covariances
 _cpu_lock = threading.Lock()
@@ -30,12 +30,12 @@ _cpu_lock = threading.Lock()
 
 @lru_cache(maxsize=8)
 def summed(cells: MomentGrid) -> Any:
-    """A function of means and covariances: the sums over cells (sums, cells), and which replicas are outside."""
+    """A function of means and covariances that returns sums over cells (sums, cells) and the replicas outside."""
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
         m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
         place, weights, outside = cells.placed(jnp, m, v)
-        # integers below 2^53, whose sums are exact: the same bits in any order
+        # integers below 2^53 have exact sums: the same bits in any order
         return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
 
     return jax.jit(add)
@@ -49,7 +49,7 @@ class Jax(Device):
     library_bytes: ClassVar[float] = 2.0**29
 
     def __post_init__(self) -> None:
-        """Refuse a device that JAX does not see."""
+        """Check that JAX sees the device."""
         try:
             self._device()
         except (RuntimeError, IndexError):
@@ -62,7 +62,7 @@ class Jax(Device):
 
     @property
     def fast_double(self) -> bool:
-        """By the capability of the device."""
+        """From the compute capability of the device."""
         return getattr(self._device(), "compute_capability", None) in FAST_DOUBLE
 
     @contextmanager
@@ -76,7 +76,7 @@ class Jax(Device):
             yield
 
     def seconds(self, plan: Plan, draws: int) -> float:
-        """Steps are compiled first, on all cores; those of equal blocks once."""
+        """Includes compiling steps first, on all cores; equal blocks compile once."""
         distinct = len(plan.steps) - sum(loop.period * (loop.times - 1) for loop in plan.loops)
         return distinct * COMPILE_SECONDS / cores() + super().seconds(plan, draws)
 
@@ -86,7 +86,7 @@ class Jax(Device):
         return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else super().memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """One block, no larger than the draws need; the numbers drawn do not depend on its size."""
+        """One block, no larger than the draws need; its size does not change the random numbers."""
         needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
         return self.fits(plan, min(needed, self.largest_block(plan)))
 
@@ -96,7 +96,7 @@ class Jax(Device):
         """One block of `size` replicas, cut to the part."""
         found = pieces(plan, self.precision, self.rounded, self.device)
         compiled = programs(found, size, self._within)
-        # On a CPU two blocks at once can wait for each other's threads of XLA forever.
+        # On a CPU, two concurrent blocks can deadlock in XLA's threads.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
             made = block(found, compiled, seed, part.start, size)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
@@ -107,7 +107,7 @@ class Jax(Device):
         tick(len(part))
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
-        """Compiled for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than computing too many."""
+        """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than computing spare replicas."""
         rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
         with self._within():
             found, last = pieces(rest, self.precision, device=self.device), jax.jit(partial(what, LIBRARY))
@@ -118,7 +118,7 @@ class Jax(Device):
                 replicas *= 4
             compiled = programs(found, replicas, self._within)
             with self._within():
-                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again
+                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # pad with copies of the first
                 before = {register: jnp.asarray(a[more], dtype=self.precision) for register, a in drawn.items()}
                 arrays = block(found, compiled, 0, 0, replicas, before)
                 results = [arrays[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
@@ -136,12 +136,12 @@ class Jax(Device):
         return np.asarray(array).astype(np.float64)
 
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
-        """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
+        """The sums over cells, computed on the device, always in double precision."""
         with jax.enable_x64(True):
             device_sums, outside = summed(cells)(mean, cov)
             sums, strays = np.asarray(device_sums), bool(outside.any())
         found = np.flatnonzero(sums[0])
-        if not strays:  # so nothing else is copied from the device
+        if not strays:  # nothing else needs copying from the device
             return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
         m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
         return BlockMoments(found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)])

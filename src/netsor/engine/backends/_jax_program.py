@@ -1,8 +1,8 @@
-"""Steps of a plan, compiled by JAX into one program for a block of replicas; its generator, and its factors.
+"""Steps of a plan, compiled by JAX into one program for a block of replicas; its generator and factorisations.
 
 Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw). So it depends neither on the block
 nor on the process, and laws of two widths with one seed are coupled. Widths, constants and seeds are arguments of the
-compiled program: at another width or seed nothing is compiled again.
+compiled program, so another width or seed needs no recompilation.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ._chi import Chi, chi
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
 PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
-MAX_LOOPED_ROWS = 32  # rows of a matrix up to which a loop runs fast, and compiles faster than what avoids it
-MAX_SHARED_NORMALS = 1024  # normals of a draw up to which it shares a call of the generator: fewer calls compile faster
-PROGRAMS = 256  # compiled programs that are kept in memory
-LONGEST = 40  # steps of a piece
+MAX_LOOPED_ROWS = 32  # rows: up to this, a loop is fast and compiles faster than the alternative
+MAX_SHARED_NORMALS = 1024  # draws with fewer normals share a call of the generator: fewer calls compile faster
+PROGRAMS = 256  # compiled programs kept in memory
+LONGEST = 40  # most steps of a piece
 
-_programs: dict[Any, Any] = {}  # compiled, the one that was used last at the end
+_programs: dict[Any, Any] = {}  # compiled programs, most recently used last
 _lock = threading.Lock()
 
 
 def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with a key for each number (Box and Muller 1958)."""
+    """Pairs of normals (replicas, numbers), with one key per number (Box and Muller 1958)."""
 
     def words(count: Array) -> tuple[Array, ...]:
         given = keys[:, 0], keys[:, 1], replica[:, None], count
@@ -64,7 +64,7 @@ def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> 
 
 def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
-    # JAX has the same, on a CPU as a loop: draws of the paper's layer take 1.5 times as long with it.
+    # JAX's own version is a loop on a CPU: with it, draws of the paper's layer take 1.5 times as long.
     keys = first_key, second_key, first_key ^ second_key ^ PARITY
     x, y = first + keys[0], second + keys[1]
     for four in range(5):
@@ -81,7 +81,7 @@ def on_gpu() -> bool:
 
 
 class JaxLibrary(Library):
-    """Factors of many matrices by JAX's own, and compiled loops where these fail."""
+    """JAX's factorisations, with compiled loops where they fail."""
 
     few, wide = MAX_LOOPED_ROWS, False
 
@@ -90,7 +90,7 @@ class JaxLibrary(Library):
         return jax.lax.linalg.cholesky(a, symmetrize_input=False)
 
     def triangular(self, lower: Array, b: Array) -> Array:
-        """X with X C^T = b."""
+        """Solve X C^T = b."""
         batch = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
         lower = jnp.broadcast_to(lower, (*batch, *lower.shape[-2:]))
         b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
@@ -128,7 +128,7 @@ class JaxLibrary(Library):
         return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype))
 
     def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-        """If any matrix is to be computed again, all are, and only those used."""
+        """If any matrix must be recomputed, recompute all, and use only those needed."""
 
         def both(inputs: tuple[Array, ...]) -> Array:
             return jnp.where(again[..., None, None], remake(*inputs), made)
@@ -140,10 +140,10 @@ LIBRARY = JaxLibrary(jnp)
 
 
 class Piece:
-    """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
+    """Consecutive steps of a plan, compiled together, or one step that numpy executes on the host."""
 
     def __init__(self, steps: Sequence[Step], host: bool, precision: str, drawn: str, after: set[Register]) -> None:
-        """`drawn` is the precision of random numbers, `after` are the arrays that are read after it."""
+        """`drawn` is the precision of random numbers; `after` are the arrays that later pieces read."""
         self.steps, self.host, self.precision, self.drawn, self.after = list(steps), host, precision, drawn, after
         self.draws = [step for step in steps if step.kind in ("normals", "chi")]
         self.chi = {step: chi(step.params["freedom"], drawn) for step in self.draws if step.kind == "chi"}
@@ -152,11 +152,11 @@ class Piece:
         self.constants = [register for register in used if register.value is not None]
         self.reads = [register for register in used if register.value is None and register not in made]
         self.writes = [step.out for step in steps if step.out in after]
-        self.needed = (after - made) | set(self.reads)  # arrays that are read from it on
+        self.needed = (after - made) | set(self.reads)  # arrays read by this piece or later
 
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> tuple[Any, ...]:
-        """The arguments of the compiled program for one seed and a block that begins with replica `start`."""
-        # The first replica, the keys of all draws (draws, 2), what is fixed, and the arrays made by earlier pieces.
+        """The arguments of the compiled program for one seed and a block that starts at replica `start`."""
+        # The first replica, the keys of all draws (draws, 2), the fixed arrays, and the results of earlier pieces.
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         keys = [key_words(seed, *step.params["key"], era, count=2) for step in self.draws]
         earlier = [arrays[register] for register in self.reads]
@@ -171,14 +171,14 @@ class Piece:
         return jax.device_put((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
     def compiled(self, replicas: int) -> Any:
-        """The program for any seed and any block of so many replicas."""
+        """The program for any seed and any block with this many replicas."""
         shapes = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
         traced = jax.jit(partial(_traced, self, replicas), compiler_options=_options(on_gpu()))
         return traced.lower(self.inputs(0, 0, shapes)).compile()
 
     @cached_property
     def structure(self) -> Any:
-        """Equal for two pieces that compile to the same program."""
+        """A key that is equal for pieces that compile to the same program."""
         number = {register: -1 - k for k, register in enumerate([*self.constants, *self.reads])}
         parts: list[Any] = []
         for k, step in enumerate(self.steps):
@@ -196,8 +196,8 @@ class Piece:
 
 
 def programs(found: Sequence[Piece], replicas: int, within: Callable[[], AbstractContextManager[None]]) -> list[Any]:
-    """The compiled programs of pieces, None for those of the host; `within` sets JAX's precision and device."""
-    # All are compiled at once, in a thread each: the compiler does not hold Python's lock.
+    """The compiled programs of pieces, None for host pieces; `within` sets JAX's precision and device."""
+    # They compile in parallel, one thread each: the compiler releases Python's lock.
 
     def compiled(piece: Piece) -> Any:
         with within():
@@ -208,7 +208,7 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
             None if piece.host else (piece.structure, replicas, jax.config.jax_default_device) for piece in found
         ]
     with _lock:
-        used = {key: _programs.pop(key, None) for key in {*keys} - {None}}  # equal blocks have one key
+        used = {key: _programs.pop(key, None) for key in {*keys} - {None}}  # equal blocks share a key
         missing = {key: piece for key, piece in zip(keys, found, strict=True) if key and used[key] is None}
         if missing:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -222,17 +222,17 @@ def programs(found: Sequence[Piece], replicas: int, within: Callable[[], Abstrac
 @cache
 def _options(gpu: bool) -> dict[str, Any]:
     """Options of the compiler, for speed."""
-    if gpu:  # to try every kernel takes 5 to 9 s for each matrix product
+    if gpu:  # autotuning takes 5 to 9 s per matrix product
         return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     options = {"xla_cpu_use_fusion_emitters": False}  # the older emitters take half the time
-    with suppress(jax.errors.JaxRuntimeError):  # since JAX 0.11 there is no such option
+    with suppress(jax.errors.JaxRuntimeError):  # JAX 0.11 removed this option
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
         return options
     return {}
 
 
 def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]:
-    """The function that is compiled: the steps of a piece, for the replicas from the first on."""
+    """The function to compile: the steps of a piece for a block of replicas."""
     first_replica, keys, (tables, factors, constants), earlier = inputs
     key = dict(zip(piece.draws, keys, strict=True))
     recipes = dict(zip(piece.chi, tables, strict=True))
@@ -242,7 +242,7 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     counted = first_replica + jnp.arange(replicas, dtype=jnp.uint32)
 
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
-        """The normals of some steps, from one call of the generator."""
+        """The normals of several steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
         keys = jnp.concat([jnp.broadcast_to(key[step], (m, 2)) for step, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
@@ -265,15 +265,15 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
             arrays[step.out] = arrays[step.args[0]] * next(numbers)
         else:
             arrays[step.out] = compute(LIBRARY, step.kind, [arrays[arg] for arg in step.args], step.params)
-    # what depends on hyperparameters alone has one replica
+    # arrays that depend only on hyperparameters have one replica
     return [jnp.broadcast_to(arrays[register], (replicas, *register.shape)) for register in piece.writes]
 
 
 @lru_cache(maxsize=4)  # once for all chunks of a plan, on each device: pieces keep arrays there
 def pieces(plan: Plan, precision: str, rounded: bool = False, device: str = "") -> list[Piece]:
     """The plan cut at the steps that JAX cannot trace: user functions in numpy, and kernels by quadrature."""
-    # Also between equal blocks of a deep network, whose pieces have one structure and are compiled once. Other long
-    # pieces are cut to be compiled in parallel. Random numbers may be `rounded` to single precision.
+    # It is also cut between equal blocks of a deep network, whose pieces compile once. Other long pieces are cut so
+    # that they compile in parallel. Random numbers may be `rounded` to single precision.
     if not plan.steps:
         return []
     bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
@@ -288,7 +288,7 @@ def pieces(plan: Plan, precision: str, rounded: bool = False, device: str = "") 
         drawn = "float32" if rounded else precision
         found.insert(0, Piece(plan.steps[begin:end], not traced[begin], precision, drawn, needed))
         needed = found[0].needed
-    for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
+    for loop in plan.loops:  # the last block may need fewer results, but computes the same
         inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
         written = {
             (begin + k - loop.start) % loop.period
@@ -309,7 +309,7 @@ def _native(step: Step, precision: str) -> bool:
     try:
         with jax.enable_x64(precision == "float64"):
             made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
-    except Exception:  # JAX cannot trace it: numpy computes it then, or raises the error that is meant for the user
+    except Exception:  # JAX cannot trace it: numpy computes it, or raises the error for the user
         return False
     return bool(made.shape[1:] == step.out.shape)
 
@@ -322,7 +322,7 @@ def block(
     replicas: int,
     arrays: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """The arrays of a block of replicas that the pieces of a plan write, and those that are there already."""
+    """Run the pieces of a plan for a block of replicas, and return the given arrays with their results."""
     arrays = dict(arrays)
     for piece, program in zip(found, compiled, strict=True):
         if program is None:

@@ -1,7 +1,7 @@
-"""numpy, the default: starts at once, draws fastest on a CPU, and reuses the memory of arrays that are read no more.
+"""numpy, the default backend: it starts immediately, samples fastest on a CPU, and reuses the memory of dead arrays.
 
-Each draw of the plan has a stream, keyed by (seed, draw, chunk), so numbers depend neither on the order of the steps
-nor on how a chunk is cut into blocks. Numbers of single precision are those of double precision, rounded.
+Each draw of the plan has a stream, keyed by (seed, draw, chunk), so random numbers depend neither on the order of the
+steps nor on the blocks of a chunk. Single-precision numbers are rounded double-precision ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-MIN_BLAS_ENTRIES = 1024  # of a replica from which BLAS multiplies its matrices one by one: it needs them compact
-MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
-BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
-LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
-MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most
-STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
-ROUNDED = 2**16  # normals that are drawn and rounded to single precision at once: they stay in a cache
-HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
+MIN_BLAS_ENTRIES = 1024  # of a replica: from here on BLAS multiplies matrices one by one, and needs them contiguous
+MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head: smaller heads stay strided, however many there are
+BLOCK_BYTES = 2**21  # of a block's arrays: large enough for little Python overhead, small enough for a cache
+LARGE_BYTES = 2**29  # of a block's arrays, maximum for plans that fit no cache but have short steps
+MAX_BLAS_REPLICAS = 32  # most replicas in such a block
+STEP_SECONDS = 1.3e-5  # Python's overhead per step, measured
+ROUNDED = 2**16  # normals sampled and rounded to single precision at a time: they fit in a cache
+HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: its maximum setting
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
@@ -39,15 +39,15 @@ def positive_products(
     key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory."""
-    # From the number of coordinates with each pattern of signs: see `lower/_relu_sign_patterns.py`. Counts, and sizes
-    # of each vector in each pattern, have streams of their own, so they do not depend on the blocks. For the next
-    # replicas of a stream, `following(key, array)` yields each generator with its part of the array.
+    # From the number of coordinates with each sign pattern: see `lower/_relu_sign_patterns.py`. Counts, and sizes of
+    # each vector in each pattern, have separate streams, so they do not depend on the blocks. For the next replicas of
+    # a stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)
     several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
     most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for begin in range(0, replicas, most):
         part = made[..., begin : begin + most]
-        counts = np.empty((part.shape[-1], 2**vectors), np.int64)  # of those patterns, of each vector alone, of none
+        counts = np.empty((part.shape[-1], 2**vectors), np.int64)  # patterns of several vectors, of one, of none
         for rng, some in following((*key, 0), counts):
             some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
         stream = 0
@@ -61,11 +61,11 @@ def positive_products(
                     start, stop = stop, stop + int(some.sum())
                     rng.standard_normal(dtype=dtype, out=row[start:stop])
             np.abs(sizes, out=sizes)
-            products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
+            products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds at least one term
             for i, j in combinations_with_replacement(range(len(pattern)), 2):
                 np.multiply(sizes[i], sizes[j], out=products)
                 part[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
-            del sizes, row, products  # before those of the next pattern are made
+            del sizes, row, products  # free them before the next pattern
         for i in range(vectors):  # half of a χ² each
             alone = (counts[:, len(several) + i] / 2).astype(dtype)
             for rng, some in following((*key, stream + 1 + i), alone):
@@ -76,14 +76,14 @@ def positive_products(
 
 
 class Streams:
-    """The random numbers of one chunk of replicas, or of several that follow each other."""
+    """The random numbers of one chunk of replicas, or of several consecutive ones."""
 
     def __init__(self, seed: int, chunks: int | Sequence[range], precision: str = "float64") -> None:
-        """`chunks` is the key of one that has no end, or the replicas of each: its key is the first of them."""
+        """`chunks` is the key of an endless chunk, or the replicas of each chunk, whose key is the first replica."""
         self.seed, self.dtype = seed, np.dtype(precision)
         self.chunks: list[tuple[int, float]]
         self.chunks = [(chunks, math.inf)] if isinstance(chunks, int) else [(c.start, len(c)) for c in chunks]
-        self._under_way: dict[tuple[int, ...], tuple[np.random.Generator, int, float]] = {}  # chunk, what it has left
+        self._under_way: dict[tuple[int, ...], tuple[np.random.Generator, int, float]] = {}  # chunk, replicas left
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
@@ -104,7 +104,7 @@ class Streams:
         return np.sqrt(halves, out=halves).astype(self.dtype, copy=False)
 
     def normals(self, key: tuple[int, ...], made: Array) -> Array:
-        """The next normals of a stream, for the replicas of an array, which are written into it."""
+        """Fill an array with the next normals of a stream, for its replicas."""
         for rng, some in self.next(key, made):
             if made.dtype == np.float64:
                 rng.standard_normal(out=some)
@@ -116,7 +116,7 @@ class Streams:
         return made
 
     def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
-        """The generators of the chunks that the next replicas of a stream are in, and these replicas of an array."""
+        """The generators of the chunks of the next replicas of a stream, each with its replicas of an array."""
         rng, chunk, left = self._under_way.get(key, (None, -1, 0))
         done = 0
         while done < len(made):
@@ -132,7 +132,7 @@ class Streams:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, with the replicas innermost in memory if its matrices are small or few: see `_ops`."""
+    """The same array, stored with the replicas innermost if its matrices are small or few: see `_ops`."""
     if a.shape[-1] >= MIN_INNERMOST_ROW or (
         math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES and math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
     ):
@@ -148,16 +148,16 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
-    """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
+    """The replicas per block; depends only on the plan and the bytes per number."""
     size, long = itemsize * plan.bytes // 8, 2 * plan.long_numbers > plan.random_numbers
     return replicas_per_block(size, plan.seconds(1), len(plan.steps), long)
 
 
 def replicas_per_block(size: float, seconds: float, steps: float, long: bool) -> int:
-    """The same from what a replica takes: its bytes, seconds and steps, and whether rows are long."""
-    room = BLOCK_BYTES * (8 if long else 1)  # long rows of coordinates do not stay in a cache anyway
+    """The same from the bytes, seconds and steps of a replica, and whether rows are long."""
+    room = BLOCK_BYTES * (8 if long else 1)  # long rows of coordinates do not fit in a cache anyway
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
-    whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
+    whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # parts must be powers of 2
     few = min(MAX_BLAS_REPLICAS, whole, LARGE_BYTES // max(size, 1))
     return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
@@ -167,7 +167,7 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
     hold_memory()
     most = block_of(plan, streams.dtype.itemsize)
     count = -(-replicas // most)
-    if most > 1:  # numpy adds in another order where a replica is alone: the numbers must not depend on that
+    if most > 1:  # numpy sums a single replica in another order: the numbers must not depend on that
         count = min(count, max(1, replicas // 2))
     with one_blas_thread():
         for start, stop in pairwise(replicas * k // count for k in range(count + 1)):
@@ -177,8 +177,8 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 
 @cache
 def hold_memory() -> None:
-    """Once in a process: make glibc keep freed memory for the next block."""
-    # glibc returns large freed arrays to the system, which then maps all pages anew for each block. That takes a
+    """Make glibc keep freed memory for the next block, once per process."""
+    # glibc returns large freed arrays to the system, which then maps all pages again for each block. That takes a
     # quarter of the time of small plans, and a tenth of that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
@@ -199,7 +199,7 @@ class Numpy(Backend):
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Blocks of replicas that fit a cache, in order, from the same streams."""
+        """Blocks of replicas that fit in a cache, in order, from the same streams."""
         return blocks(plan, Streams(seed, part.start // size, self.precision), len(part), tick)
 
     def cov(self, columns: Array) -> Array:
@@ -211,4 +211,4 @@ class Numpy(Backend):
         return np.asarray(array, dtype=np.float64)
 
 
-NUMPY = Numpy()  # where nothing else is asked for
+NUMPY = Numpy()  # the default

@@ -1,7 +1,7 @@
 """PyTorch, step by step, on a CPU or a CUDA device: an alternative to JAX.
 
-The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan, and on a device with too little memory. Laws of two widths with one seed are coupled where their blocks are.
+The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Block boundaries depend on
+the plan, and on the device if its memory is short. Laws of two widths with one seed are coupled if blocks coincide.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
 from ._chi import Chi, chi
 
-CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
-MOST_KEPT = 512  # arrays of places on a device
-MOST_FIRST = 1024  # replicas in the first block, at most
-BEGIN = 2e-4  # seconds of a step in the first block of an accelerator: twice as long as a step takes to begin
-FASTER = 2000.0  # times that it is as fast as the one core for which plans estimate seconds (800 to 3,000 on one H200)
-PROBE_REPLICAS = 4  # replicas of random numbers that functions are tried on
-MAX_PROBED_FUNCTIONS = 4096  # functions whose answer is kept
-SIDE = ThreadPoolExecutor(1)  # for steps that leave a GPU room for others: eigenvalues, and what is made of them
+CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # create arrays without an array argument
+MOST_KEPT = 512  # index arrays cached on a device
+MOST_FIRST = 1024  # most replicas in the first block
+BEGIN = 2e-4  # seconds per step in the first block of an accelerator: twice the launch time of a step
+FASTER = 2000.0  # speed relative to the single core of a plan's estimated seconds (800 to 3,000 on one H200)
+PROBE_REPLICAS = 4  # replicas of random numbers to try functions on
+MAX_PROBED_FUNCTIONS = 4096  # functions whose result is cached
+SIDE = ThreadPoolExecutor(1)  # for steps that do not fill a GPU: eigenvalues, and their results
 LOADING = threading.Lock()  # PyTorch loads its linear algebra at the first call, which fails in two threads at once
-_tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
+_tried: dict[int, tuple[Any, bool]] = {}  # user functions, and whether PyTorch computes the same as numpy
 
 
 class OnDevice:
-    """The functions of PyTorch as the array API has them, with new arrays on one device."""
+    """PyTorch's functions with array-API names; new arrays are on one device."""
 
     # `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
 
@@ -53,23 +53,23 @@ class OnDevice:
         made = getattr(self._xp, name)
         if name in CREATES:
             made = partial(made, device=self._device)
-        setattr(self, name, made)  # found at once next time
+        setattr(self, name, made)  # found directly next time
         return made
 
     def asarray(self, numbers: Any, **options: Any) -> Array:
-        """An array on the device. Places of entries, which plans have many of, are copied there once."""
+        """An array on the device. Index arrays, which plans have many of, are copied only once."""
         if not isinstance(numbers, np.ndarray) or numbers.dtype.kind != "i":
             return self._xp.asarray(numbers, device=self._device, **options)
         if id(numbers) not in self._kept:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            made = self._xp.asarray(numbers.copy(), device=self._device)  # PyTorch wants arrays that can be written to
+            made = self._xp.asarray(numbers.copy(), device=self._device)  # PyTorch needs writable arrays
             self._kept[id(numbers)] = numbers, made  # with the array itself, so that no other gets its id
         return self._kept[id(numbers)][1]
 
 
 class TorchLibrary(Library):
-    """PyTorch's own factors and solutions; loops where these fail."""
+    """PyTorch's factorisations and solves, with loops where they fail."""
 
     def __init__(self, device: str) -> None:
         super().__init__(OnDevice(device))
@@ -82,11 +82,11 @@ class TorchLibrary(Library):
         return torch.where(failed[..., None, None] == 0, lower, torch.nan)
 
     def triangular(self, lower: Array, b: Array) -> Array:
-        """X with X C^T = b."""
+        """Solve X C^T = b."""
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
     def recompute_where(self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-        """The GPU is asked once how many there are; if these are all matrices, nothing is copied."""
+        """Query the GPU once for their number; if all matrices are recomputed, copy nothing."""
         batch, count = again.shape, int(again.sum())
         if not count:
             return made
@@ -96,7 +96,7 @@ class TorchLibrary(Library):
         return made
 
 
-library = cache(TorchLibrary)  # of a device
+library = cache(TorchLibrary)  # by device
 
 
 class Torch(Device):
@@ -108,7 +108,7 @@ class Torch(Device):
     working: ClassVar[float] = 4.0  # measured: 2.2 for gradients of Llama 3 8B
 
     def __post_init__(self) -> None:
-        """Refuse a device that PyTorch does not see."""
+        """Check that PyTorch sees the device."""
         if self.kind == "cpu":
             return
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -128,11 +128,11 @@ class Torch(Device):
 
     @property
     def fast_double(self) -> bool:
-        """By the capability of the device."""
+        """From the compute capability of the device."""
         return self.kind == "cuda" and "{}.{}".format(*torch.cuda.get_device_capability(self.device)) in FAST_DOUBLE
 
     def first_block(self, plan: Plan) -> int:
-        """A power of 2, which depends on the plan and the kind of the device alone; later blocks double."""
+        """A power of 2 that depends only on the plan and the kind of device; later blocks double."""
         if self.kind == "cpu":
             return FIRST
         free = BEGIN * len(plan.steps) / max(plan.seconds(1) / FASTER, 1e-12)
@@ -154,7 +154,7 @@ class Torch(Device):
             start += replicas
 
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
-        """Step by step; constants are copied to the device once."""
+        """Step by step; constants are copied to the device only once."""
         work = _Block(self, 0, 0, 0, 0)
 
         def found(drawn: Mapping[Register, Any]) -> Any:
@@ -174,7 +174,7 @@ class Torch(Device):
 
 
 def _now(array: Array | Future[Array]) -> Array:
-    """An array, once it is there."""
+    """Wait for an array, if it is a future."""
     return array.result() if isinstance(array, Future) else array
 
 
@@ -189,7 +189,7 @@ def _chi(freedom: tuple[int, ...], precision: str, device: str) -> Chi:
 
 
 class _Block:
-    """The work for the replicas of a block that are needed; random numbers are drawn for all of it."""
+    """The work on the needed replicas of a block; random numbers are drawn for the whole block."""
 
     def __init__(self, backend: Torch, seed: int, start: int, replicas: int, needed: int) -> None:
         self.backend, self.seed, self.start, self.replicas, self.needed = backend, seed, start, replicas, needed
@@ -222,7 +222,7 @@ class _Block:
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals)).to(self.dtype)
 
     def compute(self, step: Step, inputs: Sequence[Array | Future[Array]], _: int | None) -> Array | Future[Array]:
-        """A step on tensors; on a GPU, eigenvalues and what is made of them follow later, on a stream of their own."""
+        """Execute a step on tensors; on a GPU, eigenvalues and their results run on a separate stream."""
         spectral = step.kind == "apply" and self.backend.kind == "cuda" and needs_spectrum(step.params["f"])
         if not spectral and not any(isinstance(array, Future) for array in inputs):
             return self._computed(step, inputs)
@@ -244,18 +244,18 @@ class _Block:
             return compute(self.library, step.kind, inputs, step.params)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
         if made is None:
-            known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
+            known = {id(a): self.backend.numpy(a) for a in inputs}  # a repeated array stays one array
             made = RULES[step.kind](np, *(known[id(a)] for a in inputs), **step.params)
         return made if isinstance(made, torch.Tensor) else self.array(made)
 
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """The function applied to tensors; None if that fails."""
-        with suppress(Exception), torch.device(self.backend.device):  # a user function may make arrays
+        with suppress(Exception), torch.device(self.backend.device):  # a user function may create arrays
             return compute(self.library, step.kind, inputs, step.params)
         return None
 
     def _as_in_numpy(self, step: Step) -> bool:
-        """Whether a function means the same to PyTorch: `p.std(axis=-1)` divides by another number. Tried once."""
+        """Whether a function gives numpy's result in PyTorch (`p.std(axis=-1)` does not). Tried once."""
         f = step.params["f"]
         if is_builtin(f):
             return True
@@ -266,9 +266,9 @@ class _Block:
             some = {arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args}
             theirs = self._by_torch(step, [torch.tensor(some[a], device=self.backend.device) for a in step.args])
             same = theirs is not None
-            with suppress(Exception), np.errstate(all="ignore"):  # where numpy alone fails there is no choice
+            with suppress(Exception), np.errstate(all="ignore"):  # if numpy fails, there is no choice
                 expected = RULES["apply"](np, *(some[arg] for arg in step.args), **step.params)
                 found: Any = self.backend.numpy(theirs) if isinstance(theirs, torch.Tensor) else theirs
                 same = same and bool(np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True))
-            _tried[id(f)] = f, same  # with the function itself, so that no other gets its id
+            _tried[id(f)] = f, same  # keep the function, so that no other gets its id
         return _tried[id(f)][1]

@@ -1,8 +1,8 @@
-"""The breakpoints of a function of one argument: kinks, jumps, poles, and what is too narrow for an integral's panels.
+"""The breakpoints of a function of one argument: kinks, jumps, poles, and features narrower than quadrature panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the function is not a polynomial is
-halved; intervals that never become smooth close in on a kink or a jump. A finer grid, of 25,600 points in an octave of
-|u|, shows spikes and thin steps between the points of the first.
+halved; intervals that never become smooth close in on a kink or a jump. A finer grid, with 25,600 points per octave of
+|u|, finds spikes and thin steps between the points of the first.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from ..._array_api import Array
 from ...activations import Function
 from ._gauss_legendre import NODE, NODES, POINTS, unresolved
 
-OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
+OFFSET = 0.37  # of both grids, in steps: kinks are usually at round numbers, where a grid point would hide them
 GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
-SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
-MIN_SMOOTH_INTERVAL = 1e-8  # length over 1 + |u|: a shorter interval that is not smooth holds a kink or a jump
+SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as round-off
+MIN_SMOOTH_INTERVAL = 1e-8  # length over 1 + |u|: a shorter interval that is not smooth contains a kink or a jump
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
-INTERVALS_OF_OCTAVE = 1600  # of the fine grid in an octave of |u|, on each side of 0: points at most 6e-5 |u| apart
-VISIBLE = 1e-9  # deviation from a polynomial on such an interval, relative to the function's size: less is ignored
-MAX_NARROW_FEATURES = 2**10  # ends of such intervals in an octave: more are noise or an oscillation, and are dropped
-MAX_VALUE = 1e100  # larger values count as this: their squares are still doubles
+INTERVALS_OF_OCTAVE = 1600  # of the fine grid per octave of |u|, on each side of 0: points at most 6e-5 |u| apart
+VISIBLE = 1e-9  # smallest deviation from a polynomial on such an interval that counts, relative to the function's size
+MAX_NARROW_FEATURES = 2**10  # interval ends per octave: more are noise or an oscillation, and are dropped
+MAX_VALUE = 1e100  # larger values are clipped, so that their squares are doubles
 
-# Values at distances from a break that fall by factors of 2^6 tell whether it is a pole. The differences of powers
-# |u − b|^−a grow by factors of 2^(6a), while those of log |u − b| are equal, and those at kinks and jumps fall.
+# Values at distances from a break that shrink by factors of 2^6 show whether it is a pole. Differences of powers
+# |u − b|^−a grow by factors of 2^(6a), those of log |u − b| are equal, and those at kinks and jumps shrink.
 HALVINGS = {True: np.arange(72, 91, 6), False: np.arange(22, 41, 6)}  # at 0, where u − b is exact, and elsewhere
-GROWTH = 1.4  # of these differences, at each step: poles with a < 0.08 are integrated like other functions
+GROWTH = 1.4  # of these differences per step: poles with a < 0.08 are integrated like other functions
 NONE = np.empty(0)
 
 
 class Breakpoints(NamedTuple):
-    """What the search has found; between neighbouring ends the function is a polynomial, to rounding."""
+    """The result of the search; between neighbouring ends the function is a polynomial up to round-off."""
 
     breaks: Array = NONE  # (breaks,)
     jumps: bool = False
-    poles: Array = NONE  # where it is infinite, declared as a break or not
+    poles: Array = NONE  # where it is infinite, declared or not
     ends: Array = NONE  # of intervals, sorted
-    gaps: Array = NONE  # of each of them, the distance from its nearest neighbour
-    noise: float = 0.0  # rounding noise of its values, relative to their size: large if it computes in low precision
+    gaps: Array = NONE  # the distance of each end from its nearest neighbour
+    noise: float = 0.0  # relative rounding noise of its values: large if the function computes in low precision
 
 
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
-    """The features of a function without parameters; narrow ones with |u| in 2^lowest … 2^(highest + 1), and near 0."""
+    """Breakpoints of a function without parameters; narrow ones for |u| in 2^lowest … 2^(highest + 1) or near 0."""
     narrow: set[float] = set()
     if f.smoothed is None and lowest <= highest:
         narrow = narrow.union(_narrow(f, lowest, True), *(_narrow(f, k, False) for k in range(lowest, highest + 1)))
@@ -55,7 +55,7 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
 
 @lru_cache(maxsize=1024)
 def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
-    """The ends of the intervals of the fine grid, in an octave of |u| or across 0, with something narrow on them."""
+    """The ends of fine-grid intervals with narrow features, in an octave of |u| or across 0."""
     search, steps = _search(f), np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
     outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
     found = []
@@ -67,7 +67,7 @@ def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
-    """The features that halving shows, with more edges than those of the grid."""
+    """The breakpoints found by halving, from the grid and `more` edges."""
     search, breaks = _search(f), np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
     found = _clusters(search.halved(edges)[1])
@@ -77,7 +77,7 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
     kept = np.unique(np.concatenate([kept[long], breaks, more]))
     around = 1.0 + np.abs(breaks)
-    with np.errstate(all="ignore"):  # a jump changes the function as much very near a break as near it
+    with np.errstate(all="ignore"):  # at a jump, the difference does not shrink with the distance from the break
         near, very_near = (np.abs(f(breaks + h * around) - f(breaks - h * around)) for h in (1e-5, 1e-10))
     jumps = bool(np.any(~(very_near <= 0.3 * near)))
     places = np.union1d(breaks, found) if f.smoothed is None else NONE
@@ -98,7 +98,7 @@ def _is_pole(f: Function, b: float, breaks: Array) -> bool:
 
 
 class _Search:
-    """A function with the size of its values, and the rounding noise of these relative to it."""
+    """A function, the size of its values, and their relative rounding noise."""
 
     def __init__(self, f: Function) -> None:
         self.f = f
@@ -116,7 +116,7 @@ class _Search:
             return np.clip(np.nan_to_num(np.broadcast_to(self.f(u), u.shape)), -MAX_VALUE, MAX_VALUE)
 
     def roughness(self, left: Array, right: Array) -> Array:
-        """How far f is from a polynomial, relative to its size; the rounding of its argument does not count."""
+        """The deviation of f from a polynomial, relative to its size and without the rounding of its argument."""
         values = self._values(left, right)
         outer = np.searchsorted(self.outer, np.maximum(np.abs(left), np.abs(right)))
         size = np.maximum(self.size[np.minimum(outer, len(self.size) - 1)], np.abs(values).max(axis=1, initial=0.0))
@@ -125,14 +125,14 @@ class _Search:
         return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
     def halved(self, edges: Array) -> tuple[Array, Array]:
-        """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
+        """The edges after halving, and the intervals (·, 2) so short that they must contain a kink or a jump."""
         kept, short = [edges], [np.empty((0, 2))]
         left, right = edges[:-1], edges[1:]
         while len(left):
             failing = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
             size = (right - left) / (1.0 + np.abs(left))
             short.append(np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)])
-            failing &= size > 4e-15
+            failing &= size > 4e-15  # shorter intervals cannot be halved
             left, right = left[failing], right[failing]
             nearest = np.argsort(np.abs(left + right))[:PANELS]
             left, right = left[nearest], right[nearest]
@@ -146,7 +146,7 @@ _search = lru_cache(maxsize=256)(_Search)
 
 
 def _clusters(short: Array) -> Array:
-    """The breaks: of each group of neighbouring intervals the centre of the shortest, or a round number within it."""
+    """The breaks: for each group of adjacent intervals the centre of the shortest, or a round number in it."""
     if not len(short):
         return NONE
     short = short[np.argsort(short[:, 0])]

@@ -1,6 +1,6 @@
-"""Adaptive Gauss–Legendre integration: panels are halved until the integrand is a polynomial on each of them.
+"""Adaptive Gauss–Legendre integration: panels are halved until the integrand is a polynomial on each panel.
 
-That is so when the last Legendre coefficients of its values are negligible. What stays unresolved is the error.
+The test is that the last Legendre coefficients of its values are negligible. The unresolved part is the error.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import scipy
 from ..._array_api import Array
 
 NODES = 16  # Gauss–Legendre nodes of a panel
-HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges
-ROUGH = 1e-6  # unresolved part of the values, over the largest on a panel, above which it is also counted in `rough`
-SHORT = 1e-12  # half of a panel, relative to 1 + |x|: there the largest value next to an infinite one replaces it
+HALVINGS = 48  # maximum: then the length of a panel is the round-off of its edges
+ROUGH = 1e-6  # unresolved part relative to the largest value on a panel, above which `rough` includes it
+SHORT = 1e-12  # half length relative to 1 + |x|: on shorter panels the largest finite value replaces an infinite one
 
 NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
-NEXT = 1.0 - 1e-6  # checked too: else a jump between the last node and the end would be missed
+NEXT = 1.0 - 1e-6  # also checked: otherwise a jump between the last node and the end would be missed
 POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
 
 
 def _checks() -> Array:
-    """A matrix: values at POINTS ↦ the last three Legendre coefficients, and a tenth of the misfit next to the ends."""
+    """The matrix from values at POINTS to the last three Legendre coefficients and a tenth of the end misfit."""
     at_node, at_point = (np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS))
     coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
     last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
     next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
     checks = np.concatenate([last, 0.1 * next_to_ends], axis=1)
-    # made exactly 0 on polynomials of lower degree, whose rounding would be counted otherwise
+    # make it exactly 0 on polynomials of lower degree, so that their round-off does not count
     for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):
         q = np.linalg.qr(at_point[:, :degree])[0]
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
@@ -51,7 +51,7 @@ class Resolved(NamedTuple):
     rough: Array  # (rows,): ∫ |values · unresolved part| under N(0, 1), over panels where that is large (ROUGH)
 
     def integrate(self, values: Array) -> Array:
-        """Σ weight · values, a row each; values of shape (panels, NODES)."""
+        """Σ weight · values for each row; values have shape (panels, NODES)."""
         return np.bincount(self.row, np.sum(self.weight * values, axis=1), len(self.error))
 
 
@@ -81,12 +81,12 @@ def resolve(
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale."""
     # `density(left, right)` is the largest weight of the values on a panel, `scale` by default their root mean square.
-    # If more than `failing` panels of an integral fail in one round, that is noise or an endless oscillation: they are
-    # not halved. With `squares`, for values that grow into the tails, the density is that of N(0, 1), and the tolerance
-    # is for the root mean square of the unresolved part.
+    # If more than `failing` panels of an integral fail in one round, they are noise or an endless oscillation and are
+    # not halved. With `squares`, for values that grow in the tails, the density is that of N(0, 1), and the tolerance
+    # applies to the root mean square of the unresolved part.
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
-    long = right - left > 1e-15 * np.abs(left)  # near 0 short ones count too
+    long = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
     row, left, right = np.nonzero(long)[0], left[long], right[long]
     error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []
@@ -96,14 +96,14 @@ def resolve(
         values = values_at(row, x)
         known = np.isfinite(values)
         some = known.any(axis=1)
-        if not known.all():  # a logarithm at 0, say
+        if not known.all():  # for example a logarithm at 0
             around = np.max(np.abs(values), axis=1, where=known, initial=0.0)
             short = some & (half <= SHORT * (1.0 + np.abs(left)))
             values = np.where(short[:, None] & ~known, around[:, None], values)
         finite = np.isfinite(values).all(axis=1)
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            if scale is None:  # the root of the density first: squares of values that grow would overflow
+            if scale is None:  # multiply by the root of the density first: squares of growing values would overflow
                 mass = np.sum(weight * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2, axis=1)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf)

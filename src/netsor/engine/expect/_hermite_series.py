@@ -1,7 +1,7 @@
 """Hermite coefficients f_k = E[φ(μ + σ x) h_k(x)], x ~ N(0, 1), with h_k the orthonormal Hermite polynomials.
 
-They hold all that a row contributes to any expectation: E[φ(u)ψ(v)] = Σ_k f_k g_k ρ^k for correlation ρ (Mehler), and
-what is left after K terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] − Σ_{k<K} f_k², by Parseval.
+They determine every expectation: E[φ(u)ψ(v)] = Σ_k f_k g_k ρ^k for correlation ρ (Mehler), and the remainder after K
+terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] − Σ_{k<K} f_k², by Parseval.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ._gauss_legendre import NODES, POINTS, WEIGHTS, largest_density, log_densit
 from ._univariate import FARTHEST, Single, between, ends, growing, single, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
-VALUES = 2**21  # of the function computed at once, to bound memory
-UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
-LOST = 0.004  # share of E[φ²] on panels too short to halve above which E[φ²] counts as infinite
+VALUES = 2**21  # of the function per batch, to bound memory
+UNSETTLED = 32.0  # safety factor on the error of panels that were too short to halve
+LOST = 0.004  # share of E[φ²] on panels too short to halve: above this, E[φ²] counts as infinite
 
 
 class Series(NamedTuple):
@@ -38,7 +38,7 @@ def step(terms: int) -> float:
 
 
 def reach(terms: int) -> float:
-    """Where to stop: h_0 φ and h_1 φ vanish like the density φ, later ones like √φ only."""
+    """Where to truncate: h_0 φ and h_1 φ vanish like the density φ, later ones only like √φ."""
     return 10.0 if terms <= 2 else 14.0
 
 
@@ -51,7 +51,7 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 
 def series(f: Single, terms: int) -> Series:
-    """The coefficients of rows, each by its own integral; near a pole the error is infinite."""
+    """The coefficients of rows, each by a separate integral; near a pole the error is infinite."""
     result = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
     constant, pole = f.std == 0, f.near_poles(reach(terms)).any(axis=1)
     if constant.any():
@@ -111,7 +111,7 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = False) -> None:
-    """Fill in rows whose panels have edges at the function's breaks; with `far`, of a function that grows."""
+    """Fill in rows whose panels have edges at the breaks of the function; `far` is for a function that grows."""
     whole = FARTHEST if far else reach(terms)
     own = f.take(rows)
     even = between(whole, step(terms))
@@ -126,7 +126,7 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
         panels = resolve(own.at, edges, largest, tolerance, failing=failing)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        # for a function that grows, φ and h_k are each multiplied by √density, which underflows later
+        # for a growing function, multiply both φ and h_k by √density, which underflows later than the density
         density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
         weighted = panels.weight * panels.values * density
         square = panels.integrate((panels.values * density) ** 2 if far else panels.values**2 * density)
@@ -142,13 +142,13 @@ def _fill_own(result: Series, f: Single, rows: Array, terms: int, far: bool = Fa
     result.square[rows], result.error[rows] = square, np.where(lost, np.inf, error + beyond)
 
 
-# A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth in log a. A deep limit asks for
-# it in every replica, so it is computed once at Chebyshev points and interpolated: a short matrix product for each row.
+# A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth in log a. A deep limit needs it
+# in every replica, so it is computed once at Chebyshev points and interpolated: a short matrix product per row.
 WIDTH = np.log(4.0)  # of a cell of the table, in log a
 DEGREE = 23  # of the polynomial on a cell
-HALVINGS = 5  # of a cell at most, where breaks make the coefficients oscillate
+HALVINGS = 5  # maximum per cell, where breaks make the coefficients oscillate
 PRECISION = 1e-14  # of the polynomials, relative to √E[φ²]
-ROUGH = 1e-9  # relative error of the coefficients above which polynomials need only be as precise as these
+ROUGH = 1e-9  # relative error of the coefficients: above this, polynomials need only match that error
 
 CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 TO_COEFFICIENTS = np.linalg.inv(chebvander(CHEBYSHEV, DEGREE))
@@ -159,7 +159,7 @@ _Piece = tuple[float, float, Array, float]
 
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
-    """The coefficients of φ(√a x) for variances a > 0; of infinite error where E[φ²] is 0 or not known to be finite."""
+    """The coefficients of φ(√a x) for variances a > 0; the error is infinite if E[φ²] is 0 or perhaps infinite."""
     order = np.argsort(variance)
     t = np.log(variance[order])
     cells = np.unique(np.floor(t / WIDTH)).tolist()
@@ -179,14 +179,14 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
 
 @lru_cache(maxsize=1024)
 def _fitted(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
-    """The table between two values of log a, in so many halvings at most."""
+    """The table between two values of log a, with at most `halvings` halvings."""
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get integrals of their own
+    if not (np.isfinite(exact.error) & (exact.square > 0)).all():  # rows here get separate integrals
         return [(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
     norm = np.sqrt(exact.square)
     polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
-    missing, known = float(np.abs(polynomial[:, -3:]).max()), float(np.max(exact.error / norm))
+    missing, known = float(np.abs(polynomial[:, -3:]).max()), float(np.max(exact.error / norm))  # truncation, error
     if halvings == 0 or not missing > (known if known > ROUGH else PRECISION):
         return [(left, right, polynomial, known + 3 * missing)]
     middle = 0.5 * (left + right)

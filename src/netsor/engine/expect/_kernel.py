@@ -1,6 +1,6 @@
 """Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`.
 
-Closed forms, (u, v) ~ N((μ, ν), [[a, c], [c, b]]); else a Hermite series, or conditioning on u where that is too long.
+Closed forms for (u, v) ~ N((μ, ν), [[a, c], [c, b]]); otherwise a Hermite series, or conditioning on u if it is long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAKY_RELU = base(known.leaky_relu(0.0))
 
 
 def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array | None:
-    """E[φ(u) ψ(v)] where a formula is known, else None; all arguments broadcast."""
+    """E[φ(u) ψ(v)] if a formula is known, else None; all arguments broadcast."""
     kinds = (base(f), base(g))
     if kinds == (_IDENTITY, _IDENTITY):
         return c + mu * nu
@@ -51,7 +51,7 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
 
 
 def _is_zero(mean: Array) -> bool:
-    """Whether means are 0; a plain number, where that is known without looking."""
+    """Whether all means are 0; a plain float needs no array library."""
     return bool(mean == 0.0) if isinstance(mean, float) else not bool(array_namespace(mean).any(mean != 0))
 
 
@@ -94,19 +94,19 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a series. E[ψ(v) | u] is a formula
-# for every named activation, an integral for other functions. The integral over u has panels with edges at the
+# for every named activation, and an integral for other functions. The integral over u has panel edges at the
 # breakpoints of φ, and around those of ψ at distances of the order of the standard deviation of v given u.
-TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
-BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
+TRUNCATION_STD = 10.0  # standard deviations covered on each side: the density is 1e-22 there
+BOUNDED = 13.0  # end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
 STEP = 1.0  # of panels, in standard deviations, before they are halved
 AROUND = np.array([-8.0, -4.5, -2.5, -1.0, 0.0, 1.0, 2.5, 4.5, 8.0])  # panel edges at a break of ψ, in units of s
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
 OPERATION_RTOL = 2e-16  # relative rounding error of one operation in double precision
-CONDITIONED_PAIRS_PER_BATCH = 1024  # computed at once, to bound memory
+CONDITIONED_PAIRS_PER_BATCH = 1024  # bounds memory
 
 
 def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; `scale` is the size that counts as 1."""
+    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; tolerances are relative to `scale`."""
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
@@ -131,7 +131,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
             return x.at(pair, at) * conditional
 
     rows = np.arange(len(rho))
-    # where the mass of φ² and ψ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]
+    # the end of the mass of φ² and ψ², hence (Cauchy–Schwarz) of φ E[ψ(v) | u]
     far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
     whole = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
     even = between(whole, STEP)
@@ -148,7 +148,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
         panels = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
         pair, density = panels.row[:, None], np.exp(log_density(panels.x))
         value = panels.integrate(panels.values * density)
-        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, however small the result
+        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result is small
         size = 1.0 + np.abs(y.mean)[pair] + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
         rounding = OPERATION_RTOL * panels.integrate(np.abs(x.at(panels.row, panels.x)) * size * density)
     own = x.f.smoothed is None or y.f.smoothed is None
@@ -157,16 +157,16 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
-PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
-PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
-# Terms of the series that are tried, and the number of pairs from which their table costs less than conditioning: if
-# there is a formula for E[ψ(v) | u], and if there is none.
+PAIRS_PER_BATCH = 2**13  # their arrays fit in a cache
+PRECISION = 3e-12  # bound on the remainder of a series, relative to √(E[φ²] E[ψ²])
+# Lengths of the series to try, and the number of pairs from which their table costs less than conditioning, with and
+# without a formula for E[ψ(v) | u].
 LENGTHS = ((64, 1, 1), (256, 500, 8), (1024, 5000, 64))
 CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of double precision
 
 
 def coefficients(f: Single, terms: int) -> Series:
-    """The Hermite coefficients of rows: from the table if they are centred, else each by its own integral."""
+    """The Hermite coefficients of rows: from the table if they are centred, else each by a separate integral."""
     rows = Series(np.empty((terms, len(f))), np.empty(len(f)), np.full(len(f), np.inf))
     centred = (f.mean == 0.0) & (f.std > 0.0) if not f.params else np.zeros(len(f), dtype=bool)
     if centred.any():
@@ -175,7 +175,7 @@ def coefficients(f: Single, terms: int) -> Series:
             return table
         for whole, part in zip(rows, table, strict=True):
             whole[..., centred] = part
-    rest = np.isinf(rows.error)  # also rows of the table where E[φ²] is finite for some variances of a piece only
+    rest = np.isinf(rows.error)  # also rows of the table if E[φ²] is finite only for some variances of a piece
     if rest.any():
         for whole, part in zip(rows, series(f.take(rest), terms), strict=True):
             whole[..., rest] = part
@@ -187,12 +187,12 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = covariance / (x.std[ix] * y.std[iy])
     rho = np.where((x.std[ix] > 0) & (y.std[iy] > 0), rho, 0.0)
-    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # |ρ| > 1, by rounding or by a mistake of the caller
+    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # |ρ| > 1, from rounding or a mistake of the caller
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     formula = x.f.smoothed is not None or y.f.smoothed is not None
-    # kinks or uncentred rows make more than 256 terms cost more than conditioning, both more than 64
+    # with kinks or uncentred rows, more than 256 terms cost more than conditioning; with both, more than 64
     smooth = not len(x.features.breaks) or not len(y.features.breaks)
     longest = (64, 256, 1024)[smooth + (x.centred and y.centred)]
     for terms, many, few in LENGTHS:
@@ -215,7 +215,7 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
-    """Values, errors, scales, and for which pairs the series is too short (their errors are those of rows alone)."""
+    """Values, errors, scales, and the pairs whose series is too short (their errors include only those of rows)."""
     if x is y:
         rows, both = _unique_rows(np.concatenate([ix, iy]))
         ix, iy = both[: len(ix)], both[len(ix) :]
@@ -318,7 +318,7 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
     if not same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
         value, error = pairs(first, second, ix, iy, covariance.ravel())
         return value.reshape(shape), error.reshape(shape)
-    i, j = np.triu_indices(shape[-1])  # of a symmetric kernel one half
+    i, j = np.triu_indices(shape[-1])  # half of a symmetric kernel
     both = np.empty((2, *shape))
     half = pairs(first, first, *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)))
     both[..., i, j] = both[..., j, i] = np.reshape(half, (2, *shape[:-2], -1))
@@ -336,7 +336,7 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
-    """Flat rows, and the shape that they had; an error if the function has a pole there."""
+    """Flattened rows and their shape; raises an error if the function has a pole there."""
     lead, mean, variance, params = flattened(x, xx)
     rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
     for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:

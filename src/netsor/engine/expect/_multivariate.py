@@ -1,6 +1,6 @@
-"""Functions of several Gaussian arguments, from their coordinates along orthonormal directions.
+"""Expectations of functions of several Gaussian arguments, from their coordinates along orthonormal directions.
 
-Coordinates keep the digits of arguments that have different scales or are nearly equal; covariances do not. Equal or
+Coordinates keep the digits of arguments with different scales or small differences; covariances do not. Equal or
 opposite arguments become one variable, so a function that jumps where they are equal gets exactly equal numbers.
 """
 
@@ -20,16 +20,16 @@ from ._univariate import BatchedFunction, flattened, paired, slices
 
 Integrand = Callable[[Array, Array], Array]
 
-SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
-NODE_VARIANCE = 1.5  # variance of the points: more of them in the tails than N(0, 1) has
-RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an integrand should have fallen to nothing
+SETS = 16  # independent scramblings of the Sobol points; their spread is the error
+NODE_VARIANCE = 1.5  # variance of the points: larger than 1, for more points in the tails
+RIM = 0.85  # of the largest coordinate: nodes beyond it form the rim, where an integrand should be negligible
 
 
 @cache
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     """Nodes (variables, SETS · points) and weights (SETS, points); half of the points mirror the other half."""
-    # They are drawn from N(0, NODE_VARIANCE) and weighted by the ratio of densities: an integrand that grows has much
-    # of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
+    # They are sampled from N(0, NODE_VARIANCE) and weighted by the ratio of densities: a growing integrand has much of
+    # its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
@@ -54,15 +54,15 @@ def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Arr
     return grid, weight, (weight < 1e3 * least) | (size > RIM * np.max(size, initial=0.0))
 
 
-MAX_TOTAL_POINTS = 2**25  # for all expectations of one call together
+MAX_TOTAL_POINTS = 2**25  # over all expectations of one call
 FEWEST, MOST = 9, 14  # bounds on log₂ of the points of a Sobol set for one expectation
-STANDARD_ERRORS = 5.0  # reported as the error: t with 15 degrees of freedom exceeds it once in 6,000 times
+STANDARD_ERRORS = 5.0  # in the reported error: t with 15 degrees of freedom exceeds it once in 6,000 times
 SMOOTH = 0.02  # disagreement of product rules over that of Sobol sets below which the integrand counts as smooth
 AGREED = 1e-9  # relative disagreement up to which product rules are trusted where Sobol sets fail
-PRODUCT = 6  # variables at most for a product rule: nodes are a power of that
-INTEGRAND_VALUES_PER_BATCH = 2**20  # of the integrand computed at once, to bound memory
-MIN_WEIGHTS = 1e-18, 1e-150  # smallest weight of a product rule that is kept: usually, and for integrands that grow
-WIDE = 45  # nodes a variable beyond which a product rule reaches to where the density is negligible
+PRODUCT = 6  # most variables of a product rule, whose size is exponential in them
+INTEGRAND_VALUES_PER_BATCH = 2**20  # bounds memory
+MIN_WEIGHTS = 1e-18, 1e-150  # smallest weights kept in a product rule: usually, and for growing integrands
+WIDE = 45  # nodes per variable from which a product rule reaches to where the density is negligible
 SUM_RTOL = 1e-13  # of a sum, relative to the root mean square of its terms
 ENDLESS = 3e-3  # share of an integral on the rim of a wide rule above which it counts as infinite
 SHARE = 2e-3  # share of a sum in its largest term above which its tail is estimated
@@ -70,8 +70,8 @@ INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts
 
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
-    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each."""
-    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations have fewer points.
+    """E[integrand(z)] and its error, (n, outputs), with z ~ N(0, I) in `rank` variables for each."""
+    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations get fewer points each.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
@@ -96,7 +96,7 @@ def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int
         if variables <= PRODUCT:
             fine, spread = _products(integrand, some, variables, log_points)
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
-            # where Sobol points do not reach the tail they are no comparison: product rules must agree by themselves
+            # if Sobol points miss the tail they cannot serve as a comparison: product rules must agree among themselves
             agree = np.where(np.isinf(doubt), spread <= AGREED * np.abs(fine), spread < SMOOTH * error)
             better = agree & (np.abs(fine - value) <= 2 * doubt)
             value, doubt = np.where(better, fine, value), np.where(better, spread, doubt)
@@ -104,8 +104,8 @@ def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int
 
 
 def _tail(terms: Array) -> Array:
-    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean."""
-    # If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
+    """An estimate of the tail that the sampled terms (…, N) of an expectation missed; ∞ if the tail has no mean."""
+    # If a few terms dominate the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
     size = np.abs(terms)
     share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
     left = np.zeros(share.shape)
@@ -113,8 +113,8 @@ def _tail(terms: Array) -> Array:
     if heavy.any():
         count = max(32, size.shape[-1] // 1024)
         top = np.log(np.partition(size[heavy], -count, axis=-1)[:, -count:])
-        index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)
-        whole = size[heavy].sum(axis=-1)
+        index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)  # Hill's estimate
+        whole = size[heavy].sum(axis=-1)  # below: the mean excess of a Pareto tail over the largest term
         inflated = np.where(index > 0.5, share[heavy] * whole * index / np.maximum(1 - index, 1e-9), 0.0)
         left[heavy] = np.where(index < INFINITE, inflated, np.inf)
     return left
@@ -126,7 +126,7 @@ def _products(integrand: Integrand, some: Array, variables: int, log_points: int
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
 
     def integrals(nodes: int, least: float) -> tuple[Array, Array, Array]:
-        """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
+        """∫ f, and ∫ |f| over the rim and over the whole rule."""
         z, weight, rim = product(variables, nodes, least)
         values = integrand(some, z)
         size = np.abs(values)
@@ -142,8 +142,8 @@ def _products(integrand: Integrand, some: Array, variables: int, log_points: int
     return fine, spread
 
 
-RANK = 1e-13  # singular value of the unit rows, over the largest, below which it is rounding
-COORDINATES_PER_BATCH = 2**21  # coordinates used at once, to bound memory
+RANK = 1e-13  # relative to the largest: smaller singular values of the unit rows are round-off
+COORDINATES_PER_BATCH = 2**21  # bounds memory
 
 
 def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array) -> tuple[Array, Array]:
@@ -191,7 +191,7 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
 
 
 class _Arguments(NamedTuple):
-    """The arguments of rows, with flat arrays: an entry a row."""
+    """The arguments of rows, as flat arrays with one entry per row."""
 
     x: BatchedFunction
     lead: tuple[int, ...]
@@ -224,7 +224,7 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
 
 
 def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
-    """(N, U, S, rank) of rows (n, d, directions) = N U S Oᵀ: lengths, singular vectors and values of the unit rows."""
+    """(N, U, S, rank) of rows (n, d, directions) = N U S Oᵀ: norms, singular vectors and values of the unit rows."""
     d, directions = rows.shape[1:]
     norm = np.linalg.norm(rows, axis=-1)
     unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]

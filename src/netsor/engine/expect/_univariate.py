@@ -13,31 +13,31 @@ from ...activations import Function
 from ._breakpoints import Breakpoints, features
 from ._gauss_legendre import log_density
 
-DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
-OCTAVES = 64  # searched at most, where the rows have very different standard deviations
-MAX_SHORT_INTERVALS = 2**13  # ends of short intervals of a function that become edges of panels, at most
+DOWN = 10  # octaves of |u| below eight standard deviations to search for narrow features: down to 0.008 of one
+OCTAVES = 64  # maximum to search, if the rows have very different standard deviations
+MAX_SHORT_INTERVALS = 2**13  # most ends of short intervals that become panel edges
 
 
 @dataclass(frozen=True)
 class Single:
-    """Rows of one function, with flat arrays: an entry a row."""
+    """Rows of one function, as flat arrays with one entry per row."""
 
     f: Function
     mean: Array
     std: Array
     params: tuple[Array, ...]
-    features: Breakpoints  # where φ is not smooth, or smooth on small intervals only
+    features: Breakpoints  # where φ is not smooth, or smooth only on short intervals
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def take(self, rows: Array | slice) -> Single:
-        """Some of the rows."""
+        """Select rows."""
         return replace(self, mean=self.mean[rows], std=self.std[rows], params=tuple(p[rows] for p in self.params))
 
     @property
     def centred(self) -> bool:
-        """Whether rows differ by their variances alone."""
+        """Whether rows differ only in their variances."""
         return not self.params and not self.mean.any()
 
     def at(self, rows: Array, x: Array) -> Array:
@@ -53,14 +53,14 @@ class Single:
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
         """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges)."""
-        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
+        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are clipped.
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
         breaks, ends, gaps = self.features.breaks, self.features.ends, self.features.gaps
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (ends > low) & (ends < high) & (gaps < step * np.max(std))
-        if np.sum(short) > MAX_SHORT_INTERVALS:  # an endless oscillation: the error has what panels do not resolve
+        if np.sum(short) > MAX_SHORT_INTERVALS:  # an endless oscillation: the error includes what panels do not resolve
             short[:] = False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             x = np.where(gaps[short] < step * std, (ends[short] - mean) / std, reach)
@@ -69,7 +69,7 @@ class Single:
 
 
 def single(f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ()) -> Single:
-    """Rows with the features of their function; of one whose parameters differ by row, with its declared breaks."""
+    """Rows with the breakpoints of their function; if its parameters differ by row, with its declared breaks."""
     if params:
         breaks = np.array(sorted(f.breaks or ()), dtype=float)
         return Single(f, mean, std, params, Breakpoints(breaks, jumps=len(breaks) > 0))
@@ -83,7 +83,7 @@ def single(f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ())
 
 
 def between(reach: float, step: float) -> Array:
-    """Edges at equal distances from −reach to reach."""
+    """Equally spaced edges from −reach to reach."""
     return np.linspace(-reach, reach, 2 * int(np.ceil(reach / step)) + 1)
 
 
@@ -93,12 +93,12 @@ def slices(rows: int, size: int) -> Sequence[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-# An integral against the normal density ends where φ² times the density is negligible. For a bounded φ the density
-# decides; e^(s x) has its mass at 2s standard deviations, and e^(x²/4) has no second moment. So log(φ² density) is
-# followed outward. If the tail beyond the end falls no faster than 1/x, the second moment counts as infinite.
+# An integral against the normal density is truncated where φ² times the density is negligible. For a bounded φ the
+# density decides; e^(s x) has its mass at 2s standard deviations, and e^(x²/4) has no second moment. So the search
+# follows log(φ² density) outward. If the tail falls no faster than 1/x, the second moment counts as infinite.
 FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
-FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
-STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations
+FALL = 64.0  # of log(φ² density) from its maximum: the rest is round-off, e^−32 in a coefficient
+STEP = 0.5  # standard deviations between the points of this search
 _OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # not at round numbers, where poles usually are
 _FAR = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST))
 _AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])  # times the end of an integral
@@ -107,7 +107,7 @@ SAFETY = 4.0  # factor on estimates of a tail
 
 
 def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) -> Array:
-    """Which rows have more beyond ± end than rounding, given E[φ²] within; `mean_only` if E[φ] and E[φ x] are asked."""
+    """Rows with more than round-off beyond ± end, given E[φ²] within; `mean_only`: only E[φ] and E[φ x] are needed."""
     x = end * np.concatenate([_AHEAD, -_AHEAD])
     with np.errstate(all="ignore"):
         size = np.log(np.abs(f.at(rows, x[None, :])))
@@ -115,12 +115,12 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
             beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
         else:
             beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
-        # points at which φ overflows are left out: the others show whether it still matters
+        # skip points at which φ overflows: the others show whether it still matters
         return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
-    """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
+    """Where to truncate the integral of φ², and the root of the integral beyond; ∞ if that does not converge."""
     x = np.stack([-_OUTWARD, _OUTWARD])
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
@@ -133,7 +133,7 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     overflown = np.any(alive_before & ~known, axis=(1, 2))
     reach = np.minimum(np.where(alive, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2)) + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
-        # a tail that reaches the farthest point, from how fast it falls there
+        # extrapolate a tail that reaches the farthest point from its rate of decay there
         far, farther = sides[:, :, _FAR], sides[:, :, -1]
         rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])  # of log(φ² density), in log x
         tail = SAFETY * np.exp(farther) * FARTHEST / (rate - 1.0)
@@ -143,7 +143,7 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
 
 
 class BatchedFunction(NamedTuple):
-    """Functions of Gaussian variables, a row each: φ(u_1, …, u_r; p_1, …)."""
+    """Functions of Gaussian variables, one per row: φ(u_1, …, u_r; p_1, …)."""
 
     f: Function
     mean: Array  # (..., i, r): of the arguments
@@ -151,7 +151,7 @@ class BatchedFunction(NamedTuple):
 
 
 def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
-    """The shape (lead, i) of rows; flat over them, means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
+    """The shape (lead, i) of rows, and flattened means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
     arrays = [np.asarray(a, dtype=float) for a in (x.mean, of_rows, *x.params)]
     own = [a.shape[a.ndim - k :] for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)]
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True)))
@@ -164,7 +164,7 @@ def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Arra
 def paired(
     rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Array, Array]:
-    """The shape (lead, i, j) of the pairs of rows, and the numbers of the rows of x and y in each of them, flat."""
+    """The shape (lead, i, j) of the pairs of rows, and the flattened row indices of x and y in each pair."""
     ix = np.arange(np.prod(rows_x, dtype=int)).reshape(*rows_x, 1)
     iy = np.arange(np.prod(rows_y, dtype=int)).reshape(*rows_y[:-1], 1, rows_y[-1])
     shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)

@@ -1,7 +1,7 @@
-"""Passes: functions from graph to graph. The docstring of each, or of its file, states the identity in law.
+"""Passes: functions from graph to graph. The docstring of each pass, or of its file, states the identity in law.
 
-Some bring a program to the form that lowering reads. All others are shortcuts that you can leave out: the law stays the
-same (the tests check it), but takes more random numbers or time.
+Some bring a program into the form that lowering needs. The others are shortcuts that you can switch off: the law stays
+the same (the tests check it) but needs more random numbers or time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ GRAPH: dict[str, Pass] = {
     "compose": compose_nonlinearities,
     "fuse": simplify.fuse_sources,
 }
-# All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
+# All shortcuts: those of the graph, those of lowering, and the formula for a sum over heads.
 SHORTCUTS = ("stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "positive", "apart", "named", "recognise")
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
-    """The program after all passes but those left out."""
+    """Apply all passes except those in `without`."""
     known = simplify.bind_hyperparameters(outputs, context) if context.numbers else outputs
     expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
     made = simplify.deduplicate_products(simplify.bind_width_ratios(expanded, context), context)

@@ -1,4 +1,4 @@
-"""Operations that passes add to those of the language: only the compiler reads them."""
+"""Operations that passes add to those of the language, for the compiler only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...language._width import Width
 
 
 class Fuse(Operation):
-    """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
+    """V: x, sampled directly from its conditional covariance, because its sources have no other use."""
 
     acts = VectorAccess.FRESH
     x: Vector
 
 
 class Span(Operation):
-    """V: for each vector x[…, i] what it adds to those before it, and to the known ones, at mean square 1; else 0.
+    """V: Gram–Schmidt. The part of x[…, i] outside the span of `known` and earlier vectors, at mean square 1, or 0.
 
-    The known ones are orthonormal for ⟨·,·⟩/n, and so are these. They are found from the vectors, not from products.
+    All these vectors are orthonormal for ⟨·,·⟩/n. They are computed from the vectors, not from their Gram matrix.
     """
 
     acts = VectorAccess.LINEARLY
@@ -36,7 +36,7 @@ class Coefficients(Operation):
 
 
 class Append(Operation):
-    """V: arrays set end to end along their last axis."""
+    """V: arrays concatenated along their last axis."""
 
     acts = VectorAccess.LINEARLY
     parts: tuple[Vector, ...]
@@ -57,7 +57,7 @@ class AdjointCorrection(Operation):
 
 
 class EpsilonPart(Operation):
-    """S: lim √n c, for scalars that vanish as n → ∞, n the width."""
+    """S: lim √n c for scalars c that vanish as the width n → ∞."""
 
     c: Scalar
     width: Width
@@ -75,7 +75,7 @@ class Outer(Operation):
 
 
 class OuterProductSum(Operation):
-    """V: the same with all coordinates of r and x given, one after the other: those of r, then those of x."""
+    """V: the same, with all coordinates of r and then x given as scalars."""
 
     acts = VectorAccess.ON_COORDINATES
     left: Vector
@@ -90,12 +90,12 @@ class OuterProductSum(Operation):
 
 
 class MaterialisedMatMul(Operation):
-    """V: gain · W x[b, i], or W^T x[b, i], of matrices with given entries: one for each b, x[i] or x[b, i]."""
+    """V: gain · W x[b, i], or W^T x[b, i], with given entries of the matrices, one per b; x is x[i] or x[b, i]."""
 
     acts = VectorAccess.ON_COORDINATES
-    entries: Scalar  # (matrices, in, out) as W was drawn
+    entries: Scalar  # (matrices, in, out), as W was sampled
     x: Vector
-    weight: Weight  # as it acts here: its name, and whether it is transposed
+    weight: Weight  # as applied here: its name, and whether it is transposed
     members: tuple[int, ...]  # of the entries
     gain: float
-    vectors: int  # on which each matrix acts, in all places
+    vectors: int  # the number each matrix acts on, over all uses

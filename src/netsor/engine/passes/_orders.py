@@ -1,8 +1,8 @@
 """How values scale with the width: exactly 0, of order n^(−1/2), or of order 1; and the parts of vectors by order.
 
-A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. The bits
-of an integer say which ones, for each vector and block. Each operation has one rule for sets and orders, which lowering
-uses too (docs/theory.md, "Orders in n").
+A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. For each
+vector and block, an integer is the bit set of these functions. Each operation has one rule for sets and orders, which
+lowering uses too (docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ._rewrite import rearranged
 
 Array = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
-Sets = npt.NDArray[np.object_]  # (*shape, blocks): a set of basis functions for each block of each vector
+Sets = npt.NDArray[np.object_]  # (*shape, blocks): the basis functions of each block of each vector
 ZERO, SMALL, ONE = 0, 1, 2  # the orders: 0 at every width, n^(−1/2), and 1
 CONSTANT = 1  # the basis function (1, …, 1)
 SUMS, PRODUCTS = (ADD, SUBTRACT, SUM, MEAN), (MULTIPLY, MATMUL)
 
 
 def bit_range(start: int, stop: int) -> int:
-    """The set of a range of basis functions."""
+    """A range of basis functions as a set."""
     return (1 << stop) - (1 << start)
 
 
 def lowest_bit(some: int) -> int:
-    """The first basis function of a set; 0 for none."""
+    """The first basis function of a set; 0 if it is empty."""
     return max(0, (some & -some).bit_length() - 1)
 
 
 def union(sets: Sets) -> int:
-    """What is in any of some sets."""
+    """The union of sets."""
     return int(np.bitwise_or.reduce(sets, axis=None, initial=0))
 
 
 def sets_of(marks: Bools) -> Sets:
-    """The places that are marked in each row (…, places)."""
+    """The set of marked positions in each row (…, positions)."""
     rows = np.packbits(marks, axis=-1, bitorder="little")
     made = np.empty(rows.shape[:-1], dtype=object)
     for at in np.ndindex(made.shape):
@@ -56,8 +56,8 @@ def sets_of(marks: Bools) -> Sets:
 
 
 def mixed(some: Bools, sets: Sets) -> Sets:
-    """The sets of Σ_j a[…, i, j] x[…, j], for a marked where it counts."""
-    values, place = np.unique(sets, return_inverse=True)  # few vectors have other sets than their neighbours
+    """The sets of Σ_j a[…, i, j] x[…, j], where `some` marks the a that count."""
+    values, place = np.unique(sets, return_inverse=True)  # most neighbouring vectors have equal sets
     has = place.reshape(*sets.shape, 1) == np.arange(len(values))
     flat = has.reshape(*sets.shape[:-1], sets.shape[-1] * len(values))
     found = np.asarray(some.astype(np.float64) @ flat.astype(np.float64) > 0)
@@ -66,7 +66,7 @@ def mixed(some: Bools, sets: Sets) -> Sets:
 
 
 def meet(a: Sets, b: Sets) -> Bools:
-    """Whether vectors a[…, i] and b[…, j] have a basis function in common, in some block."""
+    """Whether vectors a[…, i] and b[…, j] share a basis function in some block."""
     (first, i), (second, j) = (np.unique(sets, return_inverse=True) for sets in (a, b))
     table = np.array([[bool(one & other) for other in second] for one in first], dtype=bool)
     rows, columns = i.reshape(a.shape)[..., :, None, :], j.reshape(b.shape)[..., None, :, :]
@@ -74,18 +74,18 @@ def meet(a: Sets, b: Sets) -> Bools:
 
 
 def align(sets: npt.NDArray[Any], x: Value, ndim: int) -> npt.NDArray[Any]:
-    """An array for the entries of x, with axes of size 1 set in front."""
+    """An array for the entries of x, with leading axes of size 1 added."""
     return sets.reshape((1,) * (ndim - x.ndim) + sets.shape)
 
 
 def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
-    """The vectors that a linear operation combines, and its coefficients if it has any."""
+    """The vectors that a linear operation combines, and its coefficients, if any."""
     by = next((x for x in value.op.inputs if isinstance(x, Scalar)), None)
     return [x for x in value.op.inputs if isinstance(x, Vector)], by
 
 
 def combined(x: Value, given: Sequence[Sets], some: Any) -> Sets:
-    """The sets of what a linear operation makes, if those of its coefficients count that are marked."""
+    """The sets of the result of a linear operation, where `some` marks the coefficients that count."""
     found: Any
     match x.op:
         case Add():
@@ -100,13 +100,13 @@ def combined(x: Value, given: Sequence[Sets], some: Any) -> Sets:
 
 
 def through(op: Apply, marks: Sequence[Bools]) -> Bools:
-    """Where a sum or a product of scalars can be other than 0, from where its arguments can."""
+    """Where a sum or product of scalars can be nonzero, given where its arguments can."""
     most, f = max(p.ndim for p in op.scalars), ADD if op.f is SUBTRACT else op.f
     return np.asarray(f(*(align(m * 1.0, p, most) for m, p in zip(marks, op.scalars, strict=True))) > 0)
 
 
 class Orders:
-    """The orders of scalars and the sets of vectors, each found once. Ask for values in the order of the program."""
+    """The cached orders of scalars and sets of vectors. Query values in program order."""
 
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
         self.infinite = infinite  # whether vectors have infinite width
@@ -124,7 +124,7 @@ class Orders:
         return self._orders[c]
 
     def bits(self, x: Vector) -> Sets:
-        """The basis functions that each vector of an array has at order 1."""
+        """The basis functions of each vector at order 1."""
         if x not in self._bits:
             self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, x.width.factor))
         return self._bits[x]
@@ -135,7 +135,7 @@ class Orders:
         return not found & CONSTANT and not any(found & atom for atom in self._reach)
 
     def small_bits(self, x: Vector) -> Sets:
-        """The basis functions that each vector of an array has in parts that vanish."""
+        """The basis functions in the vanishing parts of each vector."""
         if x not in self._small:
             found: Any = np.zeros(1, dtype=object)
             if _is_linear(x):
@@ -147,13 +147,13 @@ class Orders:
         return self._small[x]
 
     def has_small_part(self, x: Vector) -> bool:
-        """Whether a vector of an array has a part that vanishes."""
+        """Whether any vector has a vanishing part."""
         return bool(self.small_bits(x).any())
 
     def adds_direction(self, x: Vector, known: Sequence[Vector]) -> Bools:
-        """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and known ones.
+        """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and the known ones.
 
-        As many can as have a basis function each: a bipartite matching of vectors with basis functions.
+        Each such vector needs its own basis function: this is a bipartite matching of vectors and basis functions.
         """
         rows = [np.broadcast_to(_over_blocks(self.bits(v)), (*x.shape[:-1], v.shape[-1])) for v in (*known, x)]
         every = np.concatenate(rows, axis=-1).reshape(math.prod(x.shape[:-1]), -1)
@@ -165,7 +165,7 @@ class Orders:
         return found[:, -x.shape[-1] :].reshape(x.shape)
 
     def directions(self, x: Vector, known: Sequence[Vector]) -> Sets:
-        """Along what new directions can lie: x_i, and directions before it that x_i has something in common with."""
+        """The sets of new directions: that of x_i, and those of earlier directions that share a function with x_i."""
         blocks = self.bits(x).shape[-1]
         old = [np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1], blocks)) for v in known]
         before = np.concatenate([*old, np.zeros((*x.shape[:-1], 0, blocks), dtype=object)], axis=-2)
@@ -175,7 +175,7 @@ class Orders:
         return before[..., before.shape[-2] - x.shape[-1] :, :]
 
     def _new(self, shape: tuple[int, ...]) -> Sets:
-        """New basis functions, one for each entry."""
+        """New basis functions, one per entry."""
         size = math.prod(shape)
         made = np.empty(size, dtype=object)
         made[:] = [1 << k for k in range(self._count, self._count + size)]
@@ -186,14 +186,14 @@ class Orders:
         vectors, by = parts_of(x)
         given = [self.bits(v) for v in vectors]
         match x.op:
-            case Gaussian(source, mean, factor):  # several values may have the same one
+            case Gaussian(source, mean, factor):  # several values may share a source
                 own = self._initial.get(source)
                 own = self._initial[source] = self._new((*factor.shape[-1:], 1)) if own is None else own
                 found = mixed(factor.reshape(x.size, -1) != 0, own).reshape(*x.shape, 1)
                 return np.asarray(found | np.where(mean != 0, CONSTANT, 0).astype(object)[..., None])
             case MatMul(weight, y):
                 own = self._new((weight.members.size, x.size // weight.members.size))
-                if isinstance(y.op, Span):  # W of orthonormal vectors: one source each
+                if isinstance(y.op, Span):  # W of orthonormal vectors: one source per vector
                     adds = self.adds_direction(y.op.x, y.op.known).reshape(-1, own.shape[1])
                     return np.where(adds, own, 0).reshape(*x.shape, 1)
                 every = np.bitwise_or.reduce(own, axis=1, keepdims=True)
@@ -203,10 +203,10 @@ class Orders:
         if _is_linear(x):
             return combined(x, given, None if by is None else self.of(by) == ONE)
         made = self._new(x.shape)
-        for atom in made.ravel():  # its mean need not be 0
+        for atom in made.ravel():  # its mean may be nonzero
             self._reach[atom] = CONSTANT
         for sets in map(_over_blocks, given):
-            # an output depends on the arguments that broadcast to it, or else on all
+            # an output depends on the arguments that broadcast to it, or on all
             reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
             for atom, others in zip(made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True):
                 self._reach[atom] |= self._expanded(others)
@@ -223,7 +223,7 @@ class Orders:
 
     def _order(self, c: Value) -> npt.ArrayLike:
         match c.op:
-            case Root():  # other ratios of widths are numbers by now
+            case Root():  # other width ratios are numbers at this point
                 return SMALL
             case Constant(numbers):
                 return np.where(numbers != 0, ONE, ZERO)
@@ -233,7 +233,7 @@ class Orders:
                 return np.concatenate([self.of(p) for p in parts])
             case Dot(x, y, 1.0):
                 return self.products(x, y, c.ndim)
-            case Coefficients(x, y):  # along its own direction and those before, which are the last ones
+            case Coefficients(x, y):  # along its own direction and earlier ones, which come last
                 before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=np.int8)
                 return self.products(x, y, c.ndim) * before
             case AdjointCorrection(d, u, g):
@@ -265,8 +265,8 @@ def _is_linear(x: Vector) -> bool:
 
 
 def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
-    """Give row i a basis function of its own, if the others can have theirs too: an augmenting path, no recursion."""
-    came: dict[int, tuple[int, int]] = {}  # basis function → the row that asks for it, and the one that this row had
+    """Match row i with a basis function by an augmenting path (without recursion); False if there is none."""
+    came: dict[int, tuple[int, int]] = {}  # basis function → the row that wants it, and that row's previous one
     pending, seen = [(i, 0)], 0
     while pending:
         row, had = pending.pop()
@@ -285,19 +285,19 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
     return False
 
 
-# Vectors at infinite width as x = x0 + ε x1 with ε = n^(−1/2), both x0 and x1 of order 1 and vectors of the program.
+# Vectors at infinite width as x = x0 + ε x1, ε = n^(−1/2), where x0 and x1 are vectors of the program of order 1.
 #
-# Identity: W x = W x0 + ε W x1. A matrix that acts again needs directions of what it acts on, and these come from parts
-# of order 1 (docs/theory.md, equation 6). If a loss reads all tokens with one vector r, the gradients of tokens are
-# multiples of r up to terms of order ε; after a lazy step of an optimiser, activations are those before it up to such
-# terms. A later score reads W of these terms. So where vectors differ by them alone, W acts on x0 and on x1.
+# Identity: W x = W x0 + ε W x1. A matrix that acts again needs the directions of its inputs, and these come from parts
+# of order 1 (docs/theory.md, equation 6). If a loss reads all tokens with one vector r, the gradients of the tokens are
+# multiples of r up to terms of order ε. After a lazy optimiser step, activations equal the earlier ones up to such
+# terms. A later score reads W of these terms. So if vectors differ only by such terms, W acts on x0 and on x1.
 #
-# The rules are those of dual numbers: c x = c0 x0 + ε (c0 x1 + c1 x0), and the same operation on x0 and on x1 where it
-# has no coefficients. `EpsilonPart` is c1, which lowering knows.
+# The rules are those of dual numbers: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without coefficients act on x0 and on
+# x1 separately. `EpsilonPart` is c1, which lowering computes.
 
 
 class SmallParts:
-    """The parts x0 and x1 of the vectors of a program. Ask for values in the order of the program."""
+    """The parts x0 and x1 of the vectors of a program. Query values in program order."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
@@ -315,7 +315,7 @@ class SmallParts:
         return self._mains[x]
 
     def small(self, x: Vector) -> Vector | None:
-        """x1, the part of order ε in units of the width of x; None if that is 0."""
+        """x1, the part of order ε in units of the width of x; None if it is 0."""
         if x not in self._small:
             self._small[x] = self._split(x) if self.orders.has_small_part(x) else None
         return self._small[x]

@@ -1,4 +1,4 @@
-"""Tools of all passes: rewriting a program value by value, and facts about its graph."""
+"""Tools for all passes: rewriting a program value by value, and facts about its graph."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from ._operations import AdjointCorrection, Append, Coefficients, Span
 
-# Pairs of sets of sources with which others are compared: one for each space that many vectors share
+# Pairs of source sets to compare others with: one per space that many vectors share
 MAX_COMPARED_SETS = 8
 
 
 @dataclass(eq=False)
 class Context:
-    """What a pass knows besides the graph: widths, the place of each value in the program as written, and prices.
+    """What a pass knows besides the graph: widths, the position of each value in the original program, and prices.
 
-    Seeds are made from these places: a pass changes no law, and few numbers.
+    Seeds derive from these positions, so a pass changes few numbers, and never the law.
     """
 
     bound: Mapping[str, float]
     origin: dict[Value, int]
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
-    numbers: Mapping[str, float] = field(default_factory=dict)  # of hyperparameters that are known
-    small_parts: bool = True  # whether matrices act apart on parts of order n^(−1/2): see `SmallParts`
+    numbers: Mapping[str, float] = field(default_factory=dict)  # values of known hyperparameters
+    small_parts: bool = True  # whether matrices act separately on parts of order n^(−1/2): see `SmallParts`
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:
-        """All values in order. Those of the last outputs are kept: most passes change little or nothing."""
+        """All values in order; cached for the last outputs, since most passes change little or nothing."""
         if self._last[0] != tuple(outputs):
             self._last = tuple(outputs), topological_order(outputs)
         return self._last[1]
@@ -52,8 +52,8 @@ class Context:
 
 
 def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]) -> list[Value]:
-    """The program with each value changed: `change(old, new)` gets a value and its copy on changed inputs."""
-    new: dict[Value, Value] = {}  # of values that change, which are few in most passes
+    """Rewrite a program: `change(old, new)` gets each value and its copy on rewritten inputs."""
+    new: dict[Value, Value] = {}  # only values that change, few in most passes
     for value in context.ordered(outputs):
         copy, inputs = value, value.op.inputs
         if not new.keys().isdisjoint(inputs):
@@ -65,7 +65,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
         place = context.origin[copy] = context.origin[value]
         context.origin.setdefault(made, place)
         added = list(made.op.inputs)
-        while added:  # what a change adds has the seed of what it replaces
+        while added:  # added values inherit the seed of the value they replace
             inner = added.pop()
             if inner not in context.origin:
                 context.origin[inner] = place
@@ -74,7 +74,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
 
 
 def key_of(value: Value) -> object:
-    """A key that two values share if the same operation makes them from the same inputs."""
+    """A key that is equal for values made by the same operation from the same inputs."""
     found: list[object] = [type(value.op), value.shape]
     names: tuple[str, ...] = value.op.__match_args__
     for name in names:
@@ -85,7 +85,7 @@ def key_of(value: Value) -> object:
 
 
 def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
-    """Arrays (*shape, blocks) moved as an operation moves vectors; None if it does more than that."""
+    """Rearrange arrays (*shape, blocks) as an operation rearranges vectors; None if it does more than that."""
     match op:
         case Take(x, flat):
             return arrays[0].reshape(x.size, arrays[0].shape[-1])[flat]
@@ -100,7 +100,7 @@ def rearranged(op: Operation, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray
 
 
 def reads_small_parts(value: Value, context: Context) -> bool:
-    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix to a space of finite width."""
+    """Whether an operation depends on parts of order n^(−1/2): a score, or a matrix with a finite output width."""
     match value.op:
         case Dot(x, _, power):
             return power == 0.5 and math.isinf(context.width(x))
@@ -119,7 +119,7 @@ def users_of(values: Sequence[Value]) -> dict[Value, list[Value]]:
 
 
 def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
-    """For each matrix: the products in which it, or its transpose, acts, also after steps of an optimiser."""
+    """For each matrix, all products with it or its transpose, also after optimiser steps."""
     uses: dict[Source, list[Value]] = {}
     for value in values:
         if isinstance(value.op, MatMul | SteppedMatMul):
@@ -128,7 +128,7 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
 
 
 def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
-    """The members of a weight in classes of those with the same marks, from each mark and those that have it."""
+    """Group the members of a weight by their marks, given each mark and the members that have it."""
     marks: dict[int, set[object]] = {}
     for mark, members in marked:
         for member in members:
@@ -142,13 +142,13 @@ def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
 def by_classes(
     op: Acting, classes: Sequence[Sequence[int]], act: Callable[[Sequence[int], list[int], Vector], Vector]
 ) -> Vector:
-    """What the matrices of an operation make, (matrices, vectors), one class of them after the other.
+    """The results of an operation's matrices, (matrices, vectors), computed class by class.
 
-    `act(class, at, x)` gets the places of those of its members that act, and what they act on: (vectors,) or, if each
-    acts on vectors of its own, (members, vectors).
+    `act(class, at, x)` gets the positions of the acting members and their inputs: (vectors,), or (members, vectors) if
+    each member has its own.
     """
     members = op.weight.members.ravel()
-    places = np.argsort(members, kind="stable")  # by member; a matrix may act several times
+    places = np.argsort(members, kind="stable")  # sorted by member; a matrix may act several times
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
     parts, order = [], list[int]()
     for own in classes:
@@ -159,7 +159,7 @@ def by_classes(
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
-    """For each vector, the values that it is a linear combination of: sources, data, outputs of nonlinearities."""
+    """For each vector, the values that it combines linearly: sources, data, outputs of nonlinearities."""
     made: dict[Value, frozenset[Value]] = {}
     for value in values:
         if isinstance(value, Vector):
@@ -179,9 +179,9 @@ def asked(value: Value) -> tuple[Vector, ...]:
 
 
 def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value]]) -> dict[Value, set[Value]]:
-    """For each value where a linear section begins: those whose products with it some operation needs."""
-    # A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
-    # coordinates of its arguments.
+    """For each value that begins a linear section, the values whose inner products with it some operation needs."""
+    # A dot needs the products of its two factors, a matrix those of all its inputs, a nonlinearity all coordinates of
+    # its arguments.
     pairs: dict[tuple[frozenset[Value], frozenset[Value]], None] = {}
     together: dict[Source, set[Value]] = {}
     for value in values:
@@ -199,7 +199,7 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
     edges: dict[Value, set[Value]] = {}
     largest: list[tuple[frozenset[Value], frozenset[Value]]] = []
     for one, two in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
-        # the stream of a deep network has more and more sources: what its last vectors are asked for holds the rest
+        # the stream of a deep network gains sources block by block: the last vectors include the earlier ones
         if not any((one <= p and two <= q) or (one <= q and two <= p) for p, q in largest):
             for first, second in ((one, two), (two, one)):
                 for source in first:

@@ -1,8 +1,8 @@
-"""Stacks matrices that act on the same vectors and whose transposes are summed: heads of a layer, W^Q, W^K and W^V.
+"""Stacks matrices that act on the same vectors and whose transposes are summed: the heads of W^Q, W^K and W^V.
 
-Identity: with W = [W_1; …; W_B], the W_b x are parts of W x, and Σ_b W_b^T d_b = W^T d, where d is the d_b end to end.
-If entries have different sizes, W_b x and d_b get factors. So a gradient that comes back through B heads is one vector
-for each token, not B. This holds if the matrices have no other uses, at finite width.
+Identity: with W = [W_1; …; W_B], the W_b x are parts of W x, and Σ_b W_b^T d_b = W^T d, where d concatenates the d_b.
+If the standard deviations differ, W_b x and d_b get factors. A gradient through B heads is then one vector per token
+instead of B. This holds at finite width, if the matrices have no other uses.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from ._rewrite import Context, rewritten, users_of, uses_of
 
 
 class _Place(NamedTuple):
-    """Where the matrices of a source are in the one that they are a part of."""
+    """The position of the matrices of a source in the stacked matrix."""
 
     whole: Source
     start: int
-    size: int  # of all that are in it
-    std: float  # of its entries
+    size: int  # matrices in the stack
+    std: float  # standard deviation of its entries, up to the fan
 
     def weight(self, weight: Weight) -> Weight:
-        """The matrices on top of each other."""
+        """The stacked matrix."""
         into, out = weight.in_width, weight.out_width
         into, out = (self.size * into, out) if weight.transposed else (into, self.size * out)
         members = np.zeros((), np.intp)
         return replace(weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1)
 
     def scaled(self, weight: Weight, x: Vector) -> Vector:
-        """What one of the matrices makes, or is to act on, for entries of one size."""
+        """Rescale an input or output of one matrix to the standard deviation of the stack."""
         return x if weight.std == self.std else constant(np.asarray(weight.std / self.std)) * x
 
 
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with one matrix instead of each batch, and of several weights, that allow it."""
+    """Replace each batch, and each group of weights, by one matrix where that is allowed."""
     values = context.ordered(outputs)
     users, uses = users_of(values), uses_of(values)
-    for output in outputs:  # an output stays: it counts as used more than once
+    for output in outputs:  # outputs must stay: count them as used more than once
         users[output] = [output] * 2 + users.get(output, [])
     places: dict[Source, _Place] = {}
-    sums: dict[Value | None, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
+    sums: dict[Value | None, Value] = {}  # Σ_b W_b^T d_b, and the products in this sum
     for many in uses.values():
         if _allowed(many, context):
             found = {_summed(value, users): value for value in many if _weight(value).transposed}
@@ -78,7 +78,7 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     made: dict[tuple[Source, Value], Vector] = {}
 
     def back(products: Sequence[Value], shape: tuple[int, ...]) -> Value:
-        """Σ_b W_b^T d_b over all matrices of one."""
+        """Σ_b W_b^T d_b over all matrices of a stack."""
         place, parts = places[_weight(products[0]).source], []
         for product in products:
             op = new[product].op
@@ -111,7 +111,7 @@ def _weight(value: Value) -> Weight:
 
 
 def _allowed(uses: Sequence[Value], context: Context) -> bool:
-    """One batch of several matrices, each time whole: on common vectors, or transposed on vectors of their own."""
+    """Whether a whole batch always acts together: on common vectors, or transposed on separate vectors."""
     weights, first = [_weight(value) for value in uses], _weight(uses[0])
     inner = [weight.in_width if weight.transposed else weight.out_width for weight in weights]
     return (
@@ -124,7 +124,7 @@ def _allowed(uses: Sequence[Value], context: Context) -> bool:
 
 
 def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
-    """Σ_b of the products with each transposed matrix, if that is all that they are used for."""
+    """Σ_b of the products with each transposed matrix, if they have no other use."""
     turned = users.get(value, [])
     product = value
     if len(turned) == 1 and isinstance(turned[0].op, Take):
@@ -141,7 +141,7 @@ def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
 
 
 def _trees(values: Sequence[Value], users: dict[Value, list[Value]]) -> Iterator[tuple[Value, list[Value]]]:
-    """Sums of vectors of one shape that are no part of a longer one, and what they are the sums of."""
+    """Maximal sums of vectors of equal shape, and their terms."""
     inside: set[Value] = set()
     for root in reversed(values):
         if isinstance(root, Vector) and isinstance(root.op, Add) and root not in inside:
@@ -157,7 +157,7 @@ def _trees(values: Sequence[Value], users: dict[Value, list[Value]]) -> Iterator
 
 
 def _product(leaf: Value, users: dict[Value, list[Value]], sums: Mapping[Value | None, Value]) -> Value | None:
-    """What a term is in another shape, if that is a product with a transposed matrix, or the sum over heads."""
+    """The product behind a term, up to its shape: with a transposed matrix, or the sum over heads."""
     while len(users[leaf]) == 1:
         match leaf.op:
             case _ if leaf in sums:
@@ -172,7 +172,7 @@ def _product(leaf: Value, users: dict[Value, list[Value]], sums: Mapping[Value |
 
 
 def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> tuple[object, ...] | None:
-    """What weights must have in common to be one, if this one acts once, and once transposed."""
+    """What weights must share to be stacked, if this one acts once, and once transposed; else None."""
     weight = _weight(product)
     match [value for value in uses[weight.source] if value is not product]:
         case [Value(op=MatMul(other, x, False))] if not other.transposed:
@@ -183,7 +183,7 @@ def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> 
 
 
 def _set_end_to_end(weights: Sequence[Weight]) -> dict[Source, _Place]:
-    """Places of several weights in one matrix."""
+    """The positions of several weights in one stacked matrix."""
     whole = Source(weights[0].source.name if len(weights) == 1 else None)
     ends = np.cumsum([weight.members.size for weight in weights]).tolist()
     std = weights[0].std if len({weight.std for weight in weights}) == 1 else 1.0

@@ -1,8 +1,8 @@
-"""At infinite width, fuses functions of functions: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x, y.
+"""Fuses composed functions at infinite width: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x and y.
 
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
 variable, whose kernel is known to many digits, and silu(g) · u is a product of functions of g and of u (see
-`Composed.factors`). A function of sums and multiples of fewer vectors is a function of these: f(x, 3 x) is one of x.
+`Composed.factors`). A function of linear combinations of fewer vectors is a function of these: f(x, 3 x) of x.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 from .adam_first_step import SIGN
 
-Places = Ints | None  # flat positions of entries, in the shape that they get; None: all
+Places = Ints | None  # flat positions of entries, in the shape of the result; None: all
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of expressions: calls, and numbers of arguments, vectors first.
+    """A function applied to expressions: calls, and indices of arguments, vectors first.
 
-    It is an object, not a closure: programs are sent to other processes.
+    It is an object, not a closure, so that programs can be pickled.
     """
 
     f: Function | Callable[..., Array]  # a nonlinearity, or `add`
@@ -47,13 +47,13 @@ Expression = Call | int
 
 @dataclass(frozen=True, eq=False)
 class Composed(Function):
-    """A function made of several; as a product, its factors: each a function and the numbers of its arguments."""
+    """A composed function. If it is a product, `factors` lists functions and the indices of their arguments."""
 
     factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
 
 
 def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with each nonlinearity of nonlinear vectors, at infinite width, as one function."""
+    """Replace each nonlinearity of nonlinear vectors, at infinite width, by one function."""
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
@@ -70,7 +70,7 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
 
 
 def _nonlinear(x: Value) -> bool:
-    """Whether coordinatewise operations lead back to a nonlinearity."""
+    """Whether a value is a coordinatewise function that contains a nonlinearity."""
     match x.op:
         case Nonlin():
             return True
@@ -82,7 +82,7 @@ def _nonlinear(x: Value) -> bool:
 
 
 class _Expander:
-    """The expression of a nonlinearity over its arguments; with `whole`, linear vectors are taken apart too."""
+    """The expression of a nonlinearity in its arguments; with `whole`, linear vectors are expanded too."""
 
     def __init__(self, value: Value, whole: bool) -> None:
         self.whole = whole
@@ -99,17 +99,17 @@ class _Expander:
         return x
 
     def _expand(self, x: Any, places: Places = None) -> Any:
-        """A tree of Calls with values for leaves; numbers come when all are known. With `places`, of some entries."""
+        """A tree of Calls whose leaves are values, numbered once all are known; `places` selects entries."""
 
         def inside(inner: Any) -> Places:
-            """Where the entries of x lie in an argument, which may have fewer axes."""
+            """The positions of the entries of x in an argument, which may have fewer axes."""
             if places is None:
                 return None
             every = np.arange(inner.size).reshape(inner.shape)
             return np.asarray(np.broadcast_to(every, x.shape).ravel()[places], order="C")
 
         def expanded(*inner: Value) -> list[Any]:
-            """Arguments: vectors are expanded, scalars are leaves."""
+            """Expand the arguments: vectors are expanded, scalars are leaves."""
             return [(self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v)) for v in inner]
 
         match x.op:
@@ -144,14 +144,14 @@ def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
 
 
 def _plain(e: Expression, arguments: int) -> Function | None:
-    """The function that an expression is a call of, if it is one of all arguments in order."""
+    """The function of a single call on all arguments in order, if the expression is one."""
     if isinstance(e, Call) and isinstance(e.f, Function) and e.inputs == tuple(range(arguments)):
         return e.f
     return None
 
 
 def _factors(e: Expression) -> list[Expression]:
-    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):  # the sign of a product is the product of the signs
+    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):  # the sign of a product is the product of signs
         inner = [factor for x in e.inputs for factor in _factors(x)]
         return inner if e.f is MULTIPLY else [Call(SIGN, (factor,)) for factor in inner]
     return [e]
@@ -187,13 +187,13 @@ def _parity(e: Expression) -> int | None:
 
 
 def is_smooth(f: Function) -> bool:
-    """Whether a function, and all that it is made of, is known to have a continuous derivative: no kink and no jump."""
+    """Whether a function and all its parts are known to have a continuous derivative: no kink, no jump."""
     made_of = _functions(f.f)
     return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
 
 
 def jumps(f: Function) -> bool:
-    """Whether a function, or one that it is made of, is known not to be continuous."""
+    """Whether a function, or one of its parts, is known to be discontinuous."""
     return f.lipschitz is False or any(map(jumps, _functions(f.f) or ()))
 
 

@@ -1,9 +1,9 @@
-"""Expands optimiser steps: the matrix after its steps is the matrix before, plus outer products of known vectors.
+"""Expands optimiser steps: the matrix after its steps is the initial matrix plus outer products of known vectors.
 
-Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, an update is W' = a W + Σ_s c_s G_s, or
-has orthogonalised sums and functions of entries among its terms. So W' x = a W x + Σ_s c_s Σ_i ⟨r_i, x⟩ l_i. An
-optimiser that needs all entries of a matrix acts on drawn ones: see `trained_weights`. Lowering relies on this pass,
-so you cannot switch it off.
+Identity (docs/step.md): with G_s = Σ_i l_i r_i^T over the uses of W in step s, an update is W' = a W + Σ_s c_s G_s, and
+its terms may also be orthogonalised sums or functions of entries. So W' x = a W x + Σ_s c_s Σ_i ⟨r_i, x⟩ l_i. If an
+optimiser needs all entries of a matrix, the matrix is sampled: see `trained_weights`. Lowering relies on this pass, so
+you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
-    """The program without steps; matrices that act often are drawn, or only those whose entries are needed."""
+    """Expand all steps. Sample matrices whose entries are needed and, with `draw_often_used`, those that act often."""
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):
         return list(outputs)
@@ -48,7 +48,7 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
         for source, many in uses_of(values).items()
         if any(isinstance(value.op, SteppedMatMul) for value in many)
     }
-    states: dict[Value, dict[Any, Any]] = {}  # of the optimisers of initial vectors, by value
+    states: dict[Value, dict[Any, Any]] = {}  # optimiser states of initial vectors, by value
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
@@ -74,21 +74,21 @@ def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bo
 
 
 class _OuterProducts(DrawnWeight):
-    """Matrices that are combinations of the matrix before all steps and outer products of known vectors.
+    """Matrices that are combinations of the initial matrix and outer products of known vectors.
 
-    The terms of a combination are functions of x and a coefficient: what they add to W x, in parts of one order each.
+    A term is a function of x and a coefficient. It returns the contribution to W x, one part per order.
     """
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
-        self.made: dict[object, Any] = {}  # W x of the matrix before all steps: one value, and so one seed
+        self.made: dict[object, Any] = {}  # W x with the initial matrix: one value, hence one seed
 
     def act(self, value: Value, op: Acting) -> Vector:
-        """A product with the matrix before all steps stays."""
+        """Keep a product with the initial matrix."""
         return self.made.setdefault(key_of(value), value) if isinstance(op, MatMul) else super().act(value, op)
 
     def product(self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """Term by term."""
+        """Sum the contributions of all terms."""
         self.places, self.at = places, at
         x = x if self.op.each else x[None]
         parts: list[Vector] = []
@@ -97,24 +97,24 @@ class _OuterProducts(DrawnWeight):
         return reduce(operator.add, parts)
 
     def at_widths(self, rate: WidthFunction) -> Combination:
-        """With its order in the infinite ones."""
+        """A number that depends on the widths, with its order in the infinite ones."""
         return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
     def _orders(self, by: Combination) -> list[Order]:
-        """What a coefficient is in the limit."""
+        """The limit of a coefficient, by order."""
         return by.orders(self.value, self.op.steps[0].name)
 
     def _acting_orders(self, by: Combination, size: WidthFunction) -> list[Order]:
-        """What a coefficient of an outer product of this size is, as the matrix acts."""
+        """The same for an outer product of this size, including the gain of the matrix."""
         return self._orders(by * self.at_widths(lambda widths: self.gain(widths) * size(widths)))
 
     def _sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
-        """l and r of the matrices as they act: of W^T they change places."""
+        """l and r of the matrices as applied; W^T swaps them."""
         left, right = (rows_at(v, self.places) for v in (left, right))
         return (right, left) if self.op.weight.transposed else (left, right)
 
     def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
-        """The matrix before all steps."""
+        """The initial matrix."""
         return Combination.of(self._initial_act)
 
     def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
@@ -124,14 +124,14 @@ class _OuterProducts(DrawnWeight):
         return [order.times(rows_at(rows, self.at)) for order in self._orders(by)]
 
     def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
-        """G = Σ_i l_i r_i^T, in which every pair has a size."""
+        """G = Σ_i l_i r_i^T, with a size for every pair."""
         return Combination.of(partial(self._gradient_act, uses))
 
     def _gradient_act(self, uses: Uses, x: Vector, by: Combination) -> list[Vector]:
         """Σ_i ⟨r_i, x⟩ l_i."""
         left, right = self._sides(uses.left, uses.right)
         along = mean_dot(x, right)  # (matrices, vectors, K)
-        found: dict[str | None, list[Any]] = {}  # the numbers of all uses, by their order
+        found: dict[str | None, list[Any]] = {}  # the coefficients of all uses, by order
         for k, (part, _) in enumerate(uses.terms):
             for order in self._acting_orders(by, lambda w, part=part: part.size(w) * x.width.bind(w)):  # type: ignore[misc]
                 found.setdefault(order.unit, [0.0] * len(uses.terms))[k] = order.number
@@ -150,7 +150,7 @@ class _OuterProducts(DrawnWeight):
     def _signs_act(
         self, left: Vector, right: Vector, sizes: tuple[float, ...], eps: float, x: Vector, by: Combination
     ) -> list[Vector]:
-        """The sum of all entries over the coordinates of x."""
+        """The matrix of signs applied to x."""
         left, right = self._sides(left, right)
         if eps and math.inf in self.context.bound.values():
             raise eps_error(self.value, eps)
@@ -159,10 +159,10 @@ class _OuterProducts(DrawnWeight):
         return [order.times(made) for order in self._acting_orders(by, x.width.bind)]
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
-        """l M r^T/√(out · in), with M from the Gram matrices of l and r, each over its width."""
+        """l M r^T/√(out · in), with M from the Gram matrices of l and r, each divided by its width."""
         left, right, sizes, first = self._summands(g)
         least = 0.0
-        if eps:  # over the same, and √(out · in), which Gram matrices are divided by
+        if eps:  # in the same units, and divided by √(out · in) as the Gram matrices are
             over = self.at_widths(lambda w: eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5)
             if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
                 raise eps_error(self.value, eps, "Muon", "the singular values")
@@ -183,9 +183,9 @@ class _OuterProducts(DrawnWeight):
     def _summands(
         self, g: Combination, absolute: bool = False
     ) -> tuple[Vector, Vector, tuple[float, ...], WidthFunction]:
-        """l and r of all uses in a sum of gradients, and by what l r^T is multiplied, over the largest of these."""
+        """l and r of all uses in a sum of gradients, and the factors of l r^T relative to the largest."""
         each: list[Uses] = [term.args[0] for term, _ in g.terms]
-        sizes: list[tuple[Any, int]] = []  # functions of the widths, and of how many uses
+        sizes: list[tuple[Any, int]] = []  # functions of the widths, and the number of uses of each
         for uses, by in zip(each, g.terms.values(), strict=True):
             sizes += [(lambda w, part=part, by=by: float(by * part.size(w)), count) for part, count in uses.terms]
         large = largest(self.context.bound)
@@ -199,7 +199,7 @@ class _OuterProducts(DrawnWeight):
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
-    """A number for each use, from one for each part of them."""
+    """Repeat the number of each part for all its uses."""
     if len(numbers) == 1:
         return value_of(numbers[0])
     if any(isinstance(number, Scalar) for number in numbers):
@@ -208,7 +208,7 @@ def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
 
 
 class _Leaf(Arithmetic):
-    """An initial vector, or random scalars, which take a step."""
+    """A step of an initial vector or of random scalars."""
 
     def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
         self.value, self.op, self.context = value, op, context
@@ -247,7 +247,7 @@ class _Leaf(Arithmetic):
         if self.infinite:
             if not is_sign:
                 raise ExactError(self.value, "the moments of Adam for an initial vector at width inf")
-            # a sign forgets a factor: the largest coefficient becomes one of order 1
+            # a sign does not depend on a common factor: scale the largest coefficient to order 1
             top = max((powers for _, powers in given[0].terms), key=lambda powers: sum(power for _, power in powers))
             given = (given[0] * Combination({(None, tuple((name, -power) for name, power in top)): 1.0}),)
         eps = f.keywords.get("eps", 0.0)
@@ -259,21 +259,21 @@ class _Leaf(Arithmetic):
         return Combination.of(applied(g, values, values[0].shape))
 
     def orthogonalised(self, g: Combination, iterations: Coefficients | None, eps: float) -> Combination:
-        """No matrix: `ns.step` refuses it."""
-        raise TypeError("an initial vector is no matrix")
+        """Not for vectors: `ns.step` rejects it."""
+        raise TypeError("an initial vector is not a matrix")
 
 
-# Steps of order n^(−1/2) at infinite width, and how a score sees them. Identity (docs/theory.md, "What is not proved",
-# on dual numbers): a small learning rate moves vectors y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and
-# coordinates, do not see it. A score p moves by Σ_j ⟨δ_j, Δ_j⟩/n with δ_j = √n ∂p/∂y_j its gradient, for given scores
-# before it: the tangent kernel (Jacot, Gabriel and Hongler 2018). A matrix from R^n to a space of finite width makes
-# such scores, one a coordinate.
-MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated separately
+# Steps of order n^(−1/2) at infinite width, and their effect on scores. Identity (docs/theory.md, "What is not proved",
+# on dual numbers): a small learning rate moves vectors y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1 and
+# coordinates do not change. A score p changes by Σ_j ⟨δ_j, Δ_j⟩/n, with δ_j = √n ∂p/∂y_j its gradient given earlier
+# scores: the tangent kernel (Jacot, Gabriel and Hongler 2018). A matrix from R^n to a space of finite width makes such
+# scores, one per coordinate.
+MAX_PERTURBED_SCORES = 1024  # scores that change: each is differentiated separately
 
 
 def _expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
-    """The program without factors n^(−1/2), and with nothing computed twice; n is the width of this name."""
-    same: dict[object, Value] = {}  # at order 1 the network is what it was before the step
+    """Remove factors n^(−1/2), n the width named `unit`, and merge equal values."""
+    same: dict[object, Value] = {}  # at order 1 the network equals the one before the step
 
     def change(old: Value, new: Value) -> Value:
         made = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
@@ -283,16 +283,16 @@ def _expand_first_order(outputs: Sequence[Value], context: Context, unit: str) -
 
 
 class _Perturbed:
-    """A program in which some vectors move by n^(−1/2) Δ; n is the width named `unit`."""
+    """A program in which some vectors change by n^(−1/2) Δ; n is the width named `unit`."""
 
     def __init__(self, context: Context, unit: str) -> None:
         self.context, self.unit = context, unit
         self.moved: dict[Value, Any] = {}  # y_j, each a separate value, and Δ_j
-        self.scores: list[Value] = []  # that saw changes
-        self.count = 0  # of these
+        self.scores: list[Value] = []  # scores that changed
+        self.count = 0  # their number
 
     def change(self, old: Value, new: Value) -> Value:
-        """A value without its n^(−1/2) Δ; or a score, with what it sees of the changes before it."""
+        """Drop n^(−1/2) Δ from a value, and add the effect of earlier changes to a score."""
         op: Any = new.op
         if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
             for y, other in (op.inputs, op.inputs[::-1]):
@@ -313,7 +313,7 @@ class _Perturbed:
         if self.count > MAX_PERTURBED_SCORES:
             raise ExactError(
                 old,
-                f"{self.count:,} scores that see changes of order {self.unit}^(-1/2) by a step; at most "
+                f"{self.count:,} scores that a step changes by order {self.unit}^(-1/2); at most "
                 f"{MAX_PERTURBED_SCORES:,} are differentiated",
                 instead="take fewer tokens or heads, or bind the width to a number",
             )
@@ -321,7 +321,7 @@ class _Perturbed:
         return self.scores[-1]
 
     def _with_changes(self, old: Value, p: Any, seen: list[Value]) -> Any:
-        """Scores, or W x in a space of finite width, with what each entry or coordinate sees of the changes."""
+        """Scores, or W x in a space of finite width, with the effect of the changes on each entry or coordinate."""
         if isinstance(p, Scalar):
             found = [entry + self._seen(old, entry, constant(np.ones(())), seen) for entry in p.reshape(-1)]
             return stack(found).reshape(*p.shape)
@@ -336,7 +336,7 @@ class _Perturbed:
         try:
             reverse = Reverse([(p, seed)], seen, constants=self.scores)
         except TraceError as error:
-            raise ExactError(old, f"a score that sees a change by a step: {error}") from None
+            raise ExactError(old, f"a score that a step changes: {error}") from None
         total: Any = constant(np.zeros(()))
         for y in seen:
             for places, d in reverse.parts(y):
@@ -345,7 +345,7 @@ class _Perturbed:
                 if d.width.name != self.unit:
                     raise ExactError(
                         old,
-                        f"a score that sees vectors of R^{d.width} change by amounts of order {self.unit}^(-1/2)",
+                        f"a score of vectors of R^{d.width} that a step changes by order {self.unit}^(-1/2)",
                         instead="write the widths as multiples of one symbol, or bind one of them to a number",
                     )
                 first, second = (v.reshape(-1)[:, None] for v in (d, self.moved[y].take(places)))

@@ -35,9 +35,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """One matrix times one vector is one vector, however often it is written, so W x − W x is 0 exactly; and W 0 is 0.
+    """Compute each product W x once, however often it is written, so that W x − W x is exactly 0; and W 0 is 0.
 
-    Of W[[0, 0, 1]] x only W[[0, 1]] x is made. Lowering relies on it: the members of every weight are distinct.
+    W[[0, 0, 1]] x computes only W[[0, 1]] x. Lowering relies on this: the members of every weight are distinct.
     """
     products: dict[Any, Value] = {}
     zeros: dict[Value, Bools] = {}
@@ -59,7 +59,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
-    """Which vectors of an array are 0 at every width, given those of its inputs: zeros of data, and what they make."""
+    """Which vectors are 0 at every width, given those of the inputs: zero data, and what follows from them."""
     found: Any = False
     match value.op:
         case ops.Data(given):
@@ -78,7 +78,7 @@ def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
 
 
 def _distinct(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
-    """W x of members that are repeated, by products of distinct ones."""
+    """W x of repeated members, from products of distinct ones."""
     members = weight.members.ravel()
     if not each:
         found, back = np.unique(members, return_inverse=True)
@@ -93,7 +93,7 @@ def _distinct(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Σ_j a_j W x_j = W Σ_j a_j x_j, if the products W x_j are used only for this combination.
 
-    So the s values of a head that are mixed into one vector need one source, not s.
+    The s values of a head, mixed into one vector, then need one source instead of s.
     """
     users = users_of(context.ordered(outputs))
 
@@ -101,7 +101,7 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
         match old.op, new.op:
             case Mix(_, Vector(op=MatMul(weight)) as g), Mix(a, Vector(op=MatMul(_, x, each))):
                 alone = users[g] == [old] and g not in outputs
-                # the sum runs over vectors of one matrix, not over matrices, and adds no axes in front of them
+                # the sum must run over vectors of one matrix, not over matrices, and add no leading axes
                 inside = g.ndim > len(weight.batch) and old.ndim == g.ndim
                 if alone and inside and old.size < g.size and old.shape[: len(weight.batch)] == weight.batch:
                     apart = x if each else x[(None,) * len(weight.batch)]
@@ -114,21 +114,21 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """A linear combination of independent Gaussian vectors is Gaussian, given its coefficients.
+    """Given its coefficients, a linear combination of independent Gaussian vectors is Gaussian.
 
-    So a value whose sources (a product and a bias, say) nothing else asks about is drawn itself, if it takes fewer.
+    A value whose sources (such as a product and a bias) have no other use is sampled directly, if that needs fewer.
     """
     values = context.ordered(outputs)
     made = linear_sources(values)
     every = dict.fromkeys(x for value in values for x in asked(value))
-    points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # that ask about it
+    points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # its uses
 
     def change(old: Value, new: Value) -> Value:
         if old not in every or old in outputs or old in made[old]:
             return new
         if not all(points[s] == 1 and isinstance(s.op, ops.Gaussian | MatMul) for s in made[old]):
             return new
-        # a concatenation takes more than each of its parts
+        # a concatenation needs more than each of its parts
         own, *parts = (x.size * x.width.factor for x in (old, *made[old]))  # type: ignore[attr-defined]
         return replace(new, op=Fuse(cast(Vector, new))) if own < sum(parts) else new
 
@@ -136,7 +136,7 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
-    """If √(n/m) is a multiple of m^(−1/2) for one infinite width m: that width, and the multiple."""
+    """The infinite width m and the factor, if √(n/m) is a multiple of m^(−1/2); else None."""
     over, under = ([w for w in side if math.isinf(w.bind(bound))] for side in (op.over, op.under))
     if over or len(under) != 1:
         return None
@@ -144,7 +144,7 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with numbers instead of the hyperparameters that are known."""
+    """Replace known hyperparameters by numbers."""
 
     def change(old: Value, new: Value) -> Value:
         return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, ops.Hyperparameter) else new
@@ -153,7 +153,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """√(n/m) is a number once the widths are bound; one that vanishes like n^(−1/2) stays, for a score may see it."""
+    """Replace √(n/m) by a number. A ratio that vanishes like n^(−1/2) stays, since a score may depend on it."""
 
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
@@ -183,11 +183,11 @@ ROOT = Function("root", _root, bounded=False, lipschitz=False)
 
 
 def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """A score that is an output becomes a coordinate of a vector, and its sources are never drawn.
+    """Turn a score that is an output into a coordinate of a vector, whose sources are never sampled.
 
     Given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c z_j)_1 with L L^T =
     ⟨q_i, q_i'⟩/n and W^c independent copies of W (docs/theory.md, "The last product is integrated out"). Conditions:
-    the dot is used only for outputs, and the product W z only for this dot; a mean needs a finite width.
+    only outputs use the dot, and only the dot uses the product W z; a mean needs a finite width.
     """
     users = users_of(context.ordered(outputs))
 
@@ -195,7 +195,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
 
     def free(x: Vector, other: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, used only here, with as many of `other` for each matrix."""
+        """Whether x is W z for a fresh W, used only here, with as many vectors `other` for each matrix."""
         if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
             return False
         batch = x.op.weight.batch
@@ -218,7 +218,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
-    """Vectors with a coordinate in the law of the products of x = W z and the given ones: (…, x, given) or turned."""
+    """Vectors whose coordinates have the law of ⟨x, given⟩ with x = W z: (…, x, given), or transposed if `turned`."""
     assert isinstance(x.op, MatMul)
     w, z, count = x.op.weight, x.op.x, given.shape[-1]
     root = applied(ROOT, (mean_dot(given, given),), (*given.shape, count), axes=2) * size
@@ -235,14 +235,14 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
 
 NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
 
-# By identity: a user's function of the same name is another function.
+# Matched by identity: a user's function of the same name is a different function.
 CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, known.SILU, known.GELU)  # |φ(x)| ≤ |x|
-CLIP, LEAKY_RELU = base(known.clip(1.0)), base(known.leaky_relu(0.5))  # of any bound or slope
+CLIP, LEAKY_RELU = base(known.clip(1.0)), base(known.leaky_relu(0.5))  # for any bound or slope
 WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
 
 
 class Size(NamedTuple):
-    """A bound on coordinates: |u| ≤ fixed + |v|, v Gaussian of this variance times so many factors χ/√m."""
+    """A bound on coordinates: |u| ≤ fixed + |v|, where v is a Gaussian of this variance times `factors` of χ/√m."""
 
     fixed: float
     variance: float
@@ -254,10 +254,10 @@ class Size(NamedTuple):
 
 
 def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Leave out activations with φ(x) = x on every draw that will ever be made.
+    """Remove activations with φ(x) = x on every draw that can occur in practice.
 
-    These are the identity, and a clip at C if P(|u| > C) < e^(−70) by a bound on coordinates, √variance · N · Π χ_m/√m.
-    Coordinates of data are bounded by the largest.
+    These are the identity, and a clip at C if P(|u| > C) < e^(−70), by the bound √variance · N · Π χ_m/√m. Coordinates
+    of data are bounded by the largest one.
     """
     smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
     size: dict[Value, Size | None] = {}
@@ -282,7 +282,7 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _tail(bound: float, size: Size, width: float) -> float:
-    """−log P(|u| > bound), nearly, for u = fixed + √variance N Π χ_width/√width with factors − 1 of the χ."""
+    """About −log P(|u| > bound) for u = fixed + √variance N Π χ_width/√width, with factors − 1 of the χ."""
     left = bound - size.fixed
     if left <= 0:
         return 0.0
@@ -291,7 +291,7 @@ def _tail(bound: float, size: Size, width: float) -> float:
     ratio = left / math.sqrt(size.variance)
     if ratio <= 1 or size.factors <= 1 or width == math.inf:
         return ratio * ratio / 2
-    r = np.geomspace(1, ratio, 500)
+    r = np.geomspace(1, ratio, 500)  # large deviations: every χ/√m is r, at the cost m (r² − 1 − 2 log r)/2 each
     cost = (ratio / r ** (size.factors - 1)) ** 2 / 2 + (size.factors - 1) * width * (r**2 - 1 - 2 * np.log(r)) / 2
     return float(cost.min())
 

@@ -1,7 +1,7 @@
-"""How an optimiser combines gradients: linear combinations, numbers that depend on the widths, Muon's matrix.
+"""The arithmetic of optimisers: linear combinations, numbers that depend on the widths, Muon's orthogonalisation.
 
-A learning rate may be a function of the widths. At infinite widths its power of n is found at huge ones, and the powers
-in a coefficient add up: the result must be of order 1, or of order n^(−1/2), which a score may see.
+A learning rate may be a function of the widths. At infinite widths, its power of n is found by evaluating it at huge
+ones. Powers in a coefficient add up; the result must be of order 1, or of order n^(−1/2), which can change a score.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...language._width import Width
 from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients, Rates
 from .._exceptions import ExactError
 
-LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is found
+LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is measured
 
-Powers = tuple[tuple[str, float], ...]  # of infinite widths, by name
+Powers = tuple[tuple[str, float], ...]  # powers of infinite widths, by name
 Number = Any  # a float, or a scalar of the program
 WidthFunction = Callable[[Mapping[str, float]], float]
 
 
 class Order(NamedTuple):
-    """A number, or that times n^(−1/2) for an infinite width n."""
+    """A number, or a number times n^(−1/2) for an infinite width n."""
 
     number: Number
     unit: str | None = None
@@ -47,19 +47,19 @@ def value_of(number: Number) -> Scalar:
 
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
-    """The widths, with a large number instead of infinity."""
+    """The widths, with a large number in place of infinity."""
     return {name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1] for name, size in bound.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """Σ c n^p a over terms a, such as matrices or vectors, and powers p of infinite widths n; a number has a = None."""
+    """Σ c n^p a over terms a (matrices or vectors) and powers p of infinite widths n; a number has a = None."""
 
     terms: Mapping[tuple[Any, Powers], Number]
 
     @classmethod
     def of(cls, term: Any) -> Combination:
-        """One term, once."""
+        """A single term."""
         return cls({(term, ()): 1.0})
 
     def __add__(self, other: Combination | Number) -> Combination:
@@ -95,7 +95,7 @@ class Combination:
         return {term: Combination(by) for term, by in found.items()}
 
     def orders(self, value: Value, of: str) -> list[Order]:
-        """What a number is in the limit: an error if it grows, left out if it vanishes faster than n^(−1/2)."""
+        """The limit of a number; raises an error if it grows, and drops parts that vanish faster than n^(−1/2)."""
         made = []
         for (_, powers), number in self.terms.items():
             total = sum(power for _, power in powers)
@@ -105,7 +105,7 @@ class Combination:
                 grows = " ".join(f"{name}^({power:g})" for name, power in powers)
                 raise ExactError(
                     value,
-                    f"a step of {of} changes what it makes by an amount of order {grows}, which has no limit",
+                    f"a step of {of} changes its output by order {grows}, which has no limit",
                     instead=f"let its lr fall faster with the widths, by a factor {grows}, or bind them to numbers",
                 )
             if not powers or total == -0.5:
@@ -118,17 +118,17 @@ def _combination(given: Combination | Number) -> Combination:
 
 
 def number_at(rate: WidthFunction, bound: Mapping[str, float], value: Value, of: str) -> Combination:
-    """What a number that depends on the widths is at these, in a step of a parameter."""
+    """Evaluate a number that depends on the widths, in a step of a parameter."""
     large = largest(bound)
     number, powers = rate(large), {}
     for name in [name for name, size in bound.items() if math.isinf(size) and number]:
         sizes = np.log2([abs(rate({**large, name: 2.0**k})) for k in LOG2_PROBE_WIDTHS])
         slopes = np.diff(sizes) / np.diff(LOG2_PROBE_WIDTHS)
-        power = round(2 * float(slopes[-1])) / 2
+        power = round(2 * float(slopes[-1])) / 2  # a multiple of 1/2
         if np.abs(slopes - power).max() > 1e-6:
             raise ExactError(
                 value,
-                f"a step of {of} with a learning rate that is no power of {name} at large widths",
+                f"a step of {of} with a learning rate that is not a power of {name} at large widths",
                 instead=f"let lr be a power of the widths times a number, or bind {name} to a number",
             )
         if power:
@@ -147,22 +147,22 @@ def rates_of(
     return Rates(*rates, rule.eps(largest(bound)))
 
 
-# Muon's orthogonalised matrix from Gram matrices: no entry of a gradient is ever made.
+# Muon's orthogonalised matrix from Gram matrices, without computing any entry of a gradient.
 # G = Σ_k s_k l_k r_k^T has the polar factor l M r^T/√(out · in), where M depends on the Gram matrices A = ⟨l, l⟩/out
 # and B = ⟨r, r⟩/in alone. Write l_k = |l_k| Q_A (Λ_A^(1/2) U_A^T)_k with U_A Λ_A U_A^T the correlations of the l_k and
-# Q_A orthonormal, and r likewise. Between Q_A and Q_B the gradient is the small matrix
+# Q_A orthonormal, and r likewise. In the bases Q_A and Q_B the gradient is the small matrix
 # T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), S = diag(s_k |l_k| |r_k|), and its SVD gives M. Dependent uses (a token that
-# occurs twice) leave eigenvalues of 0, which have no part in G; nor have directions along which G is 1e-5 of its
-# largest, where a polar factor jumps.
-CANCELS = 1e-6  # of the square of the sum of its terms' norms, that of G: below, powers of M lose their digits
-EIGENVALUE_ULPS = 1e4  # times the rounding error: eigenvalues of correlations that count as 0
+# occurs twice) give eigenvalues 0, which are dropped. So are singular values below 1e-5 of the largest, where the polar
+# factor is discontinuous.
+CANCELS = 1e-6  # |G|² relative to the squared sum of its terms' norms: below this, powers of M lose their digits
+EIGENVALUE_ULPS = 1e4  # times the rounding error: smaller eigenvalues of correlations count as 0
 
 
 def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coefficients | None, eps: float = 0.0) -> Array:
-    """M of Gram matrices (…, K, K): of the polar factor, or of its Newton–Schulz polynomial if there are steps.
+    """M from Gram matrices (…, K, K): for the polar factor or, with `steps`, for its Newton–Schulz polynomial.
 
-    The polynomial begins with G over its norm, or over eps if that is larger. Gram matrices of NaN or infinity
-    make NaN, which laws refuse: numpy would raise an error of its own.
+    The polynomial starts from G divided by its norm, or by eps if that is larger. Gram matrices with NaN or infinity
+    give NaN, which laws reject; numpy would raise a less helpful error.
     """
     xp = array_namespace(a, b)
     size = xp.asarray(sizes, dtype=a.dtype)
@@ -196,7 +196,7 @@ def _between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients
 
 
 def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
-    """Lengths, and of the correlations C = U Λ U^T the factors Λ^(1/2) U^T and Λ^(−1/2) U^T."""
+    """Norms, and the factors Λ^(1/2) U^T and Λ^(−1/2) U^T of the correlations C = U Λ U^T."""
     length = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
     safe = xp.where(length > 0, length, 1.0)
     values, vectors = xp.linalg.eigh(gram / (safe[..., :, None] * safe[..., None, :]))
@@ -209,7 +209,7 @@ def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
 def _powers(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> tuple[Array, Any]:
     """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T X is l (M B M^T A M) r^T.
 
-    And where the terms of G cancel: there powers of M, which is large, are rounding errors, and M is 0.
+    It also returns where the terms of G cancel. There powers of the large M are rounding errors, and M is set to 0.
     """
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
     lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))

@@ -1,7 +1,7 @@
-"""The matrices of a weight while they are trained, and those whose entries are numbers of the plan.
+"""Matrices of a weight during training, and matrices whose entries are numbers of the plan.
 
 Adam's second moment needs every entry of the gradients. And if a matrix acts on more vectors than it has rows and
-columns, drawing it costs less than following all directions that it acts on.
+columns, sampling it costs less than tracking all directions of its inputs.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from .step_arithmetic import WidthFunction, rates_of
 
 
 class Uses(NamedTuple):
-    """The uses of some matrices in one step: l and r (1 or matrices, K), and the term of G that each belongs to."""
+    """The uses of some matrices in one step: l and r (1 or matrices, K), and the term of G of each."""
 
     left: Vector
     right: Vector
-    terms: tuple[tuple[GradientTerm, int], ...]  # and how many uses
+    terms: tuple[tuple[GradientTerm, int], ...]  # with their numbers of uses
 
 
 class DrawnWeight(Arithmetic):
     """The matrices of one weight, whose entries (members, in, out) are numbers of the plan.
 
-    They are in classes of those that take the same steps. A subclass stores W' in another way.
+    They are grouped into classes that take the same steps. A subclass represents W' differently.
     """
 
-    value: Value  # the product that is expanded now
-    op: Any  # what makes it
+    value: Value  # the product being expanded
+    op: Any  # its operation
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         self.context, self.classes = context, _classes(uses)
         self.vectors = _vectors(uses, self.classes)
-        self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # by the steps: W', and the states
+        self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}  # W' and its states, by steps
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """√(in/fan): the matrix that acts is that times one with entries N(0, σ²/in)."""
+        """√(in/fan), the factor between the applied matrix and one with entries N(0, σ²/in)."""
         weight = self.op.weight
         return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
 
@@ -87,7 +87,7 @@ class DrawnWeight(Arithmetic):
         return self.known[key][0]
 
     def initial(self, weight: Weight, own: Sequence[int]) -> Any:
-        """The matrices of a class before all steps: entries N(0, σ²/in)."""
+        """The initial matrices of a class, with entries N(0, σ²/in)."""
         rows, columns = sizes(weight, self.context)
         source, shape = Source(f"all entries of {weight.source.name or 'W'}"), (len(own), rows, columns)
         return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
@@ -101,33 +101,33 @@ class DrawnWeight(Arithmetic):
         return applied(f, given, (len(own), rows, columns), axes=2)
 
     def at_widths(self, rate: WidthFunction) -> Any:
-        """A number that depends on the widths, which are finite."""
+        """A number that depends on the finite widths."""
         return rate(self.context.bound)
 
     def product(self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector) -> Vector:
-        """W' x of the matrices at `places` of a class, which are those at `at` of the operation."""
+        """W' x for the matrices at `places` of a class, which the operation has at `at`."""
         gain = self.gain(self.context.bound)
         act = MaterialisedMatMul(w, x, self.op.weight, tuple(places), gain, self.vectors)
         return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
 
     def elementwise(self, f: Callable[..., Any], *given: Any) -> Any:
-        """A function of entries."""
+        """Apply a function to the entries."""
         name = f.func.__name__ if isinstance(f, partial) else f.__name__
         return applied(Function(name.strip("_"), f, lipschitz=False), given, given[0].shape)
 
     def orthogonalised(self, g: Any, iterations: Coefficients | None, eps: float) -> Any:
-        """Of each matrix."""
+        """Orthogonalise each matrix."""
         f = Function("orthogonalised", partial(orthogonalised, iterations=iterations, eps=eps), lipschitz=False)
         return applied(f, (g,), g.shape, axes=2)
 
 
 def rows_at(x: Vector, places: Sequence[int]) -> Vector:
-    """Some rows of vectors (1 or matrices, K); one row is for all matrices."""
+    """Select rows of vectors (1 or matrices, K); a single row serves all matrices."""
     return x if len(x) == 1 else x[list(places)]
 
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
-    """The members of a weight in classes of those that take the same steps."""
+    """Group the members of a weight by the steps that they take."""
     marked: list[tuple[object, Iterable[int]]] = []
     for value in uses:
         op: Any = value.op
@@ -153,7 +153,7 @@ def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
 
 
 def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
-    """Whether an optimiser needs the entries of a weight; with `often`, also whether they cost less than directions."""
+    """Whether an optimiser needs the entries of a weight or, with `often`, they cost less than directions."""
     every = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
     if not any(every) or math.inf in context.bound.values():
         return False
@@ -166,18 +166,18 @@ def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
 
 
 def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
-    """On how many vectors each matrix acts."""
+    """The number of vectors that each matrix acts on."""
     return math.ceil(sum(value.size for value in uses) / sum(map(len, classes)))
 
 
 def sizes(weight: Weight, context: Context) -> tuple[int, int]:
-    """The widths of a matrix as it was drawn."""
+    """The widths of a matrix as it was sampled."""
     drawn = weight.drawn
     return int(drawn.in_width.bind(context.bound)), int(drawn.out_width.bind(context.bound))
 
 
 def coordinates(x: Vector, width: int) -> Scalar:
-    """All coordinates of vectors as scalars, (*shape, width); of an infinite width, those at so many nodes."""
+    """All coordinates of vectors as scalars, (*shape, width); at infinite width, those at `width` nodes."""
     count = x.size * width
     flat = Scalar(Pool(COORDINATES, x.reshape(-1), count), (count,))
     return flat.reshape(*x.shape, width)
@@ -197,16 +197,16 @@ def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
     return xp.matrix_transpose(right * by[:, None]) @ left
 
 
-# A matrix that is not trained, but acts on many vectors in several places or also as W^T, is drawn too: with about as
-# many directions as it has columns or rows, what it makes along these is more numbers than its entries, and each has to
-# agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for products or
-# coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit in memory.
+# An untrained matrix that acts on many vectors, in several places or also as W^T, is sampled too. With about as many
+# directions as rows or columns, its images along these are more numbers than its entries, and each must be consistent
+# with all earlier ones. Conditions: finite widths; inner products or coordinates of all its outputs are needed (a
+# product that only an output needs is never sampled otherwise); and the entries of all such matrices fit in memory.
 
-ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
+ENTRIES = 2**28  # of all matrices sampled here: 2 GiB
 
 
 def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with the entries of matrices that act often as scalars."""
+    """Sample the matrices that act often: their entries become scalars."""
     values = context.ordered(outputs)
     many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
     if math.inf in context.bound.values() or not many:
@@ -223,10 +223,10 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> Iterator[Source]:
-    """The matrices that are to be drawn."""
+    """The matrices to sample."""
     made, left = linear_sources(values), ENTRIES
     known = {source for value in values for x in asked(value) for source in made[x]}
-    rooms: Counter[Width] = Counter()  # how many directions vectors of a width can have: as many as there are sources
+    rooms: Counter[Width] = Counter()  # the directions that vectors of a width can have: the number of sources
     for value in values:
         if value.op.asks_coordinates:
             rooms.update({x.width: LARGEST for x in (value, *asked(value)) if isinstance(x, Vector)})
@@ -235,7 +235,7 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
     for source, acts in uses.items():
         weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
         members = len(np.unique(np.concatenate([weight.members.ravel() for weight in weights])))
-        on = [0.0, 0.0]  # vectors for each member, of W and of W^T
+        on = [0.0, 0.0]  # vectors per member, for W and for W^T
         for value, weight in zip(acts, weights, strict=True):
             on[weight.transposed] += value.size / members
         entries = members * math.prod(sizes(weights[0], context))
@@ -245,7 +245,7 @@ def _chosen(values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], con
 
 
 def _cheaper(weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context) -> bool:
-    """Whether all entries cost less than sources for the directions of what a matrix and its transpose act on."""
+    """Whether all entries cost less than sources for the directions of the inputs of W and W^T."""
     prices, vectors, widths = context.prices, sum(on), (weight.in_width, weight.out_width)
     rows, columns = sizes(weight, context)
     reach = [min(size, rooms[width]) for size, width in zip((rows, columns), widths, strict=True)]

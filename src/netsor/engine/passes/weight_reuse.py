@@ -1,12 +1,12 @@
-"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
+"""Replaces a matrix that acts more than once, as W or as W^T, by matrices that act once.
 
-Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
-with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
-D is what x adds to the directions before. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as a matrix of
-its own, N(0, 1/out), so that all directions have coordinates of order 1. Given all that is known of W, W D for a new D
-is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix on D; W^T likewise. At
-infinite width the same form serves a matrix that made both factors of a score: its c are of order n^(−1/2). Lowering
-relies on this pass, so you cannot switch it off.
+Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of earlier inputs of W, for ⟨·,·⟩/in,
+with E_j = W D_j, and B_k those of earlier inputs of W^T, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the
+last D is the part of x outside the earlier directions. So W x = Σ_j c_j E_j. Here W has entries N(0, 1/in) and W^T, as
+a separate matrix, N(0, 1/out), so that all directions have coordinates of order 1. Given everything known about W, W D
+for a new D is E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k with g a fresh matrix times D;
+likewise for W^T. At infinite width the same form covers a matrix that made both factors of a score: its c are of order
+n^(−1/2). Lowering relies on this pass, so you cannot switch it off.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ._operations import AdjointCorrection, Append, Coefficients, Span
 from ._orders import Orders, SmallParts
 from ._rewrite import Context, alike, by_classes, linear_sources, reads_small_parts, rewritten, uses_of
 
-Side = tuple[Source, int, int]  # matrices that act together, by the first of them; and whether they are transposed
+Side = tuple[Source, int, int]  # matrices that act together, by the first one, and whether they are transposed
 
 
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with each matrix in one MatMul at most."""
+    """Rewrite the program so that each matrix occurs in at most one MatMul."""
     made, split = _eliminated(outputs, context, frozenset())
     found = split if context.small_parts else frozenset[Side]()
-    while found:  # an attempt finds the matrices that act on vectors that differ only by small parts
+    while found:  # each attempt finds matrices whose inputs differ only by small parts
         made, found = _eliminated(outputs, context, split)
         found, split = found - split, split | found
     return made
@@ -45,11 +45,11 @@ def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _eliminated(
     outputs: Sequence[Value], context: Context, split: frozenset[Side]
 ) -> tuple[list[Value], frozenset[Side]]:
-    """The program, and the matrices that act on vectors that differ only by small parts; `split` are known ones."""
+    """The program, and the matrices whose inputs differ only by small parts; `split` are those known so far."""
     found: set[Side] = set()
     uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
-    classes = {  # of members that act in the same uses
+    classes = {  # members with the same uses
         source: alike((value, value.op.weight.members.ravel().tolist()) for value in many)  # type: ignore[attr-defined]
         for source, many in uses.items()
         if len(many) > 1 or source in met
@@ -64,7 +64,7 @@ def _eliminated(
         made = new
         match new.op:
             case MatMul(weight, x, each) as op:
-                gain = weight.gain(context.bound)  # of a matrix with entries N(0, 1/in)
+                gain = weight.gain(context.bound)  # relative to a matrix with entries N(0, 1/in)
                 if not math.isfinite(gain):
                     ratio, how = f"{weight.in_width}/{weight.fan}", "not given" if math.isnan(gain) else "infinite"
                     raise ExactError(
@@ -74,10 +74,10 @@ def _eliminated(
                     )
                 if weight.source in classes:
                     made = by_classes(op, classes[weight.source], partial(_acting, weight, gain)).reshape(*new.shape)
-                elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
+                elif weight.fan != weight.in_width:  # a transposed matrix that acts once is a fresh matrix
                     own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
                     made = own.each(x) if each else own @ x
-        if orders is not None and isinstance(made, Vector):  # in the order of the program: chains stay short
+        if orders is not None and isinstance(made, Vector):  # in program order, so that recursion stays shallow
             orders.has_small_part(made), orders.bits(made)
             if small is not None:
                 small.main(made), small.small(made)
@@ -103,10 +103,10 @@ def _eliminated(
 
 
 def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
-    """The matrices whose outputs' products with each other count at order n^(−1/2)."""
-    # They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
-    # counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
-    # matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
+    """The matrices whose outputs have inner products that matter at order n^(−1/2)."""
+    # They made both factors of a score at infinite width, or of a vanishing mean that a score depends on. The rewrite
+    # follows these products along directions, which come from inner products of the inputs of the matrices. So the set
+    # also has the matrices that made those inputs, and those that made the inputs of a matrix that acts twice.
     values = context.ordered(outputs)
     scores = [v for v in values if isinstance(v.op, Dot) and reads_small_parts(v, context)]
     values = topological_order(scores)
@@ -132,24 +132,24 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
 
 
 class _Matrices:
-    """Matrices that act together: what they and their transposes acted on so far, and the results.
+    """Matrices that act together: the inputs of W and W^T so far, and the results.
 
-    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K). They act
-    `times` in total.
+    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices have the same inputs, else (matrices, K). `times` is
+    the total number of uses.
     """
 
     def __init__(self, weight: Weight, times: int) -> None:
         self.weight, self.left = weight, times
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
-        self.small = [False, False]  # whether one of these had a small part
+        self.small = [False, False]  # whether an input had a small part
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
-        """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
+        """W x or W^T x, with entries N(0, gain²/in) as a separate matrix: (matrices, vectors)."""
         self.left -= 1
         wide = any(math.isinf(w.bind(context.bound)) for w in (self.weight.in_width, self.weight.out_width))
         x, known = self._known(x, side)
-        if not known and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
+        if not known and not self.left and not wide:  # no later use needs directions, and the correction is linear in D
             return self._corrected(self.fresh(x, side, gain), x, side, gain)
         new = Vector(Span(x, known), x.shape, x.width)
         made = self._corrected(self.fresh(new, side), new, side)
@@ -159,26 +159,26 @@ class _Matrices:
         if wide:
             made = mix(along, images)
             return made if gain == 1 else constant(np.asarray(gain)) * made
-        return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
+        return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # scale the few coefficients
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
-        """Whether vectors differ from each other, or from what W acted on before, only by their small parts."""
+        """Whether vectors differ from each other, or from earlier inputs of W, only by their small parts."""
         self.small[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
-        one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else refused later
+        one_rate = len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1  # else rejected later
         if not self.small[side] or not one_rate:
             return False
         return not orders.adds_direction(*self._known(x, side)).all()
 
     def _known(self, x: Vector, side: int) -> tuple[Vector, tuple[Vector, ...]]:
-        """x, and the directions before it, if there are any: if one is for each matrix, both are."""
+        """x and the earlier directions, if any, both with an axis of matrices if either has one."""
         both = [x] if (known := self.directions[side]) is None else [x, known]
         if len({v.ndim for v in both}) > 1:
             both = [v if v.ndim == 2 else v.broadcast_to((self.weight.members.size, *v.shape)) for v in both]
         return both[0], tuple(both[1:])
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
-        """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
+        """g: fresh matrices with entries N(0, gain²/in), applied to new directions."""
         weight, count = self.weight, self.weight.members.size
         turned = weight if side == 0 else weight.T
         own = replace(turned, source=Source(weight.source.name), members=np.arange(count), count=count)
@@ -186,7 +186,7 @@ class _Matrices:
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
     def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
-        """E, times a gain that g has: what is known of W from the other side, put into g."""
+        """E times the gain of g: g corrected by what is known about W from the other side."""
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g
