@@ -263,7 +263,7 @@ BAD = {
     ("tiny.json", "--out", "theirs"): "--out 'theirs' must be another folder: it holds a report.html that",
     ("tiny.json", "--set", "std=1e300"): "--set std=1e+300 must be a finite number, 0 or",
     ("tiny.json", "--set", "std=1e-300"): "--set std=1e-300 must be a finite number",
-    ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1: so many different ids",
+    ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1, the number of ids",
     ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
     ("b" * 300,): "must be the path of a file that can be read (File name too long), or the name of a model",
     ("twice.json",): "MODEL 'twice.json' is not valid JSON: it has the field 'n_layer' twice",

@@ -101,7 +101,7 @@ def test_repeated_ids_and_padding():
         ("gpt2", {"tokens": 17}, "tokens=17 must be an integer from 1 to 16"),
         ("gpt2", {"ids": IDS, "decoder_ids": IDS}, "gpt2 has no decoder"),
         ("gpt2", {"patches": patches()}, "patches are for models of images"),
-        ("llama", {"tokens": 32}, "tokens=32 must be at most 31: so many different ids"),
+        ("llama", {"tokens": 32}, "tokens=32 must be at most 31, the number of ids"),
         ("vit", {"ids": IDS}, "vit reads images: give patches, or tokens"),
         ("vit", {"tokens": 6}, "tokens=6 must be an integer from 2 to 5"),
         ("vit", {"patches": np.ones((5, 32))}, "must be \\(patches, 32\\), at most 4"),

@@ -246,7 +246,7 @@ def test_values_are_repeated_briefly_and_in_plain_text():
 def test_different_tokens_are_as_many_as_there_are_ids():
     for changes, most in (({"vocab_size": 1}, 1), ({"vocab_size": 9, "pad_token_id": 3}, 8)):
         model = models.read({**CONFIGS["llama"], "tie_word_embeddings": True, **changes})
-        with pytest.raises(ValueError, match=f"tokens={most + 1} must be at most {most}: so many different ids"):
+        with pytest.raises(ValueError, match=f"tokens={most + 1} must be at most {most}, the number of ids"):
             model.probes(tokens=most + 1)
 
 

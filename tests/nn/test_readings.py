@@ -85,7 +85,7 @@ ERRORS = {
     "branch": (lambda: nn.block(tokens(), 3, ns.relu), "block: attend=3 must be a function of vectors"),
     "ids": (lambda: nn.embedding([1.5], n), r"embedding: ids=\[1.5\] must be integers, 0 or more"),
     "ids below 0": (lambda: nn.embedding([-1], n), r"embedding: ids=\[-1\] must be integers, 0 or more"),
-    "unknown ids": (lambda: nn.Embedding([1, 2], n)([3]), r"embedding: ids=\[3\] must be among those"),
+    "unknown ids": (lambda: nn.Embedding([1, 2], n)([3]), r"embedding: ids=\[3\] must be among the ids"),
     "positions": (lambda: nn.embedding([1, 2], n, positions=[0, 1]), "positions need position_std"),
     "positions of others": (
         lambda: nn.embedding([1, 2], n, position_std=1.0, positions=[0, 1, 2]),
@@ -104,8 +104,8 @@ ERRORS = {
         lambda: nn.relative_bias(2, 3, max_distance=8),
         "relative_bias: max_distance=8 must be an integer, 9 or more",
     ),
-    "shared shape": (lambda: twice(nn.shared(ns.tanh)), r"must be as the vectors of the first call, of shape \(3,\)"),
-    "shared number": (lambda: nn.shared(lambda u: 3)(tokens()), "shared: layer must make a value or a tuple of values"),
+    "shared shape": (lambda: twice(nn.shared(ns.tanh)), r"must match the vectors of the first call, of shape \(3,\)"),
+    "shared number": (lambda: nn.shared(lambda u: 3)(tokens()), "layer must return a value or a tuple of values"),
     "both deviations": (lambda: ns.weight(n, 3, std=2.0, entry_std=1.0), "std=2.0 and entry_std=1 say the same thing"),
     "entries in the limit": (
         lambda: ns.weight(n, n, entry_std=0.02),

@@ -1,7 +1,7 @@
-"""Builds a described transformer in the language: every vector and score, block by block.
+"""Builds a described transformer in the language, block by block.
 
-Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so it
-has the scale of this model at other widths too, and at infinite ones.
+Matrices have entries N(0, std²) = N(0, σ²/N), where N is the fan-in of the real model. The program keeps σ = std·√N, so
+it has the scale of the real model at every width, also at infinite width.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Inputs:
     """Checked inputs of one model."""
 
     tokens: int
-    ids: tuple[int, ...] = ()  # none, if the inputs are patches
+    ids: tuple[int, ...] = ()  # empty if the inputs are patches
     decoder_ids: tuple[int, ...] = ()
-    patches: Floats | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
+    patches: Floats | None = None  # (tokens − 1, numbers per patch); None: standard normal pixels
 
 
 def inputs_of(model: Description, ids: Ids, tokens: int | None, decoder_ids: Ids, patches: Patches) -> Inputs:
-    """The inputs that a user gave, or `tokens` different ids."""
+    """Check the user's inputs; by default `tokens` different ids."""
     if decoder_ids is not None and not model.decoder_layers:
         raise ArgumentError("decoder_ids", decoder_ids, f"left out: {model.name} has no decoder")
     if model.inputs == "patches":
@@ -69,7 +69,7 @@ def inputs_of(model: Description, ids: Ids, tokens: int | None, decoder_ids: Ids
         count = whole(tokens, "tokens", most=model.length or 2**20)
         words = (model.vocabulary or math.inf) - (model.padding is not None)
         if count > words:
-            raise ArgumentError("tokens", count, f"at most {words}: so many different ids {model.name} has; give ids")
+            raise ArgumentError("tokens", count, f"at most {words}, the number of ids of {model.name}; or give ids")
         ids = [i for i in range(count + 1) if i != model.padding][:count]
     checked = _ids(model, ids, "ids")
     decoded = checked if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
@@ -86,14 +86,14 @@ def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
 
 
 class Layer(NamedTuple):
-    """One block: its output, what its branches add to the stream, and its attention.
+    """One block: its output, the outputs of its branches, and its attention.
 
     Parameters
     ----------
     stream, attended, fed : Vector
-        The output of the block, (tokens,), of attention and of the perceptron.
+        The outputs of the block, of attention and of the perceptron, each (tokens,).
     given : Vector
-        The input of the perceptron; with `order="post"` its output is added to this.
+        The input of the perceptron; with `order="post"` the perceptron adds to it.
     scores, weights : Scalar
         The scores, (heads, tokens, tokens), and their softmax.
     crossed : Vector, optional
@@ -122,7 +122,7 @@ class EmbeddingTable(NamedTuple):
     """The embedding of the ids that occur, in increasing order."""
 
     ids: tuple[int, ...]
-    vectors: nn.Embedding  # of their places in `ids`
+    vectors: nn.Embedding  # indexed by their positions in `ids`
 
 
 class Trace(NamedTuple):
@@ -135,7 +135,7 @@ class Trace(NamedTuple):
     layers : tuple of Layer
         The blocks, those of an encoder first.
     masks : tuple of numpy.ndarray or None
-        The allowed scores of each block, booleans (tokens, tokens); None: all.
+        The allowed scores of each block, booleans (tokens, tokens), or None for all.
     table : EmbeddingTable or None
         The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
@@ -160,7 +160,7 @@ class Trace(NamedTuple):
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """The same by the names of `ns.probe`, as a custom program would have them."""
+        """The same values as probes, with the names of `ns.probe`, as in a custom program."""
         starts = [self.embedded] if self.decoded is None else [self.embedded, self.decoded]
         encoder = sum(layer.crossed is None for layer in self.layers)
         blocks = values_by_block(starts, [layer.stream for layer in self.layers], encoder)[1]
@@ -182,7 +182,7 @@ class Trace(NamedTuple):
 
 
 def trace(model: Description, given: Inputs, embedded: ns.Vector | None = None) -> Trace:
-    """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
+    """Build the network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
     depth = model.layers + model.decoder_layers
     windows = [model.window if i % model.window_every == 0 else None for i in range(depth)]
@@ -285,7 +285,7 @@ def _attend(model: Description, x: ns.Vector, mask: Mask, bias: Bias, context: n
 
 
 def _norm_all_heads(u: ns.Vector, eps: float) -> ns.Vector:
-    """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
+    """RMSNorm over the concatenated heads of a token: all heads (heads, tokens) share one scale."""
     one = u[..., None]
     square = ns.mean_dot(one, one)[..., 0, 0].mean(axis=0)
     return ns.apply(partial(rsqrt, eps=eps), square, name="rsqrt", bounded=eps > 0, lipschitz=eps > 0) * u
@@ -303,7 +303,7 @@ def _feed(model: Description, x: ns.Vector) -> ns.Vector:
 
 
 def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
-    """Σ_e given_e W_e h_e: one matrix on the h_e, each times what the token gives to the expert, set end to end."""
+    """Σ_e given_e W_e h_e, as one matrix applied to the concatenated given_e h_e."""
     count = given.shape[-1]
 
     def hidden(std: float, name: str | None = None) -> ns.Vector:
@@ -317,13 +317,13 @@ def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
 
 
 def normed(model: Description, x: ns.Vector) -> ns.Vector:
-    """The norm of this model."""
+    """Apply the norm of this model."""
     return ns.layer_norm(x, model.eps) if model.norm == "layer" else ns.rms_norm(x, model.eps)
 
 
 @lru_cache(maxsize=2)
 def _mask(tokens: int, window: int | None, causal: bool) -> Mask:
-    """One array for all layers that see the same; None: every token sees every token."""
+    """The mask, one array for all layers that share it; None if every token sees every token."""
     if window is None and not causal:
         return None
     visible = nn.causal(tokens, window)
@@ -342,5 +342,5 @@ def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
 
 
 def sigma_of(std: float, fan_in: int) -> float:
-    """σ of entries N(0, σ²/fan-in) that have this standard deviation."""
+    """σ in entries N(0, σ²/fan-in) with this standard deviation."""
     return std * math.sqrt(fan_in)

@@ -1,4 +1,4 @@
-"""A configuration while it is read: every field is used, known not to matter, or an error that names it."""
+"""The configuration reader: every field is used, known to be irrelevant, or raises an error that names it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
 
-# Fields that do not change a network at initialisation, unless its family reads them: names, ids of tokens, dropout,
-# caches, precision, pooling, summaries, generation, biases (which are drawn as 0), training of routers.
+# Fields that do not change a network at initialisation, unless its family reads them: names, token ids, dropout,
+# caches, precision, pooling, summaries, generation, biases (initialised to 0), training of routers.
 IMMATERIAL = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_bias
     attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
@@ -27,11 +27,11 @@ IMMATERIAL = """
     tokenizer_class top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p use_bfloat16
     use_cache
 """
-# What any configuration may hold at a value that says nothing, as objects of older versions do.
+# Fields that any configuration may have at a neutral value, as objects of older versions do.
 INERT: dict[str, Any] = {"cross_attention_hidden_size": None, "pruned_heads": {}}
 INERT |= dict.fromkeys(("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"), False)
-# Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
-# matrices that a family draws smaller, while `std` sets all of them alike.
+# Field names of Hugging Face's configurations. `initializer_range` is missing: it also scales the matrices that a
+# family initialises smaller, while `std` sets all of them to the same value.
 HUGGING_FACE_NAMES = {
     "layers": "n_layer num_hidden_layers num_layers",
     "width": "n_embd hidden_size d_model",
@@ -70,15 +70,15 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Config:
-    """The fields of a configuration, taken one by one; `reject_unread` refuses those that were not read."""
+    """The fields of a configuration, read one by one; `reject_unread` raises an error for fields that were not read."""
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
         self._immaterial = {*IMMATERIAL.split(), *immaterial}
-        self.unread = dict(given)  # what `take` has not asked for
+        self.unread = dict(given)  # fields not yet read by `take`
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
-        """The value of a field, which counts as read; `kind` is one of `KINDS`, and None is allowed as a default."""
+        """Read a field, and mark it as read; `kind` is one of `KINDS`, and None is a valid default."""
         value = self.unread.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
@@ -93,11 +93,11 @@ class Config:
         return value
 
     def refuse(self, field: str, value: Any, allowed: str) -> NoReturn:
-        """Refuse the value of a field."""
+        """Raise an error for the value of a field."""
         raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {allowed}")
 
     def require(self, **needed: Any) -> None:
-        """Refuse values that would change the network in a way that no description here has."""
+        """Reject values that would change the network in a way that a description cannot express."""
         for field, allowed in needed.items():
             value = self.take(field, allowed)
             if value != allowed:
@@ -105,7 +105,7 @@ class Config:
                 raise ValueError(f"{given}: it must be {allowed!r}. Write it with netsor.nn, or change the field")
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by their names there; a type instead of a default says that there is none."""
+        """Fields of a description, by their names there; a type in place of a default means that there is none."""
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
             missing, own = isinstance(default, type), ALIASES[name]
@@ -117,7 +117,7 @@ class Config:
         return fields
 
     def std(self) -> float:
-        """initializer_range, which Hugging Face's code reads as 0.02 where it is 0."""
+        """initializer_range; Hugging Face's code treats 0 as 0.02."""
         return float(self.take("initializer_range", 0.02, float)) or 0.02
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:
@@ -130,11 +130,11 @@ class Config:
         return value % vocabulary
 
     def rotary(self, head_dim: int | None = None, fraction: float = 1.0) -> dict[str, Any]:
-        """Rotary positions, in the older form (rope_scaling, which wins) or the newer (rope_parameters).
+        """Rotary positions, in the older form (rope_scaling, which takes precedence) or the newer (rope_parameters).
 
-        Families that turn a part of each head give its dimension, and the default of partial_rotary_factor.
+        Families that rotate part of each head pass its dimension and the default of partial_rotary_factor.
         """
-        self.unread.pop("max_position_embeddings", None)  # there is no table of positions
+        self.unread.pop("max_position_embeddings", None)  # rotary positions have no table
         new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
         rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
@@ -155,12 +155,12 @@ class Config:
         return fields
 
     def reject_unread(self) -> None:
-        """Refuse fields that were not read: they may matter."""
+        """Raise an error for fields that were not read, since they may matter."""
         named = []
         for field in sorted(self.unread.keys() - self._immaterial, key=str):
             value = self.unread[field]
             if field not in INERT or value != INERT[field]:
-                short = isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN  # it may be any text
+                short = isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN  # a key may be any text
                 named.append(f"{field if short else shown(field)}={shown(value)}")
         if named:
             fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)

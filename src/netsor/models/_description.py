@@ -1,4 +1,4 @@
-"""What a transformer at initialisation is, as data: its sizes, its order of operations, the law of its weights."""
+"""The description of a transformer at initialisation: its sizes, order of operations and distribution of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._validate import ArgumentError, Positive, check_fields, choice, real, sho
 from ..language._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
-# Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
+# Bounds on the numbers of a description, so that their squares, and products with the root of any width, are doubles.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
 Index = Annotated[int, partial(whole, least=0)]
@@ -29,36 +29,36 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     Stretch: lambda text: Stretch(*map(float, text.split(","))),
 }
 
-# What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
+# The fields that `std` sets: matrices, embeddings and positions with one std in a plain initialisation.
 STDS = tuple(f"std_{name}" for name in ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits"))
-SCALAR_STDS = ("std", *STDS)  # that may be scalars of a program
-BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
+SCALAR_STDS = ("std", *STDS)  # fields that may be scalars of a program
+BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of the branches of a block: all except those of scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The fields of a `Transformer`, checked. Every std is the standard deviation of the entries of a matrix.
 
-    `replace` keeps what a family derives from a field, such as GPT-2's smaller output projections from the layers. The
-    properties `d` and `key_heads` have the values of `head_dim` and `groups`, also if these are None.
+    `replace` keeps values that a family derives from other fields, such as GPT-2's smaller output projections. The
+    properties `d` and `key_heads` resolve `head_dim` and `groups` if these are None.
     """
 
     name: str
     family: str
-    layers: Positive  # blocks; of the encoder, if there is a decoder
+    layers: Positive  # blocks, of the encoder if there is a decoder
     width: Positive  # n, of the residual stream
     heads: Positive
-    groups: Positive | None = None  # key-value heads, each shared by heads/groups query heads; None: as many as heads
+    groups: Positive | None = None  # key-value heads, each shared by heads/groups query heads; None: heads
     head_dim: Positive | None = None  # d; None: width/heads
     hidden: Positive  # m, of the perceptron
-    vocabulary: Positive | None = None  # None: no logits; classes, if the readout is "class"
-    decoder_layers: Index = 0  # above 0: an encoder, and a decoder that looks at it
+    vocabulary: Positive | None = None  # None: no logits; the number of classes if the readout is "class"
+    decoder_layers: Index = 0  # above 0: an encoder-decoder model
 
     # a matrix embeds patches, after one class token
     inputs: Annotated[str, choice("tokens", "patches")] = "tokens"
     patch: Positive | None = None  # numbers in a patch: channels · height · width
     positions: Annotated[str, choice("learned", "rotary", "alibi", "relative", "none")] = "learned"
-    length: Positive | None = None  # how many learned positions there are
+    length: Positive | None = None  # the number of learned positions
     rotary_base: Size = 10000.0
     rotary_fraction: Annotated[float, partial(real, least=MIN_MAGNITUDE, most=1)] = 1.0  # of the coordinates of a head
     rotary_stretch: Annotated[Stretch, checked_stretch] | None = None
@@ -69,24 +69,24 @@ class Description:
     order: Annotated[str, choice("pre", "post", "parallel", "sandwich", "after")] = "pre"
     norm: Annotated[str, choice("layer", "rms")] = "layer"
     eps: Std = 1e-5
-    input_norm: bool = False  # of the embeddings
+    input_norm: bool = False  # normalises the embeddings
     final_norm: bool = True
     activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = "gelu"
     gated: bool = False  # activation(gate) * in
-    experts: Positive | None = None  # perceptrons; a router chooses some for each token; None: one, for all
+    experts: Positive | None = None  # perceptrons, of which a router chooses some per token; None: a single one
     experts_per_token: Positive = 2
     qk_norm: bool = False
-    qk_norm_whole: bool = False  # of all heads of a token at once
-    score_scale: Size | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
+    qk_norm_whole: bool = False  # over all heads of a token at once
+    score_scale: Size | None = None  # the factor of ⟨q, k⟩; None: d^(−1/2)
     score_cap: Size | None = None
     window: Positive | None = None  # a token sees this many tokens, itself included
-    window_every: Positive = 1  # which blocks have the window: 0, window_every, …; a decoder continues the count
+    window_every: Positive = 1  # blocks 0, window_every, … have the window; a decoder continues the count
     causal: bool = True
-    shared: bool = False  # all blocks begin as copies of one draw
+    shared: bool = False  # all blocks start as copies of one block
 
-    # logits by one matrix; with a dense layer before it; or only of the class token
+    # logits from one matrix; with a dense layer before it; or only of the class token
     readout: Annotated[str, choice("linear", "transform", "class")] = "linear"
-    tied: bool = False  # logits by the embedding vectors
+    tied: bool = False  # logits from the embedding vectors
     embedding_scale: Size = 1.0
     logit_scale: Size = 1.0
     logit_cap: Size | None = None
@@ -101,10 +101,10 @@ class Description:
     std_router: Std = 0.02
     std_embedding: Std = 0.02
     std_position: Std = 0.02
-    std_type: Std = 0.0  # one more vector, added to every token
+    std_type: Std = 0.0  # a further vector, added to every token
     std_relative: Std = 0.0  # relative biases of scores
-    std_logits: Std = 0.02  # where the logits are not tied
-    decoder_gain: Size = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, over those of the encoder
+    std_logits: Std = 0.02  # for untied logits
+    decoder_gain: Size = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, relative to the encoder
     bias_in: Std = 0.0  # standard deviations of biases
     bias_out: Std = 0.0
     distribution: Annotated[str, choice("gaussian", "uniform", "truncated")] = "gaussian"
@@ -116,7 +116,7 @@ class Description:
                 raise ArgumentError(name, getattr(self, name), allowed)
 
     def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
-        """Fields that must suit others: each with whether it does not, and what is allowed."""
+        """Checks between fields: the field, whether it conflicts, and what is allowed."""
         patches, few = self.inputs == "patches", self.buckets < 4 or self.distance <= self.buckets // 2
         divides = self.head_dim is not None or self.width % self.heads == 0
         yield "heads", not divides, f"a divisor of width={self.width} where head_dim is None: set that too"
@@ -195,7 +195,7 @@ class Description:
 
     @property
     def weights(self) -> int:
-        """The number of weights in matrices, embeddings and learned positions, without biases and gains of norms."""
+        """The number of weights in matrices, embeddings and learned positions, without biases and norm gains."""
         wide = self.heads * self.d * self.width
         attention = 2 * wide + 2 * wide * self.key_heads // self.heads
         perceptron = (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
@@ -207,7 +207,7 @@ class Description:
 
     @property
     def sizes(self) -> str:
-        """The size, in words."""
+        """The size as text."""
         return (
             f"{self.layers + self.decoder_layers} blocks, width {self.width:,}, {self.heads} heads of {self.d}, "
             f"{self.weights:,} weights in matrices and embeddings"
@@ -220,8 +220,8 @@ class Description:
     def status(self, **widths: float) -> str:
         """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
 
-        Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the order
-        of their fourth cumulant over the width.
+        Non-Gaussian weights have the same limit. At finite width their law differs by terms of the order of their
+        fourth cumulant over the width.
         """
         if any(math.isinf(width) for width in widths.values()):
             return "conjectured"
@@ -232,7 +232,7 @@ D = TypeVar("D", bound=Description)
 
 
 def with_scalar_std(model: D, field: str, std: Any) -> D:
-    """The model with a scalar of a program as one of `SCALAR_STDS`; it can be built, and not validated again."""
+    """The model with a scalar of a program as one of `SCALAR_STDS`. You can build it, but not validate it again."""
     made = copy(model)
     for name in STDS if field == "std" else [field]:
         object.__setattr__(made, name, std)
@@ -240,7 +240,7 @@ def with_scalar_std(model: D, field: str, std: Any) -> D:
 
 
 def settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Changes for `replace` from texts "field=value", as a command line gives them, with the types of the fields.
+    """Parse texts "field=value", as on a command line, into changes for `replace`, with the types of the fields.
 
     Parameters
     ----------
@@ -263,16 +263,16 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         if value.lower() == "none" and type(None) in get_args(hint):
             changes[name] = None
             continue
-        while get_args(hint):  # of X | None and Annotated[X, …] the first is X
+        while get_args(hint):  # X is the first argument of X | None and Annotated[X, …]
             hint = get_args(hint)[0]
-        changes[name] = value  # if it gives no value of this type, the check of the field says what is allowed
+        changes[name] = value  # if it has another type, the check of the field says what is allowed
         with suppress(ValueError, TypeError, KeyError):
             changes[name] = PARSERS.get(hint, str)(value)
     return changes
 
 
 def idle(model: Description) -> dict[str, str]:
-    """The fields that nothing in this model reads, each with what would make it count."""
+    """The fields that have no effect in this model, each with the setting that would change that."""
     rules = (
         (model.positions == "rotary", "positions='rotary'", ("rotary_base", "rotary_fraction", "rotary_stretch")),
         (model.positions == "relative", "positions='relative'", ("buckets", "distance", "std_relative")),

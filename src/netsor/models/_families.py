@@ -1,4 +1,4 @@
-"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`."""
+"""Model families of Hugging Face: each reader turns a configuration into the fields of a `Transformer`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Fields = dict[str, Any]
 Reader = Callable[[Config], Fields]
 READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
 STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
-MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
+MAX_TRUNCATED_STD = 0.2  # truncation at ten standard deviations: P(|z| > 10) = 2e-23
 
 
 def family(model_type: str, ignored: str = "", **defaults: Any) -> Callable[[Reader], Reader]:
-    """Register a reader that must read every field but the ignored ones; `defaults` replace those of the function."""
+    """Register a reader, which must read every field except the ignored ones; `defaults` override its own."""
 
     def register(read: Reader) -> Reader:
         def reader(given: Fields) -> Fields:
@@ -33,7 +33,7 @@ def family(model_type: str, ignored: str = "", **defaults: Any) -> Callable[[Rea
 
 @family("bert")
 def bert(config: Config) -> Fields:
-    """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
+    """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits with a dense layer."""
     config.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     sizes = config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     sizes |= config.fields(vocab_size=30522, max_position_embeddings=512)
@@ -56,7 +56,7 @@ def vit(config: Config) -> Fields:
     if not 0 < std <= MAX_TRUNCATED_STD:
         why = "positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
         config.refuse("initializer_range", std, f"above 0 and at most {MAX_TRUNCATED_STD}: {why}")
-    labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
+    labels = config.take("id2label", None, dict) or (0, 1)  # two by default
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
     return {
         **config.fields(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
@@ -81,7 +81,7 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
 
 @family("gpt2")
 def gpt2(config: Config) -> Fields:
-    """GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches smaller by 1/√(2L)."""
+    """GPT-2, initialised as in GPT2LMHeadModel: output projections of both branches are smaller by 1/√(2L)."""
     config.require(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     sizes = config.fields(n_layer=12, n_embd=768, n_head=12, vocab_size=50257, n_positions=1024)
     std = config.take("initializer_range", 0.02, float)
@@ -90,15 +90,15 @@ def gpt2(config: Config) -> Fields:
         **config.fields(activation_function="gelu_new", layer_norm_epsilon=1e-5, tie_word_embeddings=True),
         "hidden": config.take("n_inner", None, int) or 4 * sizes["width"],
         **dict.fromkeys(("std_q", "std_k", "std_v", "std_in"), std),
-        **dict.fromkeys(("std_embedding", "std_position", "std_logits"), std or 0.02),  # 0 is read as 0.02 in these
+        **dict.fromkeys(("std_embedding", "std_position", "std_logits"), std or 0.02),  # 0 means 0.02 in these
         **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * sizes["layers"])),
     }
 
 
 @family("gpt_neox", "is_decoder")
 def gpt_neox(config: Config) -> Fields:
-    """GPT-NeoX, as Hugging Face draws it: both branches act on the same stream, and part of a head is rotated."""
-    # rotary_emb_base and rotary_pct are what the model reads; files of older versions repeat them under other names
+    """GPT-NeoX, initialised as in Hugging Face: parallel branches, and rotary positions on part of each head."""
+    # the model reads rotary_emb_base and rotary_pct; older files repeat them under other names
     for name in ("rope_theta", "partial_rotary_factor"):
         config.unread.pop(name, None)
     if "rotary_emb_base" in config.unread:
@@ -117,14 +117,14 @@ def gpt_neox(config: Config) -> Fields:
 @family("llama")
 def llama(config: Config) -> Fields:
     """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
-    # Its relatives read the same. Sizes have no defaults here, since each relative has others.
+    # Related families share this reader. Sizes have no defaults here, since those differ between families.
     sizes = config.fields(hidden_size=int, num_attention_heads=int, num_hidden_layers=int, intermediate_size=int)
     sizes |= config.fields(vocab_size=int)
     groups = config.take("num_key_value_heads", None, int)
     return {
         **sizes,
         **config.fields(rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False),
-        "groups": None if groups == sizes["heads"] else groups,  # as many as heads go on being so
+        "groups": None if groups == sizes["heads"] else groups,  # None: one per head, even if heads change
         "head_dim": config.take("head_dim", None, int),
         "padding": config.padding(sizes["vocabulary"]),
         "norm": "rms",
@@ -150,7 +150,7 @@ def mixtral(config: Config) -> Fields:
 
 @family("olmo2", rms_norm_eps=1e-5, pad_token_id=1)
 def olmo2(config: Config) -> Fields:
-    """OLMo 2: Llama with norms after each branch, and of all queries and keys of a token."""
+    """OLMo 2: Llama with norms after each branch, and over all queries and keys of a token."""
     return {**llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
 
 
@@ -162,7 +162,7 @@ def _check_layer_types(config: Config, *cycle: str) -> None:
 
 @family("qwen2", "sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
-    """Qwen2. A window in some of the blocks is refused; without it its size and its layers do not matter."""
+    """Qwen2. A window in only some blocks raises an error; without a window, its size and layers do not matter."""
     config.require(use_sliding_window=False)
     _check_layer_types(config, "full_attention")
     return llama(config)
@@ -176,8 +176,8 @@ def qwen3(config: Config) -> Fields:
 
 @family("gemma2", head_dim=256, num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=0)
 def gemma2(config: Config) -> Fields:
-    """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
-    # hidden_activation is what the model reads; older files also hold hidden_act
+    """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (with initial gain 1 + 0)."""
+    # the model reads hidden_activation; older files also have hidden_act
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     if bidirectional := config.take("use_bidirectional_attention", None):
         config.refuse("use_bidirectional_attention", bidirectional, "false")
@@ -196,12 +196,12 @@ def gemma2(config: Config) -> Fields:
 
 @family("t5", "dense_act_fn is_gated_act n_positions")
 def t5(config: Config) -> Fields:
-    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides."""
-    # Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
-    # the model takes for "do not multiply", and its logits are tied all the same.
+    """T5: an encoder and a decoder, relative positions shared by all blocks, unscaled scores."""
+    # Old T5 (tied logits) multiplies the last vectors by n^(−1/2). Version 1.1 has tie_word_embeddings=False, which the
+    # model interprets as "do not multiply"; its logits are still tied.
     tied = config.take("tie_word_embeddings", True) is not False
     scaled = config.take("scale_decoder_outputs", tied)
-    # another initializer_factor is also the gain of every norm
+    # initializer_factor is also the gain of every norm
     config.require(is_decoder=False, is_encoder_decoder=True, initializer_factor=1.0)
     sizes = config.fields(num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128)
     width, heads, d, hidden = (sizes[name] for name in ("width", "heads", "head_dim", "hidden"))

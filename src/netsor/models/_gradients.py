@@ -1,6 +1,6 @@
-"""The gradients of the first loss that an audit measures, block by block and by kind of weight.
+"""The gradients of the initial loss that an audit measures, per block and kind of weight.
 
-One backward pass gives the cotangents √n ∂L/∂x of the stream and of all products of matrices. If y_i = W x_i, then
+One backward pass gives the cotangents √n ∂L/∂x of the stream and of all matrix products. If y_i = W x_i, then
 ∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram matrices. At n = ∞ the
 widths of the model turn means into sums.
 """
@@ -23,11 +23,11 @@ from ._loss_gradient import Loss
 from ._metrics import of_pairs
 from ._probed_program import KINDS, ProbedProgram
 
-HEAD_NAMES = ("W^L", "head")  # of a matrix after the last block: that of the logits
+HEAD_NAMES = ("W^L", "head")  # names of the matrix of the logits, after the last block
 
 
 class Gradients:
-    """Squared gradients of a loss. `widths` are those of the real model; `vocabulary` counts the rows of its tables."""
+    """Squared gradients of a loss. `widths` are those of the real model; `vocabulary` is the number of table rows."""
 
     def __init__(
         self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None
@@ -44,7 +44,7 @@ class Gradients:
         self._ends(net, loss, tables, vocabulary or 0)
 
     def _rows(self, net: ProbedProgram) -> None:
-        """A row for each block, with ratios to the mean of |W|², which a matrix of zeros has not."""
+        """A row per block, with ratios to the mean of |W|², except for zero matrices."""
         kinds = [kind for kind in KINDS if any(kind in by_block for by_block in net.matrices)]
         by_block = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
         sized = {kind for kind in kinds if all(self._size(block[kind]) != 0 for block in by_block)}
@@ -56,8 +56,8 @@ class Gradients:
             self.rows = [join([row, self._norms(block, sized)]) for row, block in pairs]
 
     def _ends(self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int) -> None:
-        """One row for the network: at the embeddings, of the embedding, and of the matrix of the logits."""
-        norms: dict[str, tuple[Scalar, float | Scalar]] = {}  # each with the mean of Σ |W|²
+        """One row for the network: at the embeddings, of the embedding table, and of the matrix of the logits."""
+        norms: dict[str, tuple[Scalar, float | Scalar]] = {}  # with the mean of Σ |W|²
         inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
         known = {value for kinds in net.matrices for values in kinds.values() for value in values} | set(inside)
         last = [v for v, use in self.uses.items() if v not in known and use.op.weight.source.name in HEAD_NAMES]
@@ -90,7 +90,7 @@ class Gradients:
         return x
 
     def _square(self, x: Vector) -> Scalar:
-        """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²; of a table with a scalar as std, by the vectors with that."""
+        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector; a table with a scalar std uses the scaled vectors."""
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
@@ -102,13 +102,13 @@ class Gradients:
         return self._square(x).mean() / x.width.bind(self.widths)
 
     def _norms(self, found: Mapping[str, Sequence[Value]], sized: Collection[str] = ()) -> Scalar:
-        """Σ |∂L/∂W|² over the matrices of each kind, and for sized kinds that over the mean of Σ |W|² too."""
+        """Σ |∂L/∂W|² over the matrices of each kind, and for `sized` kinds also its ratio to the mean of Σ |W|²."""
         acted = [value.op.weight for values in found.values() for value in values if isinstance(value.op, MatMul)]
         each = Counter((weight.source, member) for weight in acted for member in weight.members.flat)
         if each and each.most_common(1)[0][1] > 1:
             self._refuse(each.most_common(1)[0][0][0].name, "twice in one block")
         grams: list[Scalar] = []
-        sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
+        sums: list[tuple[float, tuple[int, ...]]] = []  # factors, and positions of the Gram matrices of cotangents
         sizes: list[float | Scalar] = []
         for kind, values in found.items():
             places = []
@@ -133,7 +133,7 @@ class Gradients:
         raise ValueError(f"gradients=True of {self.net.name}: {said}, and a gradient is known only for one product")
 
     def _size(self, values: Iterable[Value]) -> float | Scalar:
-        """The mean of Σ |W|²: a number, or a scalar if that is what W has as std."""
+        """The mean of Σ |W|²: a number, or a scalar if the std of W is one."""
         found: float | Scalar = 0.0
         for w in (value.op.weight for value in values if isinstance(value.op, MatMul)):
             size = w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths)

@@ -1,6 +1,6 @@
-"""Recipes: how a model is drawn, as one choice of standard deviations and multipliers, each with its source.
+"""Recipes: initialisation schemes, each a choice of standard deviations and multipliers with its source.
 
-A recipe keeps orders and norms. n is the width, L the number of blocks, by default of encoder and decoder together.
+A recipe keeps orders and norms. n is the width, and L the number of blocks (encoder and decoder, unless stated).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .._validate import ArgumentError
 from ._description import BRANCHES, STDS, D, Description, idle
 
 Changes = dict[str, Any]
-BASE, BASE_HEAD = 256, 64  # µP: the width and the dimension of a head at which it is the plain recipe
+BASE, BASE_HEAD = 256, 64  # µP: width and head dimension at which it equals the plain recipe
 LAST = ("std_o", "std_out")  # the last matrices of both branches
 
 
 class Recipe(NamedTuple):
-    """A recipe, in words and as changes of a model."""
+    """A recipe: its description, and its changes to a model."""
 
     words: str
     source: str
@@ -26,14 +26,14 @@ class Recipe(NamedTuple):
 
 
 def recipe(model: D, name: str) -> D:
-    """The model as a recipe draws it: with other standard deviations and multipliers, and the recipe in its name.
+    """Apply a recipe to a model: it sets standard deviations and multipliers, and adds the recipe to the name.
 
     Parameters
     ----------
     model : Transformer
         A model.
     name : str
-        One of `ns.models.RECIPES`, which has the words and the source of each.
+        One of `ns.models.RECIPES`, which has the description and source of each.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
-    """Fan-in and fan-out of each matrix of a block, with all heads and groups together."""
+    """Fan-in and fan-out of each matrix of a block, with all heads and groups in one matrix."""
     n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
     attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
     return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}
@@ -77,9 +77,9 @@ def _xavier(model: Description) -> Changes:
 
 
 def _t_fixup(model: Description) -> Changes:
-    """T-Fixup: blocks of an encoder times 0.67 L^(−1/4), of a decoder that looks at it times (9L)^(−1/4)."""
-    # Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
-    # code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
+    """T-Fixup: scale encoder blocks by 0.67 L^(−1/4), and blocks of a decoder with cross-attention by (9L)^(−1/4)."""
+    # L is the depth of each stack, and of the encoder for shared embeddings, as in the authors' code. A decoder-only
+    # model has the two branches of an encoder block, for which their bound gives the first factor.
     factor = 0.67 * model.layers**-0.25
     changes = _scaled(_xavier(model), BRANCHES, factor)
     changes["std_embedding"] *= (9 * model.layers) ** -0.25
@@ -89,7 +89,7 @@ def _t_fixup(model: Description) -> Changes:
 
 
 def _deepnorm(model: Description) -> Changes:
-    """norm(αx + f(x)) = norm(x + f(x)/α): the multiplier α of the stream is one of the last matrices, but for eps."""
+    """norm(αx + f(x)) = norm(x + f(x)/α) up to eps: scaling the stream by α is scaling the last matrices by 1/α."""
     if model.order != "post":
         raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
     scaled = _scaled(_xavier(model), BRANCHES, (8 * _depth(model)) ** -0.25)

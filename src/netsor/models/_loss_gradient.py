@@ -1,13 +1,13 @@
-"""The gradient of the first loss at the end of the network, where backward passes begin: no row of a matrix is drawn.
+"""The gradient of the initial loss at the end of the network, where backward passes begin, without sampling W.
 
-L is a function of logits ⟨W_w, y_i⟩, and ∂L/∂y_i = Σ_w c_iw W_w with c_iw = ∂L/∂(logit). Write G for the Gram matrix of
-the y_i and q = G^(−1/2) y for orthonormal directions that span them. The logits are ⟨W_w, y_i⟩ = σ (G^(1/2) N)_iw, with
-N_jw the coordinates of W_w along q_j, i.i.d. N(0, 1) in units of the standard deviation of W. The part of
-W_w orthogonal to all q is Gaussian and independent of the logits. So in law, at every finite width,
+L is a function of logits ⟨W_w, y_i⟩, and ∂L/∂y_i = Σ_w c_iw W_w with c_iw = ∂L/∂(logit). Let G be the Gram matrix of
+the y_i, and q = G^(−1/2) y orthonormal directions that span them. The logits are ⟨W_w, y_i⟩ = σ (G^(1/2) N)_iw, where
+N_jw are the coordinates of W_w along q_j, i.i.d. N(0, 1) in units of the standard deviation of W. The part of W_w
+orthogonal to all q is Gaussian and independent of the logits. So in law, at every finite width,
 
  √n ∂L/∂y_i = σ [n^(−1/2) Σ_j (c N^T)_ij q_j + Σ_k (c c^T)^(1/2)_ik z_k],  z_k = g_k − Σ_j (⟨g_k, q_j⟩/n) q_j,
 
-with g_k fresh standard Gaussian vectors. Words whose vectors are in the program (tied logits) are differentiated there.
+with fresh standard Gaussian vectors g_k. Words whose vectors are in the program (tied logits) are differentiated there.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from ._probed_program import ProbedProgram
 def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) -> Array:
     """Known logits (…, t, k), root (…, t, t) and noise (…, t, words) → (…, 3 + 2 t² + t k), the last axis as `parts`.
 
-    There may be known logits alone, or root and noise alone. The targets, one a vector, are columns of the known
-    logits, and without them columns of the noise. The first numbers are those of `of_logits`. With p the softmax,
+    Known logits, or root and noise, may be missing. The targets, one per vector, are columns of the known logits or,
+    without these, of the noise. The first numbers are those of `of_logits`. With the softmax p,
     c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
     xp, t = array_namespace(*arrays), arrays[0].shape[-2]
@@ -50,10 +50,10 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     if known:
         first = capped(arrays[0], cap)
         seen.add(first + 0.0)
-    products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w p_iw slope_iw noise_jw, and Σ_w of two p slope
+    products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w s_iw noise_jw and Σ_w s_iw s_jw, s = p · slope
     for logits, some in batches(arrays[-2], arrays[-1], cap) if len(arrays) > 1 else ():
         slope = _slope(logits, cap)
-        p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the mass of its row
+        p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the sum of its row
         p = p if cap is None else p * slope
         products = products * shrunk + p @ transpose(some)
         squares = squares * (shrunk * transpose(shrunk)) + p @ transpose(p)
@@ -63,7 +63,7 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
         c = (xp.exp(first - seen.top) / seen.mass - hot) * _slope(first, cap) / t
     else:
         root, noise = arrays
-        noise = xp.take(noise, xp.asarray(targets), axis=-1)  # column j is that of the target of vector j
+        noise = xp.take(noise, xp.asarray(targets), axis=-1)  # column j belongs to the target of vector j
         logits = capped(root @ noise, cap)
         slope = _slope(logits, cap) + 0.0 * logits
         own = xp.linalg.diagonal(slope)[..., None]
@@ -76,7 +76,7 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in numbers], axis=-1)
 
 
-# The shape of its result: to find it by a call takes a second with a large vocabulary.
+# The shape of its result; finding it by a call takes a second with a large vocabulary.
 of_head.output_shape = lambda *cores: (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ def parts(t: int, known: int) -> list[slice]:
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
-    """The slope of a softcap, from its result."""
+    """The derivative of a softcap, from its result."""
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
 
 
@@ -94,33 +94,33 @@ EIGENVALUE_RTOL = 500.0  # in units of the machine epsilon: smaller eigenvalues 
 
 
 class Logits(NamedTuple):
-    """The logits of last vectors (t), before a softcap: of words known one by one, and of all others.
+    """The logits of the last vectors (t), before a softcap: of known words, and of all others.
 
-    Those of the others are jointly N(0, root²) over the vectors and independent between words, root · noise: they are
-    as many as the vocabulary, and `ends` never makes them all.
+    Those of the others are root · noise: jointly N(0, root²) over the vectors and independent between words. There are
+    as many as the vocabulary, and `ends` never has all of them in memory.
     """
 
-    y: Vector  # (t,), what the matrix of logits acts on
+    y: Vector  # (t,), the input of the matrix of logits
     known: Any  # scalars (t, words), or None
     root: Any  # scalars (t, t), or None
     noise: Any  # scalars (t, words), or None
     cap: float | None
-    column: dict[int, int] | None  # where ids that occur are among the known words; None: ids are columns of the noise
+    column: dict[int, int] | None  # positions of ids among the known words; None: ids are columns of the noise
 
     def parts(self) -> tuple[Scalar, ...]:
-        """The logits, in parts (t, words) that make up the vocabulary: the known ones first."""
+        """The logits of the whole vocabulary, in parts (t, words), known words first."""
         others = None if self.root is None else self.root @ self.noise
         return tuple(self._capped(part) for part in (self.known, others) if part is not None)
 
     def of(self, ids: Sequence[int]) -> Scalar:
-        """(t,): of each vector the logit of one id, which occurs if logits are tied."""
+        """(t,): for each vector the logit of one id, which must occur if logits are tied."""
         own = np.arange(len(ids))
         if self.column is None:
             return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
         return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
 
     def first(self, count: int) -> Logits:
-        """The logits of the first vectors, if `words` was given their number."""
+        """The logits of the first vectors, if their number was passed to `words`."""
         known, noise = (None if a is None else a[:count] for a in (self.known, self.noise))
         root = None if self.root is None else self.root[:count, :count]
         return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
@@ -135,10 +135,10 @@ class Logits(NamedTuple):
 
 
 def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int | None = None) -> Logits:
-    """The logits of last vectors y; `limit` says n = ∞, where tied ones of ids that occur keep their fluctuation.
+    """The logits of the last vectors y; `limit` means n = ∞, where tied logits of occurring ids keep their fluctuation.
 
-    At the width of the model ⟨e_t, y⟩ fluctuates as the logits of other words do (`Embedding.logits`). `first` is the
-    number of vectors whose logits `Logits.first` will select; None: all are used together.
+    At the width of the model ⟨e_t, y⟩ fluctuates like the logits of other words (`Embedding.logits`). `first` is the
+    number of vectors that `Logits.first` will select; None: all are used together.
     """
     others, known, column = model.vocabulary or 0, None, None
     if model.readout == "transform":
@@ -146,7 +146,7 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
         y = normed(model, ACTIVATIONS[model.activation](hidden))
     if model.logit_scale != 1:
         y = model.logit_scale * y
-    if model.tied:  # ⟨e_t, y⟩ for the ids t that occur, and 0 for padding, whose vector is 0
+    if model.tied:  # ⟨e_t, y⟩ for occurring ids t, and 0 for padding, whose vector is 0
         assert traced.table is not None
         ids = traced.table.ids
         known = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
@@ -166,7 +166,7 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
 
 def _split_root(gram: Any, first: int) -> Any:
     """[[R, 0], [C R⁺, S]], a root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T."""
-    # So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
+    # The gradient of the loss needs the first rows to be the root of the first vectors.
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
     rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)
@@ -176,7 +176,7 @@ def _split_root(gram: Any, first: int) -> Any:
 
 
 def inverse_root(gram: Any) -> Any:
-    """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
+    """The symmetric G^(−1/2) of positive semidefinite matrices; 0 on their null space."""
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
     real = values > EIGENVALUE_RTOL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
@@ -185,13 +185,13 @@ def inverse_root(gram: Any) -> Any:
 
 
 class Loss(NamedTuple):
-    """A loss, and where its gradient begins."""
+    """A loss, and the cotangents from which its backward pass starts."""
 
     seeds: tuple[tuple[Value, Value], ...]  # values and their cotangents
     head: Scalar | None = None  # the squared gradient of the words that are not in the program
-    head_size: float = 0.0  # the mean of their Σ |W|²
+    head_size: float = 0.0  # the mean of Σ |W|² over these
     tied: bool = False  # whether these words are rows of the embedding
-    constants: tuple[Value, ...] = ()  # what the seeds have the gradient of already
+    constants: tuple[Value, ...] = ()  # values whose gradient is already in the seeds
 
 
 def readout(y: Vector) -> Loss:
@@ -200,7 +200,7 @@ def readout(y: Vector) -> Loss:
 
 
 def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> tuple[Loss, Scalar]:
-    """The first loss, of a target id for each vector, and what `Logits.ends` returns."""
+    """The initial loss, for one target id per vector, and the result of `Logits.ends`."""
     y, t = words.y, words.y.size
     count = 0 if words.known is None else words.known.shape[-1]
     columns = targets if words.column is None else [words.column[i] for i in targets]
@@ -216,7 +216,7 @@ def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> 
     if words.known is not None:
         c = sums[where[3]].reshape(t, count)
         seeds.append((words.known, c))
-        if model.padding is not None and words.column is not None:  # its vector is 0, but it has a gradient
+        if model.padding is not None and words.column is not None:  # its vector is 0 but has a gradient
             own = c[:, words.column.get(model.padding, len(words.column))]
             padded = model.width * (own[:, None] * own * gram).sum()
             head = padded if head is None else head + padded
@@ -225,7 +225,7 @@ def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> 
 
 
 def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
-    """√n ∂L/∂y, over σ, by the words that are not in the program."""
+    """√n ∂L/∂y over σ, from the words that are not in the program (the equation above)."""
     q = mix(apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
     u = mix(root(square), gaussian(y.width, y.size, name="W^L"))
     return u + mix(width_ratio((), (y.width,)) * along - mean_dot(u, q), q)
@@ -234,14 +234,14 @@ def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
 class End(NamedTuple):
     """The end of a network."""
 
-    row: dict[str, Scalar]  # its numbers, by their names
-    logits: tuple[Scalar, ...]  # all of them, in parts
-    loss: Loss | None  # if gradients are asked for
+    row: dict[str, Scalar]  # its quantities, by name
+    logits: tuple[Scalar, ...]  # all logits, in parts
+    loss: Loss | None  # with gradients
 
 
 @dataclass
 class ModelEnd:
-    """The end of a described model on given inputs: its logits are drawn without the matrix that makes them."""
+    """The end of a described model on given inputs. Its logits are sampled without their matrix."""
 
     model: Description
     inputs: Inputs
@@ -253,15 +253,15 @@ class ModelEnd:
 
     @cached_property
     def net(self) -> ProbedProgram:
-        """The network by its probes."""
+        """The network, as probes."""
         return ProbedProgram(Program(self.traced.output, self.model.name, self.traced.probes))
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The logits, their loss and where its gradient begins; `limit` says n = ∞."""
+        """The logits, their loss and the seeds of its gradient; `limit` means n = ∞."""
         y = self.traced.output
         if not self.model.vocabulary:
             return End({}, (), readout(y) if gradients else None)
-        if ranges and self._next:  # the last token has logits too, although it predicts nothing
+        if ranges and self._next:  # the last token has logits too, although it has no target
             every = words(self.model, self.traced, y, limit, y.size - 1)
             logits = every.first(y.size - 1)
         else:
@@ -278,25 +278,25 @@ class ModelEnd:
         return End(row, every.parts() if ranges else (), loss)
 
     def logits(self, limit: bool) -> Logits:
-        """The logits of the tokens that predict something."""
+        """The logits of the tokens that have a target."""
         y = self.traced.output
         y = y[:1] if self.model.readout == "class" else y[:-1] if self._next else y
         return words(self.model, self.traced, y, limit)
 
     @property
     def _next(self) -> bool:
-        """Whether a token predicts the next one."""
+        """Whether tokens predict the next token."""
         return self.model.readout != "class" and (self.model.causal or self.model.decoder_layers > 0)
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """The right ids of these tokens; all classes are alike, and the first is the right one."""
+        """The targets of these tokens; for classes, which are exchangeable, the first."""
         ids = self.inputs.decoder_ids or self.inputs.ids
         return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids
 
 
 def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: Mapping[str, float]) -> Loss:
-    """A loss of a program, with seeds for the vectors whose logits were drawn without the matrix that makes them."""
+    """The loss of a program, with seeds for the vectors whose logits were sampled without their matrix."""
     if not seeds:
         output = net.program.outputs[0]
         return readout(output if isinstance(output, Vector) and output.ndim else net.streams[-1])
@@ -317,7 +317,7 @@ def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: M
 
 
 def drawn_words(value: Value) -> tuple[Vector, Scalar, float, bool] | None:
-    """The vectors and normals of `nn.logits`, (vectors, words), or of those of `Embedding.logits`, transposed."""
+    """The vectors and normals of `nn.logits`, (vectors, words), or of `Embedding.logits`, transposed."""
     match value.op:
         case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar(op=Normal(std=std)) as noise)):
             transposed = False

@@ -1,4 +1,4 @@
-"""The quantities of an audit: what a network at initialisation does, block by block, as draws of their law."""
+"""The quantities of an audit: statistics of a network at initialisation, block by block, sampled from their law."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._loss_gradient import End, ModelEnd, program_loss
 from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares, ranges
 from ._probed_program import Block, ProbedProgram, mask_of, value_of
 
-STREAM = ("mean_square", "cosine", "effective_rank")  # of the embeddings too
+STREAM = ("mean_square", "cosine", "effective_rank")  # also of the embeddings
 ATTENTION = {"scores": ("score_std", "score_max"), "weights": ("entropy", "largest_weight")}
 BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
@@ -33,7 +33,7 @@ def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scala
     row = [of_stream(value_of(block, "stream"))]
     if names := [name for name in ATTENTION if name in block]:
         allowed = mask_of(block)
-        # where there is but one of scores and weights, it stands for both, and half of the numbers is left out
+        # if only one of scores and weights is probed, it replaces the other, and its half of the numbers is dropped
         each = [_joined([p.value.reshape(-1, *allowed.shape) for p in block[name]]) for name in (names[0], names[-1])]
         numbers = apply(partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention")
         row.append(numbers if len(names) == 2 else numbers[:2] if names == ["scores"] else numbers[2:])
@@ -66,7 +66,7 @@ def _square(x: Vector) -> Scalar:
 
 
 class Section(NamedTuple):
-    """Some outputs of the metric program: a row of numbers for each block, or one for the network."""
+    """Some outputs of the metric program: a row of numbers per block, or one for the network."""
 
     part: str  # "block", "input", "end" or "ranges"
     names: tuple[str, ...]
@@ -75,23 +75,23 @@ class Section(NamedTuple):
 
 
 class Probes:
-    """Quantities of a model on given inputs, or of a program with probes. `Transformer.probes` makes it.
+    """Quantities of a model on given inputs, or of a program with probes. Create it with `Transformer.probes`.
 
-    The reference of audits in the documentation explains each quantity. A name such as `mean_square` or `entropy` is
-    of every block, `input_cosine` or `decoder_input_cosine` of the embeddings, `logit_std`, `loss` and
-    `max_probability` of the tokens that predict something.
+    The audit reference in the documentation explains each quantity. Names such as `mean_square` or `entropy` are for
+    every block, `input_cosine` or `decoder_input_cosine` for the embeddings, and `logit_std`, `loss` and
+    `max_probability` for the tokens that have a target.
 
     Parameters
     ----------
     source : ModelEnd
-        The network of a model on its inputs, with its logits; or a program with its widths.
+        The network of a model on its inputs, with its logits, or a program with its widths.
     gradients : bool
         Whether to include gradients of the loss, or of a random readout of every token if there are no logits:
-        `grad_mean_square` of the stream, `grad_query` and `grad_query_ratio` of the matrices, and so on.
+        `grad_mean_square` for the stream, `grad_query` and `grad_query_ratio` for the matrices, and so on.
     ranges : bool
         Whether to include, at finite widths, the range of every activation: `query_largest` is the largest absolute
-        value, `query_below_fp16` the share of numbers other than 0 below the smallest of a format, and
-        `query_scaled_fp16` that share if a power of two brings the largest to the end of the format.
+        value, `query_below_fp16` the share of nonzero numbers below the smallest number of a format, and
+        `query_scaled_fp16` that share after scaling the largest value to the end of the format by a power of two.
 
     Examples
     --------
@@ -110,12 +110,12 @@ class Probes:
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite n: a row of numbers for each block, one for the input, one for the logits."""
+        """The program for finite n: a row of numbers per block, one for the input, one for the logits."""
         return self._program(self._sections)
 
     @cached_property
     def limit(self) -> Program:
-        """The program for n = ∞. Tied logits keep the fluctuation that they have at the width of the model."""
+        """The program for n = ∞. Tied logits keep their fluctuation at the width of the model."""
         return self._program(self._build(limit=True))
 
     @cached_property
@@ -135,7 +135,7 @@ class Probes:
 
     @property
     def final(self) -> tuple[str, ...]:
-        """The quantities of the logits, and gradients outside of the blocks."""
+        """The quantities of the logits, and the gradients outside the blocks."""
         return self._names("end")
 
     @property
@@ -149,29 +149,29 @@ class Probes:
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, **how: Any) -> Plan:
-        """The plan of `measure`; nothing is drawn. The arguments are those of `Program.plan`, and widths."""
+        """The plan of `measure`, without sampling. The arguments are those of `Program.plan`, and widths."""
         how = self.model.widths() | how
         return self._at(how).plan(**how)
 
     def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
-        """Draws of every quantity by name: (draws, layers), or (draws,) for those of the whole network.
+        """Draws of every quantity by name: (draws, layers), or (draws,) for quantities of the whole network.
 
         Parameters
         ----------
         draws : int
             The number of initialisations.
         **how
-            Arguments of `Program.draw`, such as `seed` and `workers`; and widths other than those of the model:
+            Arguments of `Program.draw`, such as `seed` and `workers`, and widths that override those of the model:
             `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
         how = self.model.widths() | how
         return self.named(self._at(how).draw(draws=draws, **how))  # type: ignore[arg-type]
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
-        """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
+        """Name the outputs of `program.draw` or `limit.draw`, as `measure` returns them."""
         rest, measured = list(found), dict[str, Floats]()
         for section in self._sections:
-            if rest:  # ranges, which are last, are there at finite widths
+            if rest:  # ranges come last, and only at finite widths
                 rows, rest = rest[: len(section.rows)], rest[len(section.rows) :]
                 columns = rows[0] if section.whole else np.stack(rows, axis=1)
                 measured |= {name: np.ascontiguousarray(columns[..., i]) for i, name in enumerate(section.names)}
@@ -205,7 +205,7 @@ class Probes:
 
 
 class ProgramModel:
-    """A program with its widths as the model of an audit, which measures its probes; `longer` have more tokens."""
+    """A program with its widths, as a model for an audit of its probes; `longer` programs have more tokens."""
 
     def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
         self.program, self.name = program, program.name
@@ -223,15 +223,15 @@ class ProgramModel:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The numbers of tokens that it can be measured on."""
+        """The available numbers of tokens."""
         return tuple(self._lengths)
 
     def on(self, tokens: int) -> ProgramModel:
-        """The same network on so many tokens."""
+        """The same network on this many tokens."""
         return self._lengths[tokens]
 
     def widths(self) -> dict[str, int]:
-        """Its widths, by their names."""
+        """Its widths, by name."""
         return dict(self._widths)
 
     def status(self, **widths: float) -> str:
@@ -241,14 +241,14 @@ class ProgramModel:
         return "exact" if self.program._gaussian else "same limit"
 
     def replace(self, name: str) -> ProgramModel:
-        """The same by another name."""
+        """The same model with another name."""
         renamed = copy(self)
         renamed.name = name
         return renamed
 
     @property
     def sizes(self) -> str:
-        """Its size, in words."""
+        """Its size as text."""
         blocks = len(self.net.blocks)
         widths = (f", {name} = {size:,}" for name, size in self._widths.items())
         return f"{blocks} block{'s' * (blocks > 1)}" + "".join(widths)
@@ -258,11 +258,11 @@ class ProgramModel:
         return {"name": self.name, "program": str(self.program), "widths": self.widths()}
 
     def probes(self, tokens: int | None = None, gradients: bool = False, ranges: bool = False, **_: Any) -> Probes:
-        """The quantities of an audit; its tokens are those of the program."""
+        """The quantities of an audit, for the tokens of the program."""
         return Probes(self if tokens is None else self.on(tokens), gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The loss that has a probe, or that of the logits: of the right words, or as if every word could be right."""
+        """The probed loss, or that of the logits: of the targets, or averaged over all words."""
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
         logits: tuple[Any, ...] = ()

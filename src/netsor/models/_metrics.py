@@ -1,6 +1,6 @@
-"""The functions of arrays that an audit measures, over last axes and in any array namespace.
+"""The functions of arrays that an audit measures, over the last axes and in any array namespace.
 
-Each is called once on arbitrary numbers while a program is traced: none may fail on a matrix that is no Gram matrix.
+Tracing calls each of them on arbitrary numbers, so none may fail on a matrix that is not a Gram matrix.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..language._check_function import declares
 from ..language._score import pooled
 from ._probed_program import ProbedProgram, mask_of
 
-MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-LOGITS_PER_BATCH = 2**17  # logits or scores that numpy looks at together: 1 MiB fits the cache, and calls are few
+MIN_PROBABILITY = 1e-37  # normal in single precision too; smaller probabilities do not contribute to an entropy
+LOGITS_PER_BATCH = 2**17  # logits or scores that numpy processes at a time: 1 MiB fits in a cache
 
 
 @declares(numbers=2)
@@ -38,7 +38,7 @@ def of_gram(gram: Array) -> Array:
 def effective_rank(gram: Array) -> Array:
     """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
 
-    It is 1 if all tokens are one direction, and s if they are orthogonal and of one size.
+    It is 1 if all tokens are parallel, and s if they are orthogonal with equal norms.
     """
     xp = array_namespace(gram)
     spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
@@ -50,9 +50,9 @@ def effective_rank(gram: Array) -> Array:
 def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
-    Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
-    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too. If
-    all rows are such (a window of one token), both are 1.
+    They are over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed
+    entries, and averaged. Entropy and largest weight skip rows with one allowed entry, which have no choice; if all
+    rows are like this (a window of one token), both are 1.
     """
     pairs, entries = np.flatnonzero(allowed), allowed.sum(axis=-1)
     if type(scores) is type(weights) is np.ndarray:
@@ -89,13 +89,13 @@ def _of_head(scores: Array, weights: Array, pairs: Any, entries: Any) -> Array:
 
 
 def _stacked(*arrays: Array) -> Array:
-    """Arrays side by side along a new last axis; the first time it broadcasts, PyTorch's own function takes seconds."""
+    """Stack arrays along a new last axis; PyTorch's own function takes seconds when it first broadcasts."""
     xp, shape = array_namespace(*arrays), np.broadcast_shapes(*(array.shape for array in arrays))
     return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
 
 
 def flat(scores: Array) -> Array:
-    """The last two axes as one."""
+    """Merge the last two axes."""
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
@@ -103,7 +103,7 @@ def flat(scores: Array) -> Array:
 def of_logits(*arrays: Array, cap: float | None = None) -> Array:
     """Logits (…, t, words) → (…, 3): standard deviation, mean of log Σ e^logit, largest probability.
 
-    They are given, one array; or root · noise, (…, t, t) times (…, t, words), two arrays; or of both kinds, three.
+    The arguments are an array of logits, or the factors root (…, t, t) and noise (…, t, words) of others, or all three.
     """
     seen = LogitMoments()
     for given in arrays if len(arrays) == 1 else arrays[2:]:
@@ -119,8 +119,8 @@ def capped(logits: Array, cap: float | None) -> Array:
 
 
 def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise of some words after the other, with the noise of these words."""
-    # In numpy a batch is small enough for the cache, and the logits of all words are never in memory.
+    """The logits root · noise, batch by batch over the words, with the noise of each batch."""
+    # In numpy a batch fits in a cache, and the logits of all words are never in memory.
     words = noise.shape[-1]
     rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
     size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
@@ -130,14 +130,14 @@ def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Arra
 
 
 class LogitMoments:
-    """Moments, and log Σ e^x, of rows (…, t, words) that come piece by piece; Chan et al. (1979) join squares so."""
+    """Online moments and log Σ e^x of rows (…, t, words) that come in pieces, merged as in Chan et al. (1979)."""
 
     count = 0
 
     def add(self, x: Array) -> tuple[Array, Array]:
-        """Add a piece, which is overwritten where the library can do so.
+        """Add a piece, which is overwritten if the library can do so.
 
-        Returns e^(x − top), with top the largest of each row up to now, and e^(top before − top).
+        Returns e^(x − top), with `top` the largest entry of each row so far, and e^(previous top − top).
         """
         xp = array_namespace(x)
         count, total = x.shape[-1], self.count + x.shape[-1]
@@ -158,7 +158,7 @@ class LogitMoments:
         return exponentials, shrunk
 
     def ends(self) -> Array:
-        """(…, 3): standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        """(…, 3): standard deviation over all, mean of log Σ e^x, largest e^x/Σ e^x."""
         xp, axes = array_namespace(self.mean), (-2, -1)
         between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
         std = xp.sqrt(xp.mean(self.square / self.count + between * between, axis=axes))
@@ -174,7 +174,7 @@ def of_router(logits: Array, *, chosen: int) -> Array:
 
 
 def of_experts(given: Array) -> Array:
-    """Weights (…, tokens, experts) → (…, 2): the most and the fewest tokens of an expert, over an even load."""
+    """Weights (…, tokens, experts) → (…, 2): the largest and the smallest load of an expert, over an even load."""
     xp = array_namespace(given)
     loads = xp.sum(xp.astype(given != 0, given.dtype), axis=-2)
     even = xp.mean(loads, axis=-1)
@@ -182,9 +182,9 @@ def of_experts(given: Array) -> Array:
 
 
 def of_shares(squares: Array, *middle: Array) -> Array:
-    """(…, 1 + branches) mean squares of the stream and of what was added → (…, branches): the share of each in the sum.
+    """Mean squares of the stream and of the branches, (…, 1 + branches) → (…, branches): the share of each in the sum.
 
-    With a norm after each sum, `middle` (…, 1) is the mean square that all before the last branch has after that norm.
+    With a norm after each sum, `middle` (…, 1) is the mean square before the last branch, after that norm.
     """
     xp = array_namespace(squares, *middle)
     before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
@@ -195,9 +195,9 @@ def of_shares(squares: Array, *middle: Array) -> Array:
 
 
 def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
-    """Pairs of Gram matrices (…, matrices, s, s) → (…, sums): a factor times Σ of the products of both, over entries.
+    """Pairs of Gram matrices (…, matrices, s, s) → (…, sums): a factor times the sum of their entrywise product.
 
-    Each of `sums` is this factor, and the places where its pairs begin.
+    Each of `sums` is this factor and the positions of its pairs.
     """
     xp = array_namespace(*grams)
     pairs = {k: xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1)) for _, places in sums for k in places}
@@ -216,8 +216,8 @@ def _entropy(p: Array) -> Array:
 
 
 # Ranges: the largest absolute value of an activation, over all its tokens, heads and coordinates; and for each format
-# the share of numbers other than 0 that are below its smallest one, as they are and multiplied by the largest power of
-# two with which the largest still fits. Coordinates are drawn whole, so the law of the largest is exact at all widths.
+# the share of nonzero numbers below its smallest one, before and after scaling by the largest power of two that keeps
+# the largest value in range. All coordinates are sampled, so the law of the largest is exact at every width.
 
 
 class Format(NamedTuple):
@@ -226,10 +226,10 @@ class Format(NamedTuple):
     name: str
     title: str
     largest: float
-    smallest: int  # the exponent; numbers that are not normal count
+    smallest: int  # the exponent; subnormal numbers count
 
     def scale(self, largest: Array) -> Array:
-        """The exponent of the largest power of two with which a largest number fits."""
+        """The exponent of the largest power of two that keeps a largest value in range."""
         xp = array_namespace(largest)
         return xp.floor(math.log2(self.largest) - xp.log2(xp.where(largest > 0, largest, 1.0)))
 
@@ -237,11 +237,11 @@ class Format(NamedTuple):
 FORMATS = (
     Format("bf16", "bf16", (2 - 2.0**-7) * 2.0**127, -133),
     Format("fp16", "fp16", 65504.0, -24),
-    Format("e4m3", "fp8 E4M3", 448.0, -9),  # of the Open Compute Project, which has no infinities
+    Format("e4m3", "fp8 E4M3", 448.0, -9),  # the Open Compute Project's format, without infinities
     Format("e5m2", "fp8 E5M2", 57344.0, -16),
 )
 COLUMNS = ("largest", *(f"below_{f.name}" for f in FORMATS), *(f"scaled_{f.name}" for f in FORMATS))
-BLOCK = ("stream", "query", "key", "value", "scores", "weights", "attention", "hidden", "mlp")  # where they are there
+BLOCK = ("stream", "query", "key", "value", "scores", "weights", "attention", "hidden", "mlp")  # if present
 ENDS = ("embedding", "logits")
 
 
@@ -257,7 +257,7 @@ def of_range(numbers: Array) -> Array:
 
 
 def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
-    """(COLUMNS,) of some vectors, all coordinates of them, or of scalars; `allowed` are the entries that count."""
+    """(COLUMNS,) over all coordinates of vectors, or over scalars; `allowed` marks the entries that count."""
     if all(isinstance(value, Vector) for value in values):
         vectors: Vector = join([value.reshape(-1) for value in values])  # type: ignore[assignment]
         return pooled(of_range, vectors, len(COLUMNS))
@@ -268,7 +268,7 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
 
 
 def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> list[tuple[tuple[str, ...], list[Scalar]]]:
-    """Names and rows of ranges: of the blocks, a row for each, and of embeddings and logits, one row."""
+    """Names and rows of ranges: one row per block, and one for embeddings and logits."""
     names, rows = [name for name in BLOCK if name in net.blocks[0]], []
     for block in net.blocks:
         probes = {name: block[name] + (block.get("cross", []) if name == "attention" else []) for name in names}

@@ -1,7 +1,7 @@
 """A program with probes, read as a network: its embeddings, its blocks, and the matrices of each.
 
-Blocks follow from the order of the probes: each ends with a stream, and what was named since the last one belongs to
-it. An embedding after a stream begins the decoder.
+The order of the probes defines the blocks: each ends with a stream, and contains the probes since the last one. An
+embedding after a stream begins the decoder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..language._probe import Probe
 from ..language._softmax import MASKED_SOFTMAX
 
 Block = dict[str, list[Probe]]
-ONCE = ("stream", "attention", "cross", "middle", "mlp")  # in a block
-ENDS = ("logits", "loss")  # outside of the blocks
+ONCE = ("stream", "attention", "cross", "middle", "mlp")  # at most once per block
+ENDS = ("logits", "loss")  # outside the blocks
 MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
 KINDS = ("query", "key", "value", "qkv", "output", "in", "gate", "out")
 
@@ -32,7 +32,7 @@ class ProbedProgram:
 
     def __init__(self, program: Program) -> None:
         self.program, self.name = program, program.name
-        self.starts: list[Vector] = []  # the embeddings of the encoder, or of all, and of the decoder
+        self.starts: list[Vector] = []  # the embeddings (of the encoder), and of the decoder
         self.blocks: list[Block] = []
         self.ends: Block = {}
         self.layers = 0  # blocks before the decoder
@@ -40,7 +40,7 @@ class ProbedProgram:
         self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
         self.streams: list[Vector] = [value_of(block, "stream") for block in self.blocks]
         self.before = [self.starts[0], *self.streams[:-1]]  # the stream before each block
-        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder has its own beginning
+        self.before[self.layers : self.layers + 1] = self.starts[1:]  # the decoder starts from its own embeddings
         first = self.blocks[0].keys() - {"cross"}
         for k, block in enumerate(self.blocks, 1):
             for one, other, names in ((1, k, first - block.keys()), (k, 1, block.keys() - first - {"cross"})):
@@ -51,7 +51,7 @@ class ProbedProgram:
         for start, streams in zip(self.starts, stacks, strict=False):
             shapes = sorted({start.shape, *(x.shape for x in streams)})
             if len(shapes) > 1:
-                raise ValueError(f"{self.name} has streams of {' and '.join(map(str, shapes))}: tokens must be as many")
+                raise ValueError(f"{self.name} has streams of {' and '.join(map(str, shapes))}: token counts differ")
 
     def _read(self, probes: Sequence[Probe]) -> None:
         block: Block = {}
@@ -77,7 +77,7 @@ class ProbedProgram:
             raise ValueError(f"{self.name} must name its streams for an audit: {needed}")
         if block or self.layers == len(self.blocks):
             last = next(iter(block), "embedding")
-            raise ValueError(f"{self.name} has the probe {last!r} after its last stream: no block has it")
+            raise ValueError(f"{self.name} has the probe {last!r} after its last stream, outside any block")
         self.layers = self.layers or len(self.blocks)
 
     @cached_property
@@ -87,7 +87,7 @@ class ProbedProgram:
 
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
-        """The products of matrices in each block, by the kind of the matrix."""
+        """The matrix products in each block, by the kind of matrix."""
         named = {"query": "query", "key": "key", "value": "value", "attention": "output", "mlp": "out"}
         by_block: list[dict[str, list[Vector]]] = []
         for block, values in zip(self.blocks, self.values[1], strict=True):
@@ -100,7 +100,7 @@ class ProbedProgram:
 
 
 def value_of(block: Block, name: str) -> Any:
-    """The value of a probe that a block has once."""
+    """The value of a probe that occurs once per block."""
     return block[name][0].value
 
 
@@ -114,21 +114,21 @@ def values_by_block(
     by_root: dict[Value, list[Value]] = {}
     first = 0
     for root in roots:
-        by_root.setdefault(root, values[first : place[root]])  # encoder and decoder may begin with one value
+        by_root.setdefault(root, values[first : place[root]])  # encoder and decoder may start from the same value
         first = max(first, place[root])
     embedding = [value for start in dict.fromkeys(starts) for value in by_root[start]]
     return embedding, [by_root[stream] for stream in streams]
 
 
 def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
-    """What a matrix of a block is: by its name, by the probe of its product, or the perceptron's by its widths."""
+    """The kind of a matrix of a block: from its name, the probe of its product, or its widths (perceptron)."""
     name = op.weight.source.name or ""
     known = MATRIX_NAMES.get(name) or (name if name in KINDS else probed)
     return known or ("in" if op.weight.in_width == stream else "out")
 
 
 def mask_of(block: Block) -> Bools:
-    """The entries of scores and weights that take part: as a probe says, or the softmax that made the weights."""
+    """The entries of scores and weights that take part: the mask of a probe, or that of the softmax."""
     masks: list[Bools] = []
     every = (*block.get("scores", ()), *block.get("weights", ()))
     for watched in every:
@@ -142,5 +142,5 @@ def mask_of(block: Block) -> Bools:
                 masks.append(mask)
         masks = masks[:1] if all(np.array_equal(masks[0], mask) for mask in masks) else masks
         if len(masks) > 1 or (masks and masks[0].shape != size):
-            raise ValueError(f"{watched.name} have masks that differ: an audit knows one for all heads of a block")
+            raise ValueError(f"{watched.name} have different masks: an audit needs one mask for all heads of a block")
     return masks[0] if masks else np.ones(every[0].value.shape[-2:] if every else (1, 1), bool)

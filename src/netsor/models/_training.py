@@ -1,7 +1,7 @@
-"""A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
+"""A described transformer with its loss, as a program for optimiser steps; every parameter is a matrix.
 
-The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, and tied logits are W^E^T y. Biases and gains of
-norms begin at 0 and 1. They are trained only on request: trained gains need all coordinates of the stream.
+The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, and tied logits are W^E^T y. Biases and norm
+gains start at 0 and 1. They are trained only on request, because trained gains need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate
 
 
 class WeightUse(NamedTuple):
-    """A product of a weight: the block that it is in (None: outside of them), and what kind of weight it is."""
+    """A product with a weight: its block (None: outside the blocks), and the kind of the weight."""
 
     block: int | None
     kind: str
@@ -38,9 +38,9 @@ class WeightUse(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A network that is to be trained: what may be watched, and its loss."""
+    """A network to train: the values to watch, and its loss."""
 
-    watched: dict[str, tuple[ns.Value, ...]]  # one a block, or one
+    watched: dict[str, tuple[ns.Value, ...]]  # one per block, or one
     masks: tuple[Bools | None, ...]  # of the scores of each block
     logits: ns.Vector  # (tokens,) in R^V
     loss: ns.Scalar
@@ -50,11 +50,11 @@ class Training(NamedTuple):
 
     @property
     def parameters(self) -> list[ns.Weight | ns.Vector]:
-        """All that is trained."""
+        """All trained parameters."""
         return [*self.kinds(), *self.vectors]
 
     def kinds(self) -> dict[ns.Weight, str]:
-        """The weights, by kind; one that is tied is an embedding."""
+        """The kinds of the weights; a tied weight is an embedding."""
         by_source: dict[Any, tuple[ns.Weight, str]] = {}
         for act in self.acts:
             assert isinstance(act.value.op, MatMul)
@@ -62,7 +62,7 @@ class Training(NamedTuple):
         return dict(by_source.values())
 
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
-        """The loss of other logits, which may be of any size: no derivative of it is known."""
+        """The loss of other logits of any size; it has no declared derivative."""
         sums = ns.join([pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)])
         return (sums - _own(logits, self.targets)).mean() + math.log(logits.width.factor)
 
@@ -70,9 +70,9 @@ class Training(NamedTuple):
 def training(
     model: Description, ids: Sequence[int], targets: Sequence[int], vectors_of: Collection[str] = ()
 ) -> Training:
-    """The network on these ids, and the mean cross-entropy of their targets.
+    """Build the network on these ids, with the mean cross-entropy of their targets.
 
-    `vectors_of` says which vectors are trained: "bias" of matrices of the blocks and of layer norms, "gain" of norms.
+    `vectors_of` selects the trained vectors: "bias" of block matrices and layer norms, "gain" of norms.
     """
     refuse(model)
     biases, gains = (name in vectors_of for name in VECTORS)
@@ -107,14 +107,14 @@ def training(
 
 
 def _trained(traced: Trace, model: Description, vectors: dict[ns.Vector, str], biases: bool, gains: bool) -> Trace:
-    """With one matrix for all heads, as in real code, since Muon depends on it, and with the trained `vectors`."""
+    """Use one matrix for all heads, as in real code, since Muon depends on it, and add the trained `vectors`."""
 
     def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
         new_value = ns.gaussian(width, mean=start, cov=0.0, name=kind)
         vectors[new_value] = kind
         return new_value
 
-    without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # theirs are traced
+    without = {kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std}  # biases already traced
 
     def change(old: ns.Value, new: Any) -> ns.Value:
         match new.op:
@@ -149,21 +149,21 @@ def refuse(model: Description) -> None:
 
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
-    """A unit vector for each id."""
+    """One unit vector per id."""
     if max(ids, default=0) >= count:
         raise ValueError(f"the id {max(ids)} of a token has no logit: the head has {count}")
     return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 
 def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
-    """(tokens,): of each token the logit that its unit vector picks."""
+    """(tokens,): the logit of each token that its unit vector selects."""
     return logits.width.factor * ns.mean_dot(logits[:, None], units[:, None])[:, 0, 0]
 
 
 def cross_entropy_of(logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None) -> ns.Scalar:
-    """The mean cross-entropy of targets, unit vectors; `words` are those of the tokens, if logits are tied."""
+    """The mean cross-entropy of targets (unit vectors); `words` are the tokens' own unit vectors, for tied logits."""
     count = logits.width.factor
-    # of tied logits, that of a token's own id is large: it is taken off before the exponential
+    # the tied logit of a token's own id is large: subtract it before the exponential
     shift = [] if words is None else [_own(logits, words)]
     slopes = (exponential, partial(exponential, sign=-1.0))[: 1 + len(shift)]
     e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=slopes)

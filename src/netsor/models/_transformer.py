@@ -1,4 +1,4 @@
-"""A transformer at initialisation: its programs, and how to read it from a name, a file, a dict or an object."""
+"""A transformer at initialisation: its programs, and readers for names, files, dicts and config objects."""
 
 from __future__ import annotations
 
@@ -23,85 +23,84 @@ from ._families import READERS
 from ._loss_gradient import ModelEnd
 from ._metric_program import Probes
 
-ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+(?<!\.json)")  # of Hugging Face's hub
+ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+(?<!\.json)")  # an id on Hugging Face's hub
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Description):
-    """A transformer at initialisation; `ns.models.read` makes one from a configuration.
+    """A transformer at initialisation. `ns.models.read` creates one from a configuration.
 
-    `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share their embedding), or `tokens`, a
-    number of different ids. A model with a decoder reads `ids` and decodes `decoder_ids`, which default to `ids`. A
-    model of images reads `patches`, an array (patches, numbers in a patch), or `tokens`: a class token, and patches of
+    `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share an embedding), or `tokens`, a
+    number of different ids. An encoder-decoder model encodes `ids` and decodes `decoder_ids`, by default `ids`. An
+    image model takes `patches`, an array (patches, numbers per patch), or `tokens`: a class token and patches of
     standard normal pixels. Every std is the standard deviation of the entries of a matrix: N(0, std²).
 
     Parameters
     ----------
     name, family : str
-        The name of the model, and the family of code that it belongs to.
+        The name of the model, and its model family.
     layers, width, heads, hidden : int
-        Blocks (of the encoder, if there is a decoder); n, of the residual stream; query heads; m, of the perceptron.
+        The number of blocks (of the encoder, if there is a decoder); the width n of the residual stream; the number of
+        query heads; the hidden width m of the perceptron.
     groups, head_dim : int, optional
-        Heads of keys and values, each shared by heads/groups query heads (None: as many as heads); d (None:
-        width/heads).
+        Key-value heads, each shared by heads/groups query heads (None: heads); d (None: width/heads).
     vocabulary : int, optional
-        None: no logits; classes, if the readout is "class".
+        The number of words, or of classes if the readout is "class"; None: no logits.
     decoder_layers : int
-        Above 0: an encoder, and a decoder that looks at it.
+        Above 0 for an encoder-decoder model.
     inputs : str
-        "tokens", or "patches", which a matrix embeds, after one class token.
+        "tokens", or "patches", embedded by a matrix after one class token.
     patch, length, padding : int, optional
-        Numbers in a patch (channels · height · width); how many learned positions there are; the id whose embedding is
-        zero.
+        Numbers per patch (channels · height · width); the number of learned positions; the id whose embedding is zero.
     positions : str
         "learned", "rotary", "alibi", "relative" or "none".
     rotary_base : float
         The base of the frequencies of rotary positions.
     rotary_fraction : float
-        The fraction of the coordinates of a head that are rotated.
+        The fraction of the coordinates of a head to rotate.
     rotary_stretch : Stretch, optional
-        Lowers low frequencies.
+        The scaling of low frequencies.
     buckets : int
         The number of buckets of relative positions.
     distance : int
         The distance beyond which relative positions share a bucket.
     order : str
-        Of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
+        The order of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
     norm : str
         "layer" or "rms".
     eps : float
         The number that all norms add to the mean square.
     input_norm, gated, shared, tied : bool
-        Whether embeddings are normalised; whether a perceptron is activation(gate) * in; whether all blocks begin as
-        copies of one draw; whether the embedding vectors give the logits.
+        Whether embeddings are normalised; whether a perceptron is activation(gate) * in; whether all blocks start as
+        copies of one block; whether the logits use the embedding vectors.
     final_norm, causal : bool
-        Whether the last vectors are normalised; whether tokens see only themselves and those before them.
+        Whether the last vectors are normalised; whether tokens see only themselves and earlier tokens.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     experts : int, optional
-        The number of perceptrons; None: one, for all tokens.
+        The number of perceptrons; None for a single one.
     experts_per_token : int
-        The number of them that a router chooses for each token.
+        The number of experts that a router chooses per token.
     qk_norm, qk_norm_whole : bool
-        A norm of queries and keys; of all heads of a token at once.
+        Whether queries and keys are normalised; whether over all heads of a token at once.
     score_scale : float, optional
         The factor of ⟨q, k⟩; None: d^(−1/2).
     score_cap, logit_cap : float, optional
-        c makes c tanh(p/c) of a score or logit p.
+        c in c tanh(p/c), applied to scores or logits p.
     window : int, optional
         A token sees this many tokens, itself included.
     window_every : int
-        Which blocks have the window: 0, window_every, …; a decoder continues the count.
+        Blocks 0, window_every, … have the window; a decoder continues the count.
     readout : str
-        Logits by one matrix, "linear"; with a dense layer before it, "transform"; only of the class token, "class".
+        The logits: "linear", one matrix; "transform", a dense layer before it; "class", only for the class token.
     embedding_scale, logit_scale, decoder_gain : float
         Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in, std_gate and std_out.
     std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float
-        Of queries, keys, values and the output of attention, of the perceptron, of the router of experts, of
-        embeddings, learned positions, and logits where they are not tied.
+        For queries, keys, values and the output of attention, the perceptron, the router of experts, embeddings,
+        learned positions, and untied logits.
     std_type, std_relative, bias_in, bias_out : float
-        Of one more vector that is added to every token, of relative biases, of the biases of the perceptron.
+        For a further vector added to every token, relative biases, and the biases of the perceptron.
     distribution : str
         The distribution of the weights: "gaussian", "uniform" or "truncated".
 
@@ -122,10 +121,9 @@ class Transformer(Description):
     def program(
         self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
     ) -> Program:
-        """The program of the last vectors, one a token, with widths n (stream), d (head) and m (perceptron).
+        """The program of the last vectors, one per token, with widths n (stream), d (head) and m (perceptron).
 
-        Bind widths to `inf` for the limit, in which all variances are those of this model. The parameters are those of
-        `trace`.
+        Bind widths to `inf` for the limit, with the variances of this model. The parameters are those of `trace`.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
         return Program(traced.output, self.name, traced.probes)
@@ -133,7 +131,7 @@ class Transformer(Description):
     def trace(
         self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
     ) -> Trace:
-        """Every vector and score of the network as values of the language, from which you write your own programs.
+        """Every vector and score of the network as values of the language, for your own programs.
 
         Parameters
         ----------
@@ -152,9 +150,9 @@ class Transformer(Description):
         gradients: bool = False,
         ranges: bool = False,
     ) -> Probes:
-        """The quantities of an audit on these inputs, which `measure` draws.
+        """The quantities of an audit on these inputs; call `measure` to sample them.
 
-        Other parameters are those of `trace`.
+        The other parameters are those of `trace`.
 
         Parameters
         ----------
@@ -174,7 +172,7 @@ class Transformer(Description):
 
 
 def hub_cached(model: str) -> Path | None:
-    """The config.json of a model in the cache of huggingface_hub, if it is there."""
+    """The config.json of a model in the cache of huggingface_hub, if present."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     folder = Path(os.path.expandvars(os.path.expanduser(given))) / f"models--{model.replace('/', '--')}"
@@ -200,16 +198,16 @@ def names() -> tuple[str, ...]:
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
-    """The model at initialisation that a name, a path, a dict or a transformers config describes.
+    """Read a model at initialisation from a name, a path, a dict or a transformers config.
 
-    A shipped model may override its configuration with what its authors drew, as Pythia does.
+    A shipped model may override its configuration with its authors' actual initialisation, as Pythia does.
 
     Parameters
     ----------
     source : str, pathlib.Path, mapping or PretrainedConfig
-        A name of `names()`, a config.json or its folder, its fields, the config object of transformers, or the id of a
-        model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which is read from their cache on this machine, if it
-        is there: nothing is downloaded.
+        A name from `names()`, a config.json or its folder, its fields, a config object of transformers, or the id of a
+        model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which must be in the local cache: nothing is
+        downloaded.
 
     Examples
     --------
@@ -254,12 +252,12 @@ def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
 
 
 def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
-    """The model of a nanoGPT GPTConfig, as nanoGPT draws it.
+    """The model of a nanoGPT GPTConfig, with nanoGPT's initialisation.
 
     Parameters
     ----------
     config : GPTConfig or mapping
-        The object, or its fields; nanoGPT's defaults for those that are missing.
+        The object, or its fields; missing fields have nanoGPT's defaults.
 
     Examples
     --------
@@ -288,26 +286,26 @@ def pytorch_encoder(
     norm: bool = False,
     causal: bool = False,
 ) -> Transformer:
-    """The encoder that these arguments of PyTorch make, as PyTorch draws it.
+    """The encoder that PyTorch builds from these arguments, with PyTorch's initialisation.
 
-    Weights are uniform, and layers begin as copies of one. The inputs are tokens with unit Gaussian embeddings, which
-    is what `torch.nn.Embedding` draws; `replace` changes that.
+    Weights are uniform, and all layers start as copies of one. The inputs are tokens with unit Gaussian embeddings, as
+    in `torch.nn.Embedding`; change that with `replace`.
 
     Parameters
     ----------
     d_model, nhead : int
-        Width and heads, as of `torch.nn.TransformerEncoderLayer`.
+        Width and heads, as in `torch.nn.TransformerEncoderLayer`.
     dim_feedforward : int
-        Width between the two matrices of the perceptron.
+        The hidden width of the perceptron.
     num_layers : int
-        As of `torch.nn.TransformerEncoder`.
+        As in `torch.nn.TransformerEncoder`.
     activation : str
         "relu" or "gelu".
     layer_norm_eps : float
-        Of all norms.
+        eps of all norms.
     norm_first, norm, causal : bool
         Whether norms come before the branches, whether a LayerNorm follows the last block, and whether attention is
-        masked, which PyTorch takes as an argument of the call.
+        masked, which in PyTorch is an argument of the call.
     bias : bool
         Whether linear layers have biases.
 

@@ -1,7 +1,7 @@
-"""Layers of transformers, written in the language; no numerics here, but for the laws of one layer at infinite width.
+"""Transformer layers, written in the language, and the laws of one attention layer at infinite width.
 
-Matrices have entries N(0, σ²/fan-in), σ a `sigma_…` argument. Real code draws N(0, std²): then σ = std·√fan-in, with
-the fan-in of the real model, also when a width goes to infinity.
+Matrices have entries N(0, σ²/fan-in), where σ is a `sigma_…` argument. For code that samples N(0, std²), set
+σ = std·√fan-in with the fan-in of the real model, even if a width goes to infinity.
 
 Examples
 --------
@@ -16,4 +16,4 @@ from ._attention_law import Attention, attention_std
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
 
-__all__ = [name for name in dir() if not name.startswith("_")]  # all that is imported above
+__all__ = [name for name in dir() if not name.startswith("_")]  # all imports above

@@ -1,4 +1,4 @@
-"""Attention, as in Example 3.1 of the paper and as transformers vary it: masks, biases, groups, rotary positions."""
+"""Attention, as in Example 3.1 of the paper, and its variants: masks, biases, groups, rotary positions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._block import affine, call_layer, scales
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask (tokens, tokens) for `attend`: token i sees itself and those before it.
+    """A mask (tokens, tokens) for `attend`: token i sees itself and earlier tokens.
 
-    Other parameters are those of `alibi`.
+    The other parameters are those of `alibi`.
 
     Parameters
     ----------
     window : int, optional
-        Each token sees the last `window` tokens only.
+        Each token sees only the last `window` tokens.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), (heads, tokens, tokens), for `bias` of `attend`.
 
-    The slopes m_a are 2^(−8a/H), a = 1 … H, if H is a power of two; else those of the power P below and odd ones of 2P.
+    The slopes m_a are 2^(−8a/H) if H is a power of two, else those of the next lower power P and every other one of 2P.
 
     Parameters
     ----------
@@ -68,10 +68,10 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
 def relative_bias(
     heads: int, tokens: int, *, buckets: int = 32, max_distance: int = 128, std: float = 1.0, bidirectional: bool = True
 ) -> Scalar:
-    """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) a head and bucket.
+    """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one N(0, std²) per head and bucket.
 
     The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
-    T5 shares the biases between its layers: pass the same value to each. Other parameters are those of `alibi`.
+    T5 shares the biases across layers: pass the same value to each. The other parameters are those of `alibi`.
 
     Parameters
     ----------
@@ -96,10 +96,10 @@ def relative_bias(
         raise TraceError("relative_bias", "buckets", buckets, "2 or more, and with bidirectional even, 4 or more")
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
-    # half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(max_distance)
+    # half of the buckets are for the distances 0, 1, …, the others for log(distance) up to log(max_distance)
     distance, exact = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half // 2
     logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(max_distance / exact)
-    # rounding of the logarithm must not move a distance that begins a bucket into the one below
+    # rounding of the logarithm must not move a distance at the start of a bucket into the previous one
     coarse = exact + np.floor(logarithm * (half - exact) + 1e-9).astype(np.intp)
     place = np.where(distance < exact, distance, np.minimum(coarse, half - 1))
     table = normal((heads, buckets), scale(std, "std", "relative_bias"), name="relative bias")
@@ -110,7 +110,7 @@ def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
     tokens = whole(tokens, "tokens", operation)
     if tokens**2 > NUMBERS:
-        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: pairs of them are held")
+        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: netsor stores all pairs")
     return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
 
 
@@ -136,9 +136,9 @@ class Attended(NamedTuple):
     Parameters
     ----------
     output : Vector
-        What attention adds to the stream, in the shape of x.
+        The output of attention, in the shape of x.
     scores, weights : Scalar
-        (heads, …, tokens, tokens), after caps and biases, before the mask; and their softmax.
+        Scores (heads, …, tokens, tokens), after caps and biases and before the mask, and their softmax.
     """
 
     output: Vector
@@ -179,11 +179,11 @@ def attention(
     head_dim : Width or int, optional
         d; by default the width of x.
     mask : array_like or str, optional
-        As in `ns.softmax`: "causal", or which scores are allowed.
+        As in `ns.softmax`: "causal", or a boolean array of the allowed scores.
     context : Vector, optional
         Other tokens, for keys and values (cross-attention).
     groups : int, optional
-        The number of key and value heads, each shared by heads/groups query heads in a row.
+        The number of key and value heads, each shared by heads/groups consecutive query heads.
     window : int, optional
         Mask tokens that are this far apart or further.
     rotary : Rotary, optional
@@ -191,11 +191,11 @@ def attention(
     qk_norm : callable, optional
         A function of queries and keys, such as `ns.rms_norm`.
     softcap : float, optional
-        c: a score p becomes c tanh(p/c).
+        c in c tanh(p/c), applied to every score p.
     bias : Scalar or array_like, optional
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
-        "sqrt"; "linear" divides by d instead of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+        "sqrt" divides ⟨q, k⟩ by √d, "linear" by d; a number c multiplies d^(−1/2) ⟨q, k⟩.
     sigma_q, sigma_k, sigma_v, sigma_o : float or Scalar
         Standard deviations of the matrices of queries, keys, values and the output, as `std` of `ns.weight`.
     sigma_b : float

@@ -1,4 +1,4 @@
-"""The laws of one attention layer at infinite width, given the kernel of its tokens: the paper's and two older ones."""
+"""The laws of one attention layer at infinite width, given the kernel of its tokens: the paper's and two older laws."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..laws._estimate import Replicas
 from ..laws._law_base import checked_heads
 
 Array = npt.NDArray[np.float64]
-MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work
-MANY_TOKENS = 4000  # tokens above which a warning is given: the linear algebra alone takes minutes
-WORK = 2e10  # multiplications spent on E[A K A^T] if the number of points is not given
+MAX_QMC_POINTS = 2**31  # quasi-random points: days of work
+MANY_TOKENS = 4000  # with more tokens a warning is raised: the linear algebra alone takes minutes
+WORK = 2e10  # multiplications for E[A K A^T] with the default number of points
 
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention layer in the limit of infinite width, given the kernel of its tokens, K_ij = E[Z^{x^i} Z^{x^j}].
+    """An attention layer at infinite width, given the kernel of its tokens, K_ij = E[Z^{x^i} Z^{x^j}].
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class Attention:
     sigma_q, sigma_k, sigma_v, sigma_o : float
         The standard deviations of the matrices, σ in entries N(0, σ²/fan-in).
     mask : array_like or str, optional
-        The keys that a query sees, as in `ns.softmax`: "causal", or a boolean array that broadcasts to (queries, keys).
+        The keys that each query sees, as in `ns.softmax`: "causal", or a boolean array (queries, keys).
     function : callable
-        The function of rows of scores; by default the softmax.
+        The function applied to rows of scores; by default the softmax.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Attention:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         tolerance = 1e-9 * np.abs(k).max()
         allowed = bool(np.abs(k - k.T).max() <= tolerance)
-        try:  # whether no eigenvalue is below −tolerance: a Cholesky root costs less than eigenvalues
+        try:  # is every eigenvalue at least −tolerance? A Cholesky factorisation costs less than eigenvalues
             np.linalg.cholesky(k + (tolerance or 1.0) * np.eye(len(k)))
         except np.linalg.LinAlgError:
             allowed = False
@@ -96,8 +96,8 @@ class Attention:
         token : int
             The index of the token.
         points : int, optional
-            The number of quasi-random points, a power of 2; 2^21 or fewer by default. For eight different tokens the
-            density then has an error of about 1e-6; with 2^25 points, in half a minute, it is below 1e-7.
+            The number of quasi-random points, a power of 2; by default at most 2^21. For eight different tokens the
+            density then has an error of about 1e-6. With 2^25 points it is below 1e-7, in half a minute.
         """
         heads = checked_heads(heads, "law")
         k: Array = np.asarray(self.kernel)
@@ -107,7 +107,7 @@ class Attention:
         scores, factor = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys, (self.sigma_o * self.sigma_v) ** 2
         size, largest = float(np.diag(scores).max()), float(np.diag(keys).max())
         if not largest:
-            raise TraceError("law", f"token={token} sees tokens of kernel 0 alone: its output is 0, without a density")
+            raise TraceError("law", f"token={token} sees only tokens with kernel 0: its output is 0, without a density")
         if not math.isfinite(size * factor):
             raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
@@ -121,7 +121,7 @@ class Attention:
     def infinite_heads(self, points: int | None = None) -> Joint:
         """The Gaussian of infinitely many heads over all tokens: covariance σ_O²σ_V² E[A K A^T].
 
-        `points` is the number of quasi-random points, a power of 2; up to 2^15 by default.
+        `points` is the number of quasi-random points, a power of 2; by default at most 2^15.
         """
         k: Array = np.asarray(self.kernel)
         eigenvalues, vectors = np.linalg.eigh(k)
@@ -138,7 +138,7 @@ class Attention:
                 total += (a @ k @ np.swapaxes(a, 1, 2)).sum(axis=0)
             means.append(total / (points // SETS))
         value = np.mean(means, axis=0)
-        # relative to the root of the variances: ε of the diagonal bounds what ε may do to any combination
+        # relative to the root of the variances: an error ε of the diagonal bounds the error of any combination
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         spread = Replicas(SETS).spread(np.array(means))
         error = float(np.max(np.divide(spread, size, out=np.zeros_like(size), where=size > 0)))
@@ -158,46 +158,46 @@ class Attention:
 
 
 def _checked_points(points: Any, operation: str, least: int) -> int | None:
-    """A number of points: Sobol's are balanced if it is a power of 2."""
+    """Check a number of points: Sobol points are balanced if it is a power of 2."""
     count = as_whole(points)
     if points is not None and (count is None or not least <= count <= MAX_QMC_POINTS or count & (count - 1)):
         raise TraceError(operation, "points", points, f"a power of 2, {least} or more, at most 2^31")
     return count
 
 
-# The standard deviation of the output of one head, by one-dimensional integrals, for any number of tokens s. Given a
-# query q, its scores are independent normals of standard deviation τ = scale·|q|·√(1 − c), apart from a part that all
-# keys share and that cancels in the softmax. So the output has variance (1 − c) E Σ_j a_j² + c, and since 1/S² = ∫ t
+# The standard deviation of the output of one head, from one-dimensional integrals, for any number of tokens s. Given a
+# query q, its scores are independent normals with standard deviation τ = scale·|q|·√(1 − c), plus a term that all keys
+# share and that cancels in the softmax. So the output has variance (1 − c) E Σ_j a_j² + c, and since 1/S² = ∫ t
 # e^{−tS} dt,
 #     E Σ_j a_j² = s ∫ E[f_2(u + τz)] E[f_0(u + τz)]^{s−1} du,  f_2(x) = e^{2x − e^x}, f_0(x) = exp(−e^x), t = e^u.
 # The integrands are analytic in a strip of half-width π/2, so equally spaced points converge exponentially.
 
-STEPS = (0.5, 0.35)  # of u and of τz: error exp(−π²/step); two of them, whose difference is the reported error
-NODES = (12, 16)  # for the length of a query
-TRUNCATION_STD = 9.0  # standard deviations beyond which a normal is left out
-MAX_SCORE_STD = 100.0  # the largest standard deviation of scores: the softmax is one-hot by then, but for ties
+STEPS = (0.5, 0.35)  # of u and of τz: the error is exp(−π²/step); the difference of the two is the reported error
+NODES = (12, 16)  # of the rule for the norm of a query
+TRUNCATION_STD = 9.0  # normals are truncated at this many standard deviations
+MAX_SCORE_STD = 100.0  # largest standard deviation of scores: the softmax is then one-hot, except for ties
 STD_RTOL = 1e-13  # relative
 
 
 def attention_std(
     tokens: int, head_dim: float, *, scale: float | None = None, causal: bool = False, correlation: float = 0.0
 ) -> Estimate:
-    """The standard deviation of the output of one head of attention at initialisation, exactly.
+    """The exact standard deviation of the output of one attention head at initialisation.
 
-    Queries, keys and values have normal coordinates of variance 1, independent of each other.
+    Queries, keys and values have independent normal coordinates with variance 1.
 
     Parameters
     ----------
     tokens
-        How many keys there are, or the length of the input if it is causal.
+        The number of keys, or the length of a causal input.
     head_dim
-        The dimension of the head; at `ns.inf`, scores are normal with standard deviation 1 (and `scale` must be None).
+        The dimension of the head. At `ns.inf`, scores are normal with standard deviation 1, and `scale` must be None.
     scale
-        What multiplies ⟨q, k⟩: 1/√head_dim unless given. Of u-µP it is mult/head_dim.
+        The factor of ⟨q, k⟩; by default 1/√head_dim. For u-µP it is mult/head_dim.
     causal
-        Each token sees itself and those before: the variance is then the mean over all of them.
+        Whether each token sees only itself and earlier ones; the variance is then the mean over all tokens.
     correlation
-        Of the keys and values of any two tokens, from 0 to 1.
+        The correlation of the keys, and of the values, of any two tokens, from 0 to 1.
 
     Examples
     --------
@@ -235,7 +235,7 @@ def attention_std(
 def _squares(width: int, nodes: int) -> tuple[Array, Array]:
     """A Gauss rule for |q|²/d ~ χ²_d/d: nodes and weights, from the recurrence of the Laguerre polynomials."""
     alpha, k = width / 2 - 1, np.arange(1.0, nodes)
-    off = np.sqrt(k * (k + alpha))
+    off = np.sqrt(k * (k + alpha))  # Golub–Welsch: eigenvalues of the Jacobi matrix are the nodes
     eigen = np.linalg.eigh(np.diag(2 * np.arange(nodes) + 1 + alpha) + np.diag(off, 1) + np.diag(off, -1))
     weights = eigen.eigenvectors[0] ** 2
     kept = weights > 1e-17  # a share is at most 1
@@ -252,9 +252,9 @@ def _share(s: int, tau: float, step: float, causal: bool) -> float:
     z = spacing * np.arange(-half, half + 1, dtype=np.float64)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
-    direct = tau < 0.5  # otherwise every u + τz is one of x
+    direct = tau < 0.5  # otherwise every u + τz is among the x
     x = low + step * np.arange(count)[:, None] + tau * z if direct else low + step * np.arange(-half, count + half)
-    x = np.minimum(x, 700.0)  # exp(−e^x) is 0 long before
+    x = np.minimum(x, 700.0)  # exp(−e^x) is 0 well before
     values = np.exp(2 * x - np.exp(x)), -np.expm1(-np.exp(x))  # f_2, and 1 − f_0 without cancellation
     two, less = (f @ weight if direct else np.convolve(f, weight, "valid") for f in values)
     return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
@@ -267,7 +267,7 @@ def _power(less: Array, exponent: float) -> Array:
 
 
 def _causal(s: int, less: Array) -> Any:
-    """(1/s) Σ_{i ≤ s} i r^{i−1} with r = 1 − less: in closed form, or its series where that would cancel."""
+    """(1/s) Σ_{i ≤ s} i r^{i−1} with r = 1 − less: in closed form, or by its series if that would cancel."""
     small = s * less < 1e-2
     series: Any = 0.0
     term = np.full_like(less, (s + 1) / 2)  # C(s + 1, 2)/s

@@ -1,4 +1,4 @@
-"""A block of a transformer: its perceptron, its branches and norms, and layers that share their weights."""
+"""A transformer block: its perceptron, branches and norms, and layers that share weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def affine(
     batch: int | tuple[int, ...] = (),
     name: str | None = None,
 ) -> Vector:
-    """W x + b for every matrix of a batch, entries N(0, σ_w²/fan-in) and N(0, σ_b²); b is one for all vectors of x."""
+    """W x + b for every matrix of a batch, with entries N(0, σ_w²/fan-in) and N(0, σ_b²); all vectors share b."""
     w = weight(width, x.width, batch, sigma_w, name=name)
     if not sigma_b:
         return w @ x
@@ -30,13 +30,13 @@ def affine(
 
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
-    """Standard deviations, checked; those of weights may be scalars."""
+    """Check standard deviations; those of weights may be scalars."""
     single = {name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and not sigma.shape} - {"sigma_b"}
     return tuple(sigma if name in single else scale(sigma, name, operation) for name, sigma in sigmas.items())
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
-    """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
+    """f(x) for a user's function of vectors, which must return one vector per vector of x."""
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
     y = f(x)
@@ -56,7 +56,7 @@ class Block(NamedTuple):
     output : Vector
         The stream that leaves the block.
     attended, fed : Vector
-        What the first and the second branch added.
+        The outputs of the first and the second branch.
     """
 
     output: Vector
@@ -72,12 +72,12 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     x : Vector
         The stream, (…, tokens).
     attend, feed : callable
-        The two branches: from vectors to vectors of the same shape and width.
+        The two branches: functions of vectors that keep shape and width.
     norm : callable
         The norm before or after a branch.
     order : str
-        For each branch f in turn, "pre" is x + f(norm(x)), "post" norm(x + f(x)), "sandwich" x + norm(f(norm(x))) and
-        "after" x + norm(f(x)); "parallel" is x + attend(norm(x)) + feed(norm(x)).
+        For each branch f, "pre" is x + f(norm(x)), "post" norm(x + f(x)), "sandwich" x + norm(f(norm(x))) and "after"
+        x + norm(f(x)). "parallel" is x + attend(norm(x)) + feed(norm(x)).
 
     Examples
     --------
@@ -113,7 +113,7 @@ def mlp(
     sigma_out: float | Scalar | None = None,
     sigma_b: float = 0.0,
 ) -> Vector:
-    """A perceptron on every vector of x: hidden layers φ(W x + b) of the given widths, then one linear layer.
+    """A perceptron applied to every vector of x: hidden layers φ(W x + b) of the given widths, then a linear layer.
 
     Parameters
     ----------
@@ -124,13 +124,13 @@ def mlp(
     out : Width or int, optional
         The width of the result; by default that of x.
     activation : callable
-        φ.
+        The activation φ.
     gate : bool
-        Hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
+        If True, hidden layers are φ(W' x + b') ⊙ (W x + b): SwiGLU with `ns.silu`, GeGLU with `ns.gelu_tanh`.
     sigma_w : float or Scalar
-        σ in the entries N(0, σ²/fan-in) of hidden layers, as `std` of `ns.weight`.
+        σ in the entries N(0, σ²/fan-in) of hidden layers, as `std` in `ns.weight`.
     sigma_gate, sigma_out : float or Scalar, optional
-        σ of W', and of the last layer; by default `sigma_w`.
+        σ of W' and of the last layer; by default `sigma_w`.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 class Argument(Operation):
-    """V: a placeholder for the argument of a shared layer. No interpreter reads it."""
+    """V: a placeholder for the argument of a shared layer; no interpreter sees it."""
 
 
 def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
@@ -190,11 +190,11 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
-            raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
+            raise TraceError("shared", f"{x!r} must match the vectors of the first call, of {first}")
         values: Any = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(value, Value) for value in values):
-            raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(result)}")
-        new: dict[Any, Value] = {argument: x}  # the result with x instead of the argument
+            raise TraceError("shared", f"layer must return a value or a tuple of values, got {shown(result)}")
+        new: dict[Any, Value] = {argument: x}  # the result with x in place of the argument
         for value in topological_order(values):
             if value not in new:
                 new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))

@@ -1,4 +1,4 @@
-"""Embeddings of given ids, and the logits that are tied to them."""
+"""Embeddings of given ids, and logits tied to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..language._vector import as_vector
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
-    """Untied logits W y, (*shape of y, vocabulary), with entries of W N(0, σ²/fan-in).
+    """Untied logits W y, (*shape of y, vocabulary); W has entries N(0, σ²/fan-in).
 
-    Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
-    independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
-    functions of rows, `ns.apply(f, p, axes=1)` and `ns.softmax(p)`.
+    Given y, the logits of a word are jointly N(0, σ² G) over the vectors, with G_ij = ⟨y_i, y_j⟩/n, and words are
+    independent. So at every width the logits are the symmetric root of G times i.i.d. normals. Compute a loss or
+    probabilities as functions of rows, `ns.apply(f, p, axes=1)` or `ns.softmax(p)`.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 
 def root(gram: Scalar) -> Scalar:
-    """The symmetric square root of positive semidefinite matrices; eigenvalues that are 0 up to rounding count as 0."""
+    """The symmetric square root of positive semidefinite matrices; eigenvalues at round-off level count as 0."""
     return applied(Function("root", symmetric_root, bounded=False, lipschitz=False), (gram,), gram.shape, axes=2)
 
 
 def symmetric_root(gram: Any) -> Any:
-    """`root` of arrays."""
+    """`root` for arrays."""
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
     rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)
@@ -59,18 +59,18 @@ def symmetric_root(gram: Any) -> Any:
 
 
 class Embedding:
-    """An embedding with coordinates i.i.d. N(0, std²); call it with ids to get their vectors.
+    """An embedding with i.i.d. coordinates N(0, std²); call it with ids to get their vectors.
 
     Parameters
     ----------
     ids : array_like of int
-        All ids that you will use, in any shape. Repeated ids share their vector.
+        All ids that you will use, in any shape. Repeated ids share a vector.
     width : Width or int
         The dimension of the vectors.
     std : float or Scalar
-        The standard deviation of the coordinates, as `std` of `ns.weight`.
+        The standard deviation of the coordinates, as `std` in `ns.weight`.
     name : str
-        Printed. An audit counts tables that are named "embedding" as the embedding of the words.
+        The printed name. An audit treats tables named "embedding" as the word embedding.
 
     Examples
     --------
@@ -92,26 +92,26 @@ class Embedding:
         self.vectors: Vector = drawn if by is None else by * drawn
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
-        """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
+        """The vectors of ids, in their shape; by default of the ids of the constructor."""
         asked = self.ids if ids is None else _as_ids(ids, "ids")
         if not np.isin(asked, self.known).all():
-            raise TraceError("embedding", "ids", ids, "among those that the embedding was made with")
+            raise TraceError("embedding", "ids", ids, "among the ids that the embedding was created with")
         return self.vectors[np.searchsorted(self.known, asked)]
 
     def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids. Other parameters are those of `nn.logits`.
+        the vectors y and independent between ids. The other parameters are those of `nn.logits`.
 
         Parameters
         ----------
         fan_in : int, optional
-            N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ is
-            N · (1/n) ⟨e_t, y⟩, exactly at n = N, and without fluctuation at n = ∞.
+            N, the width of the real model; not needed if the width is a number. It turns means into sums: ⟨e_t, y⟩ is
+            N · (1/n) ⟨e_t, y⟩, which is exact at n = N and has no fluctuation at n = ∞.
         spread : bool
-            At N a mean has a fluctuation, as large as the logits of other words. True adds its leading part back, for
-            use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t.
+            At width N a mean fluctuates as much as the logits of other words. True restores the leading part of this
+            fluctuation, only for n = ∞: N(0, std² N |r|²/n), r the part of y outside the span of the vectors e_t.
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
@@ -125,7 +125,7 @@ class Embedding:
         means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
         parts = [size * means]
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
-            rest = gram - means.transpose() @ means / self.std**2
+            rest = gram - means.transpose() @ means / self.std**2  # Gram matrix of y outside the span of the e_t
             parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
         if words > count:
             parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
@@ -142,14 +142,14 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²); repeated ids share their vector. Other parameters are those of `Embedding`.
+    """The vectors of ids, N(0, std²); repeated ids share a vector. The other parameters are those of `Embedding`.
 
     Parameters
     ----------
     position_std : float, optional
-        The standard deviation of learned positions, which are added if you give it.
+        The standard deviation of learned positions; without it, there are none.
     positions : array_like of int, optional
-        0, 1, … along the last axis by default.
+        The positions; by default 0, 1, … along the last axis.
 
     Examples
     --------
