@@ -138,6 +138,7 @@ class ProgramAnalysis:
         # the place of the last value that needs the coordinates of each
         self.last: dict[Value, int] = {x: k for k, value in enumerate(self.values) for x in value.op.inputs}
         self.last |= dict.fromkeys(outputs, len(self.values))
+        self.acting = Counter(v.op.x for v in values if isinstance(v.op, MatMul))  # how many matrices act on each value
         # how many blocks the vectors of each value have, and how wide one is
         self.blocks, self.widths = blocks_of(self.values, context.bound)
         self.limits = frozenset(value for value, width in self.widths.items() if math.isinf(width))  # of infinite width
@@ -160,11 +161,6 @@ class ProgramAnalysis:
     def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
-
-    @cached_property
-    def acting(self) -> Counter[Value]:
-        """How many matrices act on each value."""
-        return Counter(value.op.x for value in self.values if isinstance(value.op, MatMul))
 
 
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
