@@ -72,7 +72,7 @@ def test_law_at_a_finite_width_in_words():
         "law", "--width", "64", "--draws", "5000", "--at", "0.5", "--activation", "relu", "--head-dim", "16"
     )
     assert result.returncode == 0
-    assert result.stdout.startswith("width 64: exact, from ")
+    assert result.stdout.startswith("attention layer of 4 tokens and 2 heads, width 64: exact, 5,000 draws of ")
     assert "pdf" in result.stdout
 
 

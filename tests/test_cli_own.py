@@ -135,8 +135,7 @@ BAD = {
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
-    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]: index: index 7 on shape (2,): index 7 is out of bounds "
-    "for axis 0 with size 2\n",
+    "mine:good[7]": "PROGRAM 'mine:good[7]' has no such part: its shape is (2,)\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
@@ -210,6 +209,11 @@ OWN = {
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
     ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    ("mine.py:own[0]", "--width", "64"): (
+        "--width belongs to the built-in layer; FILE:PROGRAM takes --bind n=64 --bind d=64\n"
+    ),
+    ("mine.py:several[2]", "--arg", "both=True"): ("PROGRAM 'mine.py:several[2]' has no such part: it has 2 outputs\n"),
+    ("mine.py:own[0]", "--widht", "64"): "No such option --widht: did you mean --width or --bind?\n",
     ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3 must be from -3 to 2",
     (
         "mine.py:score",

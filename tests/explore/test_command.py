@@ -41,7 +41,7 @@ def test_what_is_shown(served, tmp_path):
         (["mine.py:nothing"], "PROGRAM 'nothing' is not in 'mine.py'"),
         (["mine.py:net", "--arg", "heads=-1"], "cannot be built"),
         (["mine.py:net", "--arg", "tails=1"], "cannot be built"),
-        (["mine.py:net[7]"], "has no part [7]"),
+        (["mine.py:net[7]"], "has no such part: its shape is (2,)"),
         (["--arg", "heads=2"], "--arg heads=2 needs a FILE:PROGRAM"),
         (["--port", "70000"], "'--port': '70000' must be an integer from 0 to 65,535"),
     ],

@@ -62,8 +62,11 @@ class LoadedProgram:
         net, what = self._called(), f"PROGRAM {shown(self.target)}"
         if not isinstance(net, Program):
             raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
-        with users_code(f"{what} has no part [{self.part}]"):
+        try:
             return net if self.part is None else net[self.part]
+        except IndexError:
+            has = f"it has {len(net)} outputs" if isinstance(net.output, tuple) else f"its shape is {net.shape}"
+            raise UsageError(f"{what} has no such part: {has}") from None
 
     def _called(self) -> Any:
         if callable(self.value) and not isinstance(self.value, Program):

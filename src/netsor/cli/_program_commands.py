@@ -28,6 +28,7 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
     outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
+    from .._document import wrap
     from ..laws import Estimate
     from ._subject import announce, subject
 
@@ -55,8 +56,8 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
         facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
         out.echo_json({**content, **facts, "notes": list(law.notes)})
         return
-    sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
-    out.echo(f"{target.label}: {law.status}{sampled}")
+    sampled = f", {draws:,} draws of {law.random_numbers:,} random numbers" if law.random_numbers else ""
+    out.echo(wrap(f"{target.network}, {target.label}: {law.status}{sampled}"))
     out.echo_rows(law.notes, moments)
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
         out.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
@@ -123,7 +124,8 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
         return
     if enough is not None:
         out.echo(wrap(enough.summary))
-    out.echo(" against ".join(f"{name} ({law.status})" for name, law in laws.items()))
+    sides = " against ".join(f"{name} ({law.status})" for name, law in laws.items())
+    out.echo(wrap(f"{target.network}: {sides}; {draws:,} draws"))
     out.echo_rows(notes, measured)
 
 

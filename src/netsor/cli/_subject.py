@@ -82,7 +82,7 @@ class Target:
 
     net: Program
     widths: dict[str, float]
-    built_in: bool
+    built_in: str = ""  # the layer in words; empty for a program of the user
     coordinate: int | None = None
     infinite_heads: bool = False  # whose law is a formula
     seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
@@ -98,6 +98,11 @@ class Target:
         shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
         return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
 
+    @property
+    def network(self) -> str:
+        """The network without its widths."""
+        return self.built_in or self.net.name
+
     def limit(self, kept: Mapping[str, float], infinite_heads: bool = False) -> Target:
         """The same with all widths at infinity, except those that are kept."""
         return replace(self, widths={**dict.fromkeys(self.widths, math.inf), **kept}, infinite_heads=infinite_heads)
@@ -105,7 +110,9 @@ class Target:
     def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
         options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
-        formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
+        formula = bool(self.built_in) and set(self.widths.values()) == {
+            math.inf
+        }  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
         # what is no sum over heads, with 1/n scaling, is Gaussian already
@@ -125,12 +132,13 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend
 
 def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
     """The program with its widths, and the options that decide what it costs."""
-    for name in filter(_is_given, LAYER):
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = find(options["program"], options["arguments"]).build()
-    target = Target(net, bound(net, options["binds"]), built_in=False, coordinate=options["coordinates"])
+    for name in filter(_is_given, LAYER):
+        option, binds = f"--{name.replace('_', '-')}", [f"--bind {width}={options[name]}" for width in net.widths]
+        takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"
+        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}")
+    target = Target(net, bound(net, options["binds"]), coordinate=options["coordinates"])
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
@@ -166,7 +174,10 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
     sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
-    return Target(net, widths, True, options["coordinates"], infinite_heads and not both), sizes
+    alone = infinite_heads and not both
+    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}"
+    words += "" if alone else f" and {heads} head{'s' * (heads > 1)}"
+    return Target(net, widths, words, options["coordinates"], alone), sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:

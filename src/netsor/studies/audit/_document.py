@@ -66,6 +66,8 @@ def document(
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
         sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"))
+    if first.request.unchecked:  # the reader must not miss it
+        subject, sections = first.request.unchecked, [Section("", [Paragraph(subject)]), *sections]
     return doc.Document(f"Audit of {what}", verdict, subject, [section for section in sections if section.blocks])
 
 

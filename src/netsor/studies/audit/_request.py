@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -100,12 +101,23 @@ class Request(_study.Request):
     def remark(self) -> str:
         """The cost of gradients, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
-            off = self.quick and self.gradients is None and not self.own
-            return "Gradients are off; --gradients adds them." if off else ""
+            return ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
             return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
         return f"Gradients are off; --gradients takes {more}."
+
+    @property
+    def unchecked(self) -> str:
+        """What a quick audit does not check, and the full audit; nothing for other audits."""
+        words = ["leave out quick=True"] if self.typed is None else shlex.split(self.typed)
+        left = ["gradients"] * (not self.own and not any(map(self.backward, self.lengths)))
+        left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
+        if self.lengths == LENGTHS[:1] and not {"--tokens", "--ids"} & {*words}:
+            takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
+            left += [f"more than {LENGTHS[0]} tokens"] * (takes > LENGTHS[0])
+        full = words[0] if self.typed is None else shlex.join(word for word in words if word != "--quick")
+        return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full audit: {full}" * self.quick
 
     @property
     def own(self) -> bool:
