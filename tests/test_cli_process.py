@@ -31,7 +31,7 @@ def shell(command, **how):
 
 @POSIX
 def test_a_second_interrupt_is_ignored_by_a_function():
-    """SIG_IGN has a race: Python prints "Signal 2 ignored due to race condition" and a traceback if both come at once."""
+    """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a traceback if both come at once."""
     before = signal.signal(signal.SIGINT, _main._once)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,9 @@ def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
     assert mistake != "wrong mask" or not any(
         each.what == "entropy" for each in found.findings if each.where == "layers.1"
     )
-    assert str(found).startswith("FLAG: ")
+    assert str(found).startswith("FLAG: Decoder differs from the reference Decoder in ")
+    assert found.first.where in str(found).partition("\n\n")[0]
+    assert all(each.text.startswith("expected ") and ", found " in each.text for each in found.findings)
     assert max(map(len, str(found).splitlines())) <= 80
 
 
