@@ -174,10 +174,10 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._theorem_check import NO_LIMIT
-    from ._load_program import find
+    from ._load_program import find, program_of
 
     with out.stdout_to_stderr(as_json):
-        report = find(program, arguments).build().check()
+        report = program_of(find(program, arguments)).check()
     points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
     content = {"program": report.program, "verdict": report.verdict, "points": points}
     out.echo_either(as_json, content, str(report))

@@ -26,7 +26,7 @@ from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
-from ._load_program import bound, find, is_target, torch_module, usage_errors
+from ._load_program import bound, find, is_target, module_factory, program_of, torch_module, usage_errors
 from ._main import Watch
 from ._options import Place, pop_backend
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
@@ -204,7 +204,7 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     if not is_target(target):
         raise UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     loaded = find(target, arguments)
-    module = loaded.module_factory()
+    module = module_factory(loaded)
     if module is not None:
         ids, tokens = inputs["ids"], inputs["tokens"]
         if ids and tokens:
@@ -218,7 +218,7 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     for name, text in inputs.items():
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
-    net = loaded.build()
+    net = program_of(loaded)
     widths = bound(net, binds)
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)

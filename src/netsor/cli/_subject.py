@@ -26,7 +26,7 @@ from ..engine.backends import Backend
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
-from ._load_program import bound, find
+from ._load_program import bound, find, program_of
 from ._options import Place
 from ._output import echo_error
 
@@ -133,7 +133,7 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend
 def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
     """The program with its widths, and the options that decide what it costs."""
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
-    net = find(options["program"], options["arguments"]).build()
+    net = program_of(find(options["program"], options["arguments"]))
     for name in filter(_is_given, LAYER):
         option, binds = f"--{name.replace('_', '-')}", [f"--bind {width}={options[name]}" for width in net.widths]
         takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"

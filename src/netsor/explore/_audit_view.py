@@ -109,7 +109,11 @@ class AuditViewRequest:
             both = zip(labels, looks, (first.actual, first.limit), strict=True)
             sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
-        return View(panels, {}, self.code, (*self._notes(result),), result=result)
+        gaps = [
+            (panel.title, curve.label, curve.x[~np.isfinite(curve.y)]) for panel in panels for curve in panel.curves
+        ]
+        missing = (f"{title}, {label}: no number in block {x[0]:g}" for title, label, x in gaps if x.size)
+        return View(panels, {}, self.code, (*missing, *self._notes(result)), result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -162,8 +166,8 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
             assert blocks is not None
             band = (low, high) if look in ("band", "second") else ()
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
-    every = np.concatenate([c.y for c in curves])
-    log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
+    every = np.concatenate([c.y[np.isfinite(c.y)] for c in curves])
+    log = quantity.log and every.size and every.min() > 0 and every.max() > VARIES * every.min()
     return Panel(quantity.title, "block", "", tuple(curves), legend=len(curves) > 1, log=bool(log))
 
 

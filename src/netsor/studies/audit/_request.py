@@ -117,7 +117,10 @@ class Request(_study.Request):
             takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
             left += [f"more than {LENGTHS[0]} tokens"] * (takes > LENGTHS[0])
         full = words[0] if self.typed is None else shlex.join(word for word in words if word != "--quick")
-        return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}" * self.quick
+        return (
+            f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
+            * self.quick
+        )
 
     @property
     def own(self) -> bool:
