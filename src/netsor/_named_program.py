@@ -29,17 +29,17 @@ class NamedProgram:
         return callable(self.value) and not isinstance(self.value, Program)
 
     def build(self, **arguments: Any) -> Any:
-        """The whole program, or module: what the function returns for these arguments and its own."""
+        """What the function returns for these arguments and its own."""
         return self.value(**{**self.arguments, **arguments}) if self.is_function else self.value
+
+    def program(self, **arguments: Any) -> Program:
+        """The whole program with these arguments and its own."""
+        net = self.build(**arguments)
+        if not isinstance(net, Program):
+            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
+        return net
 
     @cached_property
     def net(self) -> Program:
         """The whole program with its own arguments."""
         return self.program()
-
-    def program(self, **arguments: Any) -> Program:
-        """The whole program with these arguments and its own; another object is refused."""
-        net = self.build(**arguments)
-        if not isinstance(net, Program):
-            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
-        return net

@@ -124,8 +124,8 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
         return
     if enough is not None:
         out.echo(wrap(enough.summary))
-    sides = " against ".join(f"{name} ({law.status})" for name, law in laws.items())
-    out.echo(wrap(f"{target.network}: {sides}; {draws:,} draws"))
+    compared = " against ".join(f"{name} ({law.status})" for name, law in laws.items())
+    out.echo(wrap(f"{target.network}: {compared}; {draws:,} draws"))
     out.echo_rows(notes, measured)
 
 

@@ -109,10 +109,8 @@ class AuditViewRequest:
             both = zip(labels, looks, (first.actual, first.limit), strict=True)
             sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
-        gaps = [
-            (panel.title, curve.label, curve.x[~np.isfinite(curve.y)]) for panel in panels for curve in panel.curves
-        ]
-        missing = (f"{title}, {label}: no number in block {x[0]:g}" for title, label, x in gaps if x.size)
+        gaps = [(f"{p.title}, {c.label}", c.x[~np.isfinite(c.y)]) for p in panels for c in p.curves]
+        missing = (f"{curve}: no number in block {blocks[0]:g}" for curve, blocks in gaps if blocks.size)
         return View(panels, {}, self.code, (*missing, *self._notes(result)), result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:

@@ -110,17 +110,16 @@ class Request(_study.Request):
     @property
     def unchecked(self) -> str:
         """What a quick audit does not check, and the full audit; nothing for other audits."""
-        words = ["leave out quick=True"] if self.typed is None else shlex.split(self.typed)
+        if not self.quick:
+            return ""
+        words = [] if self.typed is None else shlex.split(self.typed)
         left = ["gradients"] * (not self.own and not any(map(self.backward, self.lengths)))
         left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
-        if self.lengths == LENGTHS[:1] and not {"--tokens", "--ids"} & {*words}:
-            takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
-            left += [f"more than {LENGTHS[0]} tokens"] * (takes > LENGTHS[0])
-        full = words[0] if self.typed is None else shlex.join(word for word in words if word != "--quick")
-        return (
-            f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
-            * self.quick
-        )
+        takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
+        if self.lengths == LENGTHS[:1] and takes > LENGTHS[0] and not {"--tokens", "--ids"} & {*words}:
+            left.append(f"more than {LENGTHS[0]} tokens")
+        full = shlex.join(word for word in words if word != "--quick") or "leave out quick=True"
+        return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
 
     @property
     def own(self) -> bool:
