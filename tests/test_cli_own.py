@@ -87,6 +87,15 @@ built = good()
 constant = ns.Program(ns.ones(n))
 number = 3
 
+class Module:
+    def named_parameters(self):
+        return []
+
+    def __call__(self, ids):
+        return ids
+
+module = Module()
+
 def broken():
     return ns.relu(1.0)
 
@@ -127,13 +136,14 @@ def test_no_limit_is_exit_code_1(folder):
 
 
 BAD = {
-    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, with [i] for one output",
+    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, as net.py:layer[0]\n",
     "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
     "none:good": "FILE 'none' cannot be imported: No module named 'none'",
     "none.py:good": "FILE 'none.py' does not exist",
     "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
+    "mine:module": "FILE:FUNCTION 'mine:module' is a PyTorch module: name a function that returns it\n",
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
     "mine:good[7]": "PROGRAM 'mine:good[7]' has no such part: its shape is (2,)\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
@@ -290,7 +300,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
     for words, said in {
         ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
         ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: ask for one of them",
-        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, FILE:PROGRAM[0]",
+        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, mine.py:several[0]",
         ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is what it is compared with",
         (
             "law",

@@ -195,6 +195,24 @@ def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
         assert json.loads(done.stdout)["ok"] == (code == 0)
 
 
+def test_a_module_without_ids_needs_inputs():
+    with pytest.raises(
+        ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give its inputs in Python"
+    ):
+        ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
+
+
+def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):
+    torch.manual_seed(0)
+    made = Decoder()
+    with torch.no_grad():
+        made.head.weight *= 50
+        made.head.weight += 1
+    found = ns.torch.check_init(made, ARGS, reference=declared)
+    assert {"std", "mean"} <= {each.what for each in found.findings if each.where == "head.weight"}
+    assert ("head.weight std: expected" in str(found), "mean: expected" in str(found)) == (True, False)
+
+
 def test_p_values_of_a_pass_are_those_of_ranks():
     """Independent draws of the law itself: the smallest of all p-values is uniform."""
     rng = np.random.default_rng(0)

@@ -63,6 +63,8 @@ def _build(named: NamedProgram) -> Any:
     if named.arguments and not named.is_function:
         name = next(iter(named.arguments))
         raise UsageError(f"--arg {name} is given, but PROGRAM {shown(str(named))} is not a function")
+    if named.is_function and hasattr(named.value, "named_parameters") and not isinstance(named.value, type):
+        raise UsageError(f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function that returns it")
     with users_code(f"PROGRAM {shown(str(named))} cannot be built"):
         return named.build()
 
@@ -78,7 +80,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
         raise UsageError(
-            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
+            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, as net.py:layer[0]"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
@@ -187,6 +189,8 @@ def usage_errors(about: str = "") -> Iterator[None]:
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
+    if ":" not in target:
+        raise UsageError(f"MODEL {shown(target)} must be FILE:FUNCTION, as my_model.py:build")
     build = module_factory(find(target, arguments))
     if build is None:
         raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")

@@ -75,6 +75,8 @@ def _run(watch: Watch) -> int:
         text = error.format_message()
         if isinstance(error, click.NoSuchOption) and error.possibilities:  # click sorts them by name
             text = f"No such option {error.option_name}: did you mean {' or '.join(error.possibilities[:2])}?"
+        if isinstance(error, click.MissingParameter) and error.ctx is not None:
+            text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
         echo_error(" ".join(text.split()))
         return 2
     except (KeyboardInterrupt, click.Abort):

@@ -20,7 +20,7 @@ from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Study
-from ..studies._training import is_function, subject_of
+from ..studies._training import call_build, is_function, subject_of
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request
@@ -98,6 +98,8 @@ def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_js
 def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
+    if source.endswith(".py"):
+        raise UsageError(f"{option} {shown(source)} must name what is in the file, as {source}:build")
     with usage_errors(f"{option} {shown(source)}"):
         try:
             return read(source)
@@ -236,6 +238,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if own:
             model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
             if rates is None:
+                call_build(model, 64)  # refuses a function of other arguments
                 raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
         subject = subject_of(model, options.pop("rules") or None, by)
         return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))

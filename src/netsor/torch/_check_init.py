@@ -112,7 +112,8 @@ class InitCheck:
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
     """What was expected and found, with the p-value; the first `most` of the findings."""
     texts: dict[tuple[str, str], str] = {}
-    for each in findings:
+    wrong_std = {each.where for each in findings if each.what == "std"}  # by which a mean is judged
+    for each in (each for each in findings if each.what != "mean" or each.where not in wrong_std):
         p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(" ", NO_BREAK)
         label = each.what.replace("_", " ")
         if each.what in EXACT:

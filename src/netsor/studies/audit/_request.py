@@ -113,7 +113,8 @@ class Request(_study.Request):
         if not self.quick:
             return ""
         words = [] if self.typed is None else shlex.split(self.typed)
-        left = ["gradients"] * (not self.own and not any(map(self.backward, self.lengths)))
+        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only if you ask for them
+        left = [] if any(map(self.backward, self.lengths)) else [gradients]
         left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
         takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
         if self.lengths == LENGTHS[:1] and takes > LENGTHS[0] and not {"--tokens", "--ids"} & {*words}:
