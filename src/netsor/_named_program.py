@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ._program import Program
@@ -38,8 +37,3 @@ class NamedProgram:
         if not isinstance(net, Program):
             raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
         return net
-
-    @cached_property
-    def net(self) -> Program:
-        """The whole program with its own arguments."""
-        return self.program()

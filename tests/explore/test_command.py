@@ -30,7 +30,7 @@ def test_what_is_shown(served, tmp_path):
     (target, port, browser), = served  # fmt: skip
     assert (port, browser) == (8123, False)
     assert (target.name, target.part, target.arguments) == ("net", 1, {"heads": 3})
-    assert target.net.widths == ("n",)
+    assert target.program().widths == ("n",)
     assert netsor("explore").returncode == 0
     assert served[1] == (None, 0, True)
 

@@ -196,9 +196,7 @@ def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
 
 
 def test_a_module_without_ids_needs_inputs():
-    with pytest.raises(
-        ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"
-    ):
+    with pytest.raises(ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"):
         ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
 
 

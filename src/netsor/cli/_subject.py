@@ -82,7 +82,8 @@ class Target:
 
     net: Program
     widths: dict[str, float]
-    built_in: str = ""  # the layer in words; empty for a program of the user
+    network: str  # in words, without its widths
+    built_in: bool = False
     coordinate: int | None = None
     infinite_heads: bool = False  # whose law is a formula
     seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
@@ -98,11 +99,6 @@ class Target:
         shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
         return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
 
-    @property
-    def network(self) -> str:
-        """The network without its widths."""
-        return self.built_in or self.net.name
-
     def limit(self, kept: Mapping[str, float], infinite_heads: bool = False) -> Target:
         """The same with all widths at infinity, except those that are kept."""
         return replace(self, widths={**dict.fromkeys(self.widths, math.inf), **kept}, infinite_heads=infinite_heads)
@@ -110,9 +106,7 @@ class Target:
     def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
         options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
-        formula = bool(self.built_in) and set(self.widths.values()) == {
-            math.inf
-        }  # which takes no draws, and no progress
+        formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
         # what is no sum over heads, with 1/n scaling, is Gaussian already
@@ -138,7 +132,7 @@ def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Targe
         option, binds = f"--{name.replace('_', '-')}", [f"--bind {width}={options[name]}" for width in net.widths]
         takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"
         raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}")
-    target = Target(net, bound(net, options["binds"]), coordinate=options["coordinates"])
+    target = Target(net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"])
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
@@ -175,9 +169,10 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
     alone = infinite_heads and not both
-    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}"
-    words += "" if alone else f" and {heads} head{'s' * (heads > 1)}"
-    return Target(net, widths, words, options["coordinates"], alone), sizes
+    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}" + f" and {heads} head{'s' * (heads > 1)}" * (
+        not alone
+    )
+    return Target(net, widths, words, True, options["coordinates"], alone), sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:

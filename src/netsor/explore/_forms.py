@@ -44,7 +44,7 @@ def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = No
         else:
             assert target is not None
             arguments = {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)}
-            widths = {name: _number(values[f"width {name}"]) for name in target.net.widths}
+            widths = {name: _number(values[f"width {name}"]) for name in target.program().widths}
             if kind == "audit":
                 views = program_audit(target, arguments, widths, values["sharp"]).views(tell)
             else:
@@ -111,7 +111,7 @@ def local_page(target: NamedProgram | None) -> str:
     forms = {"One layer": form("layer", local=True), "One model": form("model", local=True)}
     if target is not None:
         forms["Your program"] = form("program", target=target)
-        if target.net.probes:
+        if target.program().probes:
             forms["Its audit"] = form("audit", target=target)
     first = "One layer" if target is None else "Your program"
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
