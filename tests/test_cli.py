@@ -72,7 +72,7 @@ def test_law_at_a_finite_width_in_words():
         "law", "--width", "64", "--draws", "5000", "--at", "0.5", "--activation", "relu", "--head-dim", "16"
     )
     assert result.returncode == 0
-    assert result.stdout.startswith("width 64: exact, from ")
+    assert result.stdout.startswith("attention layer of 4 tokens and 2 heads, width 64: exact, 5,000 draws of ")
     assert "pdf" in result.stdout
 
 
@@ -112,6 +112,10 @@ def test_compare_takes_the_head_dimension_to_infinity_unless_told():
 
 
 BAD_OPTIONS = {
+    ("audit",): "Missing argument 'MODEL': see netsor audit --help",
+    ("audit", "my_model.py"): "MODEL 'my_model.py' must name what is in the file, as my_model.py:build",
+    ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
+    ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
     ("law", "--width", "-3"): "'--width': '-3' must be a positive integer or inf",
     ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",

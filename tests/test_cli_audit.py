@@ -149,6 +149,26 @@ def test_default_lengths_and_draws():
     assert [each.tokens for each in wide.asked if each.infinite] == [16]
 
 
+def test_a_quick_audit_says_first_what_it_does_not_check(folder):
+    def second(*options):
+        paragraphs = netsor("audit", "tiny.json", "--set", "length=64", *options, cwd=folder).stdout.split("\n\n")
+        return " ".join(paragraphs[1].split())
+
+    assert second("--quick") == (
+        "Quick audit; not checked: gradients, infinite width, more than 16 tokens. "
+        "Full audit: netsor audit tiny.json --set length=64"
+    )
+    more = ["--tokens", "4", "--widths", "both", "--gradients"]
+    assert (
+        second("--quick", *more) == f"Quick audit. Full audit: netsor audit tiny.json --set length=64 {' '.join(more)}"
+    )
+    assert second(*SMALL[2:], "--no-gradients").startswith("2 blocks, width 16")
+    found = audit(read(CONFIG), quick=True)
+    assert "Quick audit; not checked: gradients, infinite width. Full audit: leave out quick=True" in " ".join(
+        str(found).split()
+    )
+
+
 def test_rules_that_fail(folder):
     sharp = ["audit", "tiny.json", "--quick", "--set", "std_q=1", "--set", "std_k=1"]
     found = netsor(*sharp, "--fail-on", "growth,entropy", cwd=folder)
@@ -368,10 +388,8 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     assert "No limit: the scores diverge." in netsor(*SMALL, "--verbose", cwd=folder).stdout
     gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
     assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
-    assert (
-        "--fail-on 'limit': limit is not measured of tiny: infinite width was not asked for, or has no limit"
-        in gate.stderr
-    )
+    assert "limit is not measured of tiny: infinite width has no limit: the scores diverge\n" in gate.stderr
+    assert "infinite width has no limit: the scores diverge" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
     alone = netsor(*SMALL, "--widths", "inf", cwd=folder)
     assert (alone.returncode, alone.stderr.splitlines()) == (2, ["netsor: the scores diverge"])
 

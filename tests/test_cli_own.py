@@ -87,6 +87,15 @@ built = good()
 constant = ns.Program(ns.ones(n))
 number = 3
 
+class Module:
+    def named_parameters(self):
+        return []
+
+    def __call__(self, ids):
+        return ids
+
+module = Module()
+
 def broken():
     return ns.relu(1.0)
 
@@ -127,16 +136,16 @@ def test_no_limit_is_exit_code_1(folder):
 
 
 BAD = {
-    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, with [i] for one output",
+    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, as net.py:layer[0]\n",
     "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
     "none:good": "FILE 'none' cannot be imported: No module named 'none'",
     "none.py:good": "FILE 'none.py' does not exist",
     "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
+    "mine:module": "FILE:FUNCTION 'mine:module' is a PyTorch module: name a function that returns it\n",
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
-    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]: index: index 7 on shape (2,): index 7 is out of bounds "
-    "for axis 0 with size 2\n",
+    "mine:good[7]": "PROGRAM 'mine:good[7]' has no such part: its shape is (2,)\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
@@ -210,6 +219,11 @@ OWN = {
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
     ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    ("mine.py:own[0]", "--width", "64"): (
+        "--width belongs to the built-in layer; FILE:PROGRAM takes --bind n=64 --bind d=64\n"
+    ),
+    ("mine.py:several[2]", "--arg", "both=True"): ("PROGRAM 'mine.py:several[2]' has no such part: it has 2 outputs\n"),
+    ("mine.py:own[0]", "--widht", "64"): "No such option --widht: did you mean --width or --bind?\n",
     ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3 must be from -3 to 2",
     (
         "mine.py:score",
@@ -286,7 +300,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
     for words, said in {
         ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
         ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: ask for one of them",
-        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, FILE:PROGRAM[0]",
+        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, mine.py:several[0]",
         ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is what it is compared with",
         (
             "law",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import netsor
+from netsor.cli import _main
 
 NETSOR = [sys.executable, "-m", "netsor"]
 QUICK = ["law", "--width", "8", "--draws", "100"]
@@ -26,6 +27,34 @@ def shell(command, **how):
     """Through a shell, which can close streams."""
     words = f"{sys.executable} -m netsor {command}"
     return subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=HANG, check=False, **how)
+
+
+@POSIX
+def test_a_second_interrupt_is_ignored_by_a_function():
+    """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a traceback if both come at once."""
+    before = signal.signal(signal.SIGINT, _main._once)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert callable(signal.getsignal(signal.SIGINT))
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@POSIX
+def test_the_wakeup_descriptor_of_the_caller_is_restored():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        with _main.Watch():
+            pass
+        assert signal.set_wakeup_fd(before) == writer
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import cache, partial, wraps
-from numbers import Real
+from numbers import Rational, Real
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axe
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
-    """Real numbers, also infinite ones; None for anything else, and for integers beyond the range of doubles."""
+    """Real numbers, also infinite ones, such as integers beyond the range of doubles; None for anything else."""
     import numpy as np
 
     if hasattr(argument, "mask") and np.ma.is_masked(argument):  # else numpy.ma need not be loaded
@@ -182,15 +182,26 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         if given.dtype.kind == "O" and not all(isinstance(number, Real | Decimal) for number in given.flat):
             return None
         with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
-            return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
+            if given.dtype.kind == "O":
+                given = np.array([_as_double(number) for number in given.flat]).reshape(given.shape)
+            return given.astype(np.float64, copy=False) if given.dtype.kind in "biuf" else None
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor that requires a gradient
         return None
+
+
+def _as_double(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def as_number(argument: Any) -> float | None:
     """A single real number, finite or not; None for anything else, such as text, a bool or an array."""
     number = as_floats(argument)
-    return None if number is None or number.ndim or is_bool(argument) else float(number)
+    if number is None or number.ndim or is_bool(argument) or (math.isinf(number) and isinstance(argument, Rational)):
+        return None  # an integer beyond the doubles is not infinite: no width
+    return float(number)
 
 
 def as_whole(argument: Any) -> int | None:

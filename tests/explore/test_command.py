@@ -30,7 +30,7 @@ def test_what_is_shown(served, tmp_path):
     (target, port, browser), = served  # fmt: skip
     assert (port, browser) == (8123, False)
     assert (target.name, target.part, target.arguments) == ("net", 1, {"heads": 3})
-    assert target.net.widths == ("n",)
+    assert target.program().widths == ("n",)
     assert netsor("explore").returncode == 0
     assert served[1] == (None, 0, True)
 
@@ -41,7 +41,7 @@ def test_what_is_shown(served, tmp_path):
         (["mine.py:nothing"], "PROGRAM 'nothing' is not in 'mine.py'"),
         (["mine.py:net", "--arg", "heads=-1"], "cannot be built"),
         (["mine.py:net", "--arg", "tails=1"], "cannot be built"),
-        (["mine.py:net[7]"], "has no part [7]"),
+        (["mine.py:net[7]"], "has no such part: its shape is (2,)"),
         (["--arg", "heads=2"], "--arg heads=2 needs a FILE:PROGRAM"),
         (["--port", "70000"], "'--port': '70000' must be an integer from 0 to 65,535"),
     ],

@@ -10,7 +10,8 @@ import pytest
 
 import netsor as ns
 from netsor import _browser_cells as cells
-from netsor.explore import Target, _forms
+from netsor._named_program import NamedProgram
+from netsor.explore import _forms
 from netsor.explore._audit_view import Variant, model_request
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
@@ -78,7 +79,7 @@ def watched(tokens=3, sigma=1.0):
 
 def test_the_forms_of_a_program():
     """They begin with its defaults, and its law and its audit answer them."""
-    target = Target("x", "watched", watched)
+    target = NamedProgram("x", "watched", watched)
     said = Controls(_forms.form("program", target=target)).values
     assert said.pop("distances")
     assert said == {"argument tokens": 3, "argument sigma": 1.0, "width n": 256, "output": "", "draws": None}
@@ -103,9 +104,9 @@ def test_the_forms_of_a_program():
 def test_the_local_page(fresh, tmp_path):
     """A view for each form; a program without probes has no audit."""
     assert re.findall('data-view="(.*?)"', _forms.local_page(None)) == ["One layer", "One model"]
-    bare = Target("x", "bare", ns.program(lambda: ns.gaussian(ns.Width("n"))))
+    bare = NamedProgram("x", "bare", ns.program(lambda: ns.gaussian(ns.Width("n"))))
     assert re.findall('data-view="(.*?)"', _forms.local_page(bare))[2:] == ["Your program"]
-    page = _forms.local_page(Target("x", "watched", watched))
+    page = _forms.local_page(NamedProgram("x", "watched", watched))
     assert re.findall('data-view="(.*?)"', page)[2:] == ["Your program", "Its audit"]
     values = Controls(_forms.form("model", local=True)).values
     assert _forms.model_of(values) == model_request(Variant())

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.explore import Target, _audit_view
+from netsor._named_program import NamedProgram
+from netsor.explore import _audit_view
 from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Variant, lengths, model_request
+from netsor.explore._law_views import program_audit
 from netsor.studies import _process_pool
 from netsor.studies.audit._cases import AuditTask
+from netsor.studies.audit._measurements import Draws
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -207,13 +210,31 @@ def net(tokens=3, sigma=1.0):
     return x
 
 
+def test_medians_that_are_no_numbers_are_named(monkeypatch):
+    """They are gaps in a curve, and change no axis."""
+    band = Draws.band
+
+    def gap(self, name):
+        found = band(self, name)
+        found.median[1] = np.nan if name == "mean_square" else found.median[1]
+        return found
+
+    monkeypatch.setattr(Draws, "band", gap)
+    (view,) = program_audit(NamedProgram("x", "net", net), {}, {"n": 16}).views()
+    assert [note for note in view.notes if "no number" in note] == [
+        "mean square of the stream, at its widths: no number in block 1"
+    ]
+    assert not view.panels[0].log
+    assert np.isfinite(view.panels[0].reach()).all()
+
+
 def test_a_program_with_probes():
     """Its audit, at finite widths."""
-    target = Target("x", "net", net)
-    (view,) = target.audit({"sigma": 2.0}, {"n": 16}).views()
+    target = NamedProgram("x", "net", net)
+    (view,) = program_audit(target, {"sigma": 2.0}, {"n": 16}).views()
     found = ns.audit(net(sigma=2.0), n=16, quick=True)
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
     with pytest.raises(ValueError, match="width n is ∞: an audit needs finite widths"):
-        target.audit({}, {"n": ns.inf})
+        program_audit(target, {}, {"n": ns.inf})

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor._named_program import NamedProgram
 from netsor.engine import _memory
 from netsor.engine._draw_cost import Draw
-from netsor.explore import Target, _law_views
-from netsor.explore._law_views import Slider, layer_view
+from netsor.explore import _law_views
+from netsor.explore._law_views import Slider, layer_view, program_view, sliders
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, markup, ticks
 
 from ..keep import keep
@@ -177,24 +178,25 @@ def tied(tokens=2):
     return ns.dot(g, g)
 
 
-OWN = Target("netsor_views", "net", net)
+OWN = NamedProgram("netsor_views", "net", net)
 
 
 def test_knobs():
     """A slider for each number, about its value; flags and words have none."""
-    assert OWN.sliders == [
+    assert sliders(OWN) == [
         Slider("tokens", 3, 1, 12, 1),
         Slider("heads", 2, 1, 8, 1),
         Slider("sigma", 1.0, 0.0, 4.0, 0.05),
     ]
-    assert replace(OWN, arguments={"heads": 16}).sliders[1] == Slider("heads", 16, 1, 64, 1)
-    assert replace(OWN, found=net()).sliders == []
+    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
+    assert sliders(replace(OWN, value=net())) == []
+    assert sliders(replace(OWN, value=dict)) == []  # it has no signature
 
     @ns.program
     def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
         return ns.gaussian(n)
 
-    made = Target("x", "below", below).sliders
+    made = sliders(NamedProgram("x", "below", below))
     assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
     for knob in made:
         assert knob.low <= knob.start <= knob.high
@@ -207,7 +209,7 @@ def test_own_program(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
     target, arguments = replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}
-    view = target.view(arguments, {"n": 32, "m": ns.inf}, output, 400)
+    view = program_view(target, arguments, {"n": 32, "m": ns.inf}, output, 400)
     assert f"net(tokens=3, heads=2, sigma=1.5){key}" in view.code
     made = run(view.code)
     laws = [made[name] for name in ("law", "limit", "gaussian")]
@@ -217,33 +219,33 @@ def test_own_program(output, part, key, monkeypatch):
 
 def test_own_program_whose_limit_is_a_point():
     """The mean product of two tokens at a width, 0 at infinity."""
-    view = OWN.view({}, {"n": 32, "m": 4}, 4, 400)
+    view = program_view(OWN, {}, {"n": 32, "m": 4}, 4, 400)
     assert "in the limit it is always 0" in view.notes
     assert "net()[1][0, 1]" in view.code
     assert list(view.rows["variance"]) == ["n = 32, m = 4", "the Gaussian of its variance"]
 
 
 def test_own_program_that_has_no_limit():
-    view = Target("x", "tied", tied).view({}, {"n": 16}, 0)
+    view = program_view(NamedProgram("x", "tied", tied), {}, {"n": 16}, 0)
     assert "no limit to compare with" in view.notes[0]
     assert "limit" not in view.code
     with pytest.raises(ValueError, match="no limit"):
-        Target("x", "tied", tied).view({}, {"n": ns.inf}, 0)
+        program_view(NamedProgram("x", "tied", tied), {}, {"n": ns.inf}, 0)
 
 
 def test_own_programs_that_are_wrong():
     with pytest.raises(ValueError, match="output 12 is not there: the program has 12"):
-        OWN.view({}, {"n": 16, "m": 16}, 12)
+        program_view(OWN, {}, {"n": 16, "m": 16}, 12)
     with pytest.raises(TypeError, match="must return a program"):
-        Target("x", "number", lambda: 3).view({}, {})
+        program_view(NamedProgram("x", "number", lambda: 3), {}, {})
     zero = ns.program(lambda: 0.0 * ns.gaussian(n))
     with pytest.raises(ValueError, match="always 0"):
-        Target("x", "zero", zero).view({}, {"n": 4})
+        program_view(NamedProgram("x", "zero", zero), {}, {"n": 4})
 
 
 def test_a_program_of_fixed_widths():
     fixed = ns.program(lambda: ns.relu(ns.weight(8, 8) @ ns.gaussian(8)))
-    view = Target("x", "fixed", fixed).view({}, {}, draws=500)
+    view = program_view(NamedProgram("x", "fixed", fixed), {}, {}, draws=500)
     assert list(view.rows["variance"]) == ["the law", "the Gaussian of its variance"]
     assert any(name.startswith("P(y = 0") for name in view.rows)
 

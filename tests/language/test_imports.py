@@ -115,6 +115,7 @@ ROOMS = (
     "torch",
     "models",
     "_regressor",
+    "_named_program",
     "_decorator",
     "_program",
     "_extrapolate",

@@ -159,6 +159,7 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(H, LOSS, 0.1, "muon", weights=B), "Muon updates only matrices"),
         (lambda: ns.step(H, LOSS, 0.1, eps=0.1), "eps=0.1 is for optimiser='adam', got 'sgd'"),
         (lambda: ns.step(H, LOSS, 0.1, "adam", eps=-1), "eps=-1 must be"),
+        (lambda: ns.step(H, LOSS, 0.1, "adam", eps=lambda fan_in, fan_out: 0.1), "eps=<function .* must be a finite"),
         (lambda: ns.step(H, LOSS, 0.1, newton_schulz=5), "is for optimiser='muon'"),
         (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=0), "newton_schulz=0 must be a number of steps"),
         (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=10**9), "newton_schulz=1000000000 must be .* 1 to 100"),

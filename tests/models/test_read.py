@@ -100,6 +100,11 @@ REFUSED = [
         {"layer_types": ["full_attention"] * 3},
         "layer_types=.* of this gemma2 configuration must be sliding_attention and full_attention by turns",
     ),
+    (
+        "gemma2",
+        {"layer_types": ["sliding_attention", "full_attention"] * 3},
+        r"by turns, one for each of \d layers",
+    ),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of this gemma2"),
     ("bert", {"is_decoder": True}, "is_decoder=True of this bert configuration"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' of this bert"),

@@ -43,7 +43,9 @@ def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
     assert mistake != "wrong mask" or not any(
         each.what == "entropy" for each in found.findings if each.where == "layers.1"
     )
-    assert str(found).startswith("FLAG: ")
+    assert str(found).startswith("FLAG: Decoder differs from the reference Decoder in ")
+    assert found.first.where in str(found).partition("\n\n")[0]
+    assert all(each.text.startswith("expected ") and ", found " in each.text for each in found.findings)
     assert max(map(len, str(found).splitlines())) <= 80
 
 
@@ -191,6 +193,22 @@ def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
         done = subprocess.run([*words, *more], capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         assert json.loads(done.stdout)["ok"] == (code == 0)
+
+
+def test_a_module_without_ids_needs_inputs():
+    with pytest.raises(ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"):
+        ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
+
+
+def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):
+    torch.manual_seed(0)
+    made = Decoder()
+    with torch.no_grad():
+        made.head.weight *= 50
+        made.head.weight += 1
+    found = ns.torch.check_init(made, ARGS, reference=declared)
+    assert {"std", "mean"} <= {each.what for each in found.findings if each.where == "head.weight"}
+    assert ("head.weight std: expected" in str(found), "mean: expected" in str(found)) == (True, False)
 
 
 def test_p_values_of_a_pass_are_those_of_ranks():

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import click
 from click import UsageError
 
+from .._named_program import NamedProgram
 from .._program import Program
 from .._validate import SourceLocation, shown
 from ..language._graph import topological_order, widths_of
@@ -42,37 +42,31 @@ def users_code(problem: str) -> Iterator[None]:
         raise UsageError(f"{problem}: {why}") from None
 
 
-@dataclass(frozen=True)
-class LoadedProgram:
-    """What FILE:PROGRAM names: a program, or a function that returns one, and the arguments for it."""
+def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
+    """The function that makes a PyTorch module, or None: it names a program."""
+    return partial(named.value, **named.arguments) if hasattr(_build(named), "named_parameters") else None
 
-    target: str
-    module: str
-    name: str
-    value: Any
-    arguments: dict[str, Any]
-    part: Any  # the index in PROGRAM[i], or None
 
-    def module_factory(self) -> Callable[[], Any] | None:
-        """The function that makes a PyTorch module, or None: it names a program."""
-        return partial(self.value, **self.arguments) if hasattr(self._called(), "named_parameters") else None
+def program_of(named: NamedProgram) -> Program:
+    """The program, or the part of it that is named."""
+    net, what = _build(named), f"PROGRAM {shown(str(named))}"
+    if not isinstance(net, Program):
+        raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
+    try:
+        return net if named.part is None else net[named.part]
+    except IndexError:
+        has = f"it has {len(net)} outputs" if isinstance(net.output, tuple) else f"its shape is {net.shape}"
+        raise UsageError(f"{what} has no such part: {has}") from None
 
-    def build(self) -> Program:
-        """The program, or the part of it that is named."""
-        net, what = self._called(), f"PROGRAM {shown(self.target)}"
-        if not isinstance(net, Program):
-            raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
-        with users_code(f"{what} has no part [{self.part}]"):
-            return net if self.part is None else net[self.part]
 
-    def _called(self) -> Any:
-        if callable(self.value) and not isinstance(self.value, Program):
-            with users_code(f"PROGRAM {shown(self.target)} cannot be built"):
-                return self.value(**self.arguments)
-        if self.arguments:
-            name = next(iter(self.arguments))
-            raise UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is not a function")
-        return self.value
+def _build(named: NamedProgram) -> Any:
+    if named.arguments and not named.is_function:
+        name = next(iter(named.arguments))
+        raise UsageError(f"--arg {name} is given, but PROGRAM {shown(str(named))} is not a function")
+    if named.is_function and hasattr(named.value, "named_parameters") and not isinstance(named.value, type):
+        raise UsageError(f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function that returns it")
+    with users_code(f"PROGRAM {shown(str(named))} cannot be built"):
+        return named.build()
 
 
 def is_target(source: str) -> bool:
@@ -80,13 +74,13 @@ def is_target(source: str) -> bool:
     return ":" in source and not Path(source).exists()
 
 
-def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
+def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     """What FILE:PROGRAM names, with a part of it, FILE:PROGRAM[0]; FILE is run."""
     module_name, _, attribute = target.rpartition(":")
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
         raise UsageError(
-            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
+            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, as net.py:layer[0]"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
@@ -100,7 +94,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
         raise UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
     part = None if match["index"] is None else _literal(match["index"].strip())
-    return LoadedProgram(target, module_name, match["name"], value, values, part)
+    return NamedProgram(module_name, match["name"], value, part, values)
 
 
 def _module(name: str) -> Any:
@@ -195,7 +189,9 @@ def usage_errors(about: str = "") -> Iterator[None]:
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
-    build = find(target, arguments).module_factory()
+    if ":" not in target:
+        raise UsageError(f"MODEL {shown(target)} must be FILE:FUNCTION, as my_model.py:build")
+    build = module_factory(find(target, arguments))
     if build is None:
         raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
     return build

@@ -72,7 +72,12 @@ def _run(watch: Watch) -> int:
         _give_up_stdout()
         return CLOSED
     except ClickException as error:
-        echo_error(" ".join(error.format_message().split()))
+        text = error.format_message()
+        if isinstance(error, click.NoSuchOption) and error.possibilities:  # click sorts them by name
+            text = f"No such option {error.option_name}: did you mean {' or '.join(error.possibilities[:2])}?"
+        if isinstance(error, click.MissingParameter) and error.ctx is not None:
+            text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
+        echo_error(" ".join(text.split()))
         return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
@@ -167,6 +172,7 @@ class Watch:
         self._said = threading.Lock()
         self._left = threading.Event()
         self._pipe: tuple[int, int] | None = None
+        self._wakeup = -1  # the descriptor that signals were written to before
 
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
@@ -178,14 +184,14 @@ class Watch:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])
-            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._follow, args=(self._pipe[0],), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
         if self._pipe is not None:
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._wakeup)
             os.close(self._pipe[1])  # which ends the thread
         if signal.getsignal(signal.SIGINT) is _once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -205,5 +211,6 @@ class Watch:
 
 def _once(*_: object) -> None:
     """The first interrupt ends the command; further ones are ignored, or they would end the cleaning up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # not SIG_IGN: Python prints a traceback for an interrupt that came just before and has no function to handle it
+    signal.signal(signal.SIGINT, lambda *_: None)
     raise KeyboardInterrupt

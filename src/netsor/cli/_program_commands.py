@@ -28,6 +28,7 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
     outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
+    from .._document import wrap
     from ..laws import Estimate
     from ._subject import announce, subject
 
@@ -55,8 +56,8 @@ def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tupl
         facts = {"method": law.method, "status": law.status, "random_numbers": law.random_numbers}
         out.echo_json({**content, **facts, "notes": list(law.notes)})
         return
-    sampled = f", from {law.random_numbers:,} random numbers a replica" if law.random_numbers else ""
-    out.echo(f"{target.label}: {law.status}{sampled}")
+    sampled = f", {draws:,} draws of {law.random_numbers:,} random numbers" if law.random_numbers else ""
+    out.echo(wrap(f"{target.network}, {target.label}: {law.status}{sampled}"))
     out.echo_rows(law.notes, moments)
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
         out.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
@@ -123,7 +124,8 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
         return
     if enough is not None:
         out.echo(wrap(enough.summary))
-    out.echo(" against ".join(f"{name} ({law.status})" for name, law in laws.items()))
+    compared = " against ".join(f"{name} ({law.status})" for name, law in laws.items())
+    out.echo(wrap(f"{target.network}: {compared}; {draws:,} draws"))
     out.echo_rows(notes, measured)
 
 
@@ -172,10 +174,10 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     function that returns one. Exit code 1 if the program has no limit.
     """
     from ..language._theorem_check import NO_LIMIT
-    from ._load_program import find
+    from ._load_program import find, program_of
 
     with out.stdout_to_stderr(as_json):
-        report = find(program, arguments).build().check()
+        report = program_of(find(program, arguments)).check()
     points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
     content = {"program": report.program, "verdict": report.verdict, "points": points}
     out.echo_either(as_json, content, str(report))

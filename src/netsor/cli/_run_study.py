@@ -20,13 +20,13 @@ from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
 from ..studies import Study
-from ..studies._training import is_function, subject_of
+from ..studies._training import call_build, is_function, subject_of
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
-from ._load_program import bound, find, is_target, torch_module, usage_errors
+from ._load_program import bound, find, is_target, module_factory, program_of, torch_module, usage_errors
 from ._main import Watch
 from ._options import Place, pop_backend
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
@@ -98,6 +98,8 @@ def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_js
 def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
+    if source.endswith(".py"):
+        raise UsageError(f"{option} {shown(source)} must name what is in the file, as {source}:build")
     with usage_errors(f"{option} {shown(source)}"):
         try:
             return read(source)
@@ -204,7 +206,7 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     if not is_target(target):
         raise UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     loaded = find(target, arguments)
-    module = loaded.module_factory()
+    module = module_factory(loaded)
     if module is not None:
         ids, tokens = inputs["ids"], inputs["tokens"]
         if ids and tokens:
@@ -218,7 +220,7 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     for name, text in inputs.items():
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
-    net = loaded.build()
+    net = program_of(loaded)
     widths = bound(net, binds)
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
@@ -236,6 +238,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if own:
             model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
             if rates is None:
+                call_build(model, 64)  # refuses a function of other arguments
                 raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
         subject = subject_of(model, options.pop("rules") or None, by)
         return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))

@@ -217,16 +217,15 @@ def explore_command(program: str | None, arguments: tuple[str, ...], port: int, 
     """
     if arguments and program is None:
         raise UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
-    from ..explore import Target, _server
-    from ._load_program import find
+    from ..explore import _server
+    from ._load_program import find, program_of
 
     # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
     warnings.simplefilter("ignore", RuntimeWarning)
     target = None
     if program is not None:
-        loaded = find(program, arguments)
-        loaded.build()  # an error in the program is reported here
-        target = Target(loaded.module, loaded.name, loaded.value, loaded.part, loaded.arguments)
+        target = find(program, arguments)
+        program_of(target)  # an error in the program is reported here
     get_current_context().obj.message = "stopped"
     try:
         _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))

@@ -26,7 +26,7 @@ from ..engine.backends import Backend
 from ..language._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
-from ._load_program import bound, find
+from ._load_program import bound, find, program_of
 from ._options import Place
 from ._output import echo_error
 
@@ -82,7 +82,8 @@ class Target:
 
     net: Program
     widths: dict[str, float]
-    built_in: bool
+    network: str  # in words, without its widths
+    built_in: bool = False
     coordinate: int | None = None
     infinite_heads: bool = False  # whose law is a formula
     seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
@@ -125,17 +126,18 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend
 
 def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
     """The program with its widths, and the options that decide what it costs."""
-    for name in filter(_is_given, LAYER):
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
-    net = find(options["program"], options["arguments"]).build()
-    target = Target(net, bound(net, options["binds"]), built_in=False, coordinate=options["coordinates"])
+    net = program_of(find(options["program"], options["arguments"]))
+    for name in filter(_is_given, LAYER):
+        option, binds = f"--{name.replace('_', '-')}", [f"--bind {width}={options[name]}" for width in net.widths]
+        takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"
+        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}")
+    target = Target(net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"])
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
-        raise UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
+        raise UsageError(f"{net.name} has several outputs: ask for one of them, {options['program']}[0]")
     if both:
         _refuse_limit("--bind", target.widths)
     return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}
@@ -166,7 +168,11 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
     sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
-    return Target(net, widths, True, options["coordinates"], infinite_heads and not both), sizes
+    alone = infinite_heads and not both
+    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}" + f" and {heads} head{'s' * (heads > 1)}" * (
+        not alone
+    )
+    return Target(net, widths, words, True, options["coordinates"], alone), sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:

@@ -1,5 +1,1 @@
 """The explorer: move a slider, see the law. Views know nothing of the page; forms ask for them, and show them."""
-
-from ._law_views import Target
-
-__all__ = ["Target"]

@@ -109,7 +109,9 @@ class AuditViewRequest:
             both = zip(labels, looks, (first.actual, first.limit), strict=True)
             sides += [(label, look, measured) for label, look, measured in both if measured is not None]
         panels = tuple(_panel(q, sides) for q in BLOCKS if any(q.name in measured for _, _, measured in sides))
-        return View(panels, {}, self.code, (*self._notes(result),), result=result)
+        gaps = [(f"{p.title}, {c.label}", c.x[~np.isfinite(c.y)]) for p in panels for c in p.curves]
+        missing = (f"{curve}: no number in block {blocks[0]:g}" for curve, blocks in gaps if blocks.size)
+        return View(panels, {}, self.code, (*missing, *self._notes(result)), result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         first = result.audits[0]
@@ -162,8 +164,8 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
             assert blocks is not None
             band = (low, high) if look in ("band", "second") else ()
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
-    every = np.concatenate([c.y for c in curves])
-    log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
+    every = np.concatenate([c.y[np.isfinite(c.y)] for c in curves])
+    log = quantity.log and every.size and every.min() > 0 and every.max() > VARIES * every.min()
     return Panel(quantity.title, "block", "", tuple(curves), legend=len(curves) > 1, log=bool(log))
 
 

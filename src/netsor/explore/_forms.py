@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from .._html import template
+from .._named_program import NamedProgram
 from ..language import inf
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
 from ._audit_view import STDS, UNCHANGED, AuditViewRequest, Variant, lengths, model_request
-from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, Target, layer_view, text
+from ._law_views import CLIPS, HEAD_DIMS, WIDTHS, layer_view, program_audit, program_view, sliders, text
 from ._view import View, error_text, markup, view_html
 
 Emit = Callable[[str, str], None]  # takes the kind of a message ("html", "error", "progress") and its content
@@ -27,7 +28,7 @@ START = {"heads": 1, "width": 16}  # a layer whose three densities are far apart
 AUDITS = ("model", "audit")  # forms whose answers take long
 
 
-def answer(kind: str, content: str, emit: Emit, target: Target | None = None, links: Links | None = None) -> None:
+def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = None, links: Links | None = None) -> None:
     """Answer a form whose values are JSON: emit HTML, progress or an error."""
 
     def tell(done: float, total: float) -> None:
@@ -42,12 +43,12 @@ def answer(kind: str, content: str, emit: Emit, target: Target | None = None, li
             views = model_of(values).views(tell)
         else:
             assert target is not None
-            arguments = {slider.name: values[f"argument {slider.name}"] for slider in target.sliders}
-            widths = {name: _number(values[f"width {name}"]) for name in target.net.widths}
+            arguments = {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)}
+            widths = {name: _number(values[f"width {name}"]) for name in target.program().widths}
             if kind == "audit":
-                views = target.audit(arguments, widths, values["sharp"]).views(tell)
+                views = program_audit(target, arguments, widths, values["sharp"]).views(tell)
             else:
-                views = [target.view(arguments, widths, int(values["output"] or 0), values["draws"])]
+                views = [program_view(target, arguments, widths, int(values["output"] or 0), values["draws"])]
         for view in views:
             saved, more, wrong = links(view, kind) if links else "", {}, ""
             if view.more is not None and values.get("distances"):  # they take longer than a picture
@@ -90,7 +91,7 @@ def _number(value: Any) -> Any:
     return inf if value == "inf" else value  # JSON has no infinity
 
 
-def form(kind: str, only: Sequence[str] | None = None, local: bool = False, target: Target | None = None) -> str:
+def form(kind: str, only: Sequence[str] | None = None, local: bool = False, target: NamedProgram | None = None) -> str:
     """The form of a view, or some of its controls; a `local` page begins with distances and takes paths of files."""
     fixed = {"slow": kind in AUDITS, "start": START, "same": SAME, "second": SECOND, "unchanged": UNCHANGED}
     values = {"widths": WIDTHS, "head_dims": HEAD_DIMS, "clips": CLIPS, "stds": STDS, "activations": ACTIVATIONS}
@@ -100,17 +101,17 @@ def form(kind: str, only: Sequence[str] | None = None, local: bool = False, targ
         """The positions of a slider: values for JSON, and their text."""
         return [("inf" if value == inf else value, unset if value is None else text(value)) for value in values]
 
-    functions = {"json": json.dumps, "choices": choices}
+    functions = {"json": json.dumps, "choices": choices, "sliders": sliders}
     page = template(Path(__file__).with_name("_forms.html"))
     return str(page.render(kind=kind, only=only, local=local, target=target, **fixed, **values, **functions))
 
 
-def local_page(target: Target | None) -> str:
+def local_page(target: NamedProgram | None) -> str:
     """The page of `netsor explore`: a form for each view, and one view at a time."""
     forms = {"One layer": form("layer", local=True), "One model": form("model", local=True)}
     if target is not None:
         forms["Your program"] = form("program", target=target)
-        if target.net.probes:
+        if target.program().probes:
             forms["Its audit"] = form("audit", target=target)
     first = "One layer" if target is None else "Your program"
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))

@@ -6,13 +6,13 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from .._named_program import NamedProgram
 from .._program import Program
 from ..engine import ExactError, NoLimitError, Plan
 from ..engine._draw_cost import Draw
@@ -194,78 +194,65 @@ class Slider(NamedTuple):
     step: float
 
 
-@dataclass(frozen=True)
-class Target:
-    """A program as FILE:PROGRAM names it: what is there, a part of it, and arguments of its function."""
+def sliders(target: NamedProgram) -> list[Slider]:
+    """A slider for each numeric argument of the function, around its value."""
+    try:
+        parameters = inspect.signature(target.value).parameters if target.is_function else {}
+    except ValueError:  # of a function written in C, for example
+        return []
+    numeric = []
+    for name, parameter in parameters.items():
+        value = target.arguments.get(name, parameter.default)
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            continue
+        size = abs(value) or 1.0
+        low, high, step = 0.0 if value >= 0 else -4 * size, 4 * size, size / 20
+        if isinstance(value, int):
+            low, high, step = 1 if value > 0 else 4 * value, max(4 * value, 8), 1
+        numeric.append(Slider(name, value, low, high, step))
+    return numeric
 
-    module: str  # a file or a module
-    name: str
-    found: Callable[..., Program] | Program
-    part: int | tuple[int, ...] | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, arguments: Mapping[str, Any]) -> Program:
-        """The program with these arguments and its own."""
-        if isinstance(self.found, Program):
-            return self.found
-        net = self.found(**{**self.arguments, **arguments})
-        if not isinstance(net, Program):
-            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
-        return net
+def program_view(
+    target: NamedProgram,
+    arguments: Mapping[str, Any],
+    widths: Mapping[str, float],
+    output: int = 0,
+    draws: int | None = None,
+) -> View:
+    """The view of one output of a program, or of the part that FILE:PROGRAM[i] names."""
+    net = target.program(**arguments)
+    part = net if target.part is None else net[target.part]
+    entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
+    if not 0 <= output < len(entries):
+        raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
+    i, at = entries[output]
+    keys: list[Any] = [] if target.part is None else [target.part]
+    keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)
+    lines = _lines(target, arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys))
+    return law_view(functools.reduce(Program.__getitem__, keys, net), widths, draws, lines)
 
-    @functools.cached_property
-    def net(self) -> Program:
-        """The program with its own arguments."""
-        return self.build({})
 
-    @property
-    def sliders(self) -> list[Slider]:
-        """A slider for each numeric argument, around its value."""
-        parameters = {} if isinstance(self.found, Program) else inspect.signature(self.found).parameters
-        numeric = []
-        for name, parameter in parameters.items():
-            value = self.arguments.get(name, parameter.default)
-            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if not named or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            size = abs(value) or 1.0
-            low, high, step = 0.0 if value >= 0 else -4 * size, 4 * size, size / 20
-            if isinstance(value, int):
-                low, high, step = 1 if value > 0 else 4 * value, max(4 * value, 8), 1
-            numeric.append(Slider(name, value, low, high, step))
-        return numeric
+def program_audit(
+    target: NamedProgram, arguments: Mapping[str, Any], widths: Mapping[str, float], sharp: bool = False
+) -> AuditViewRequest:
+    """The audit of the probes of a program, block by block."""
+    for name, width in widths.items():
+        if width == inf:
+            raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
+    model = ProgramModel(target.program(**arguments), widths)
+    at = (f"{name}={width_code(width)}" for name, width in widths.items())
+    return AuditViewRequest((model,), (*_lines(target, arguments),), ("net", *at), sharp=sharp)
 
-    def view(
-        self, arguments: Mapping[str, Any], widths: Mapping[str, float], output: int = 0, draws: int | None = None
-    ) -> View:
-        """The view of one output of the program, or of the part that FILE:PROGRAM[i] names."""
-        net = self.build(arguments)
-        part = net if self.part is None else net[self.part]
-        entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
-        if not 0 <= output < len(entries):
-            raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
-        i, at = entries[output]
-        keys: list[Any] = [] if self.part is None else [self.part]
-        keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)
-        lines = self._lines(arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys))
-        return law_view(functools.reduce(Program.__getitem__, keys, net), widths, draws, lines)
 
-    def audit(self, arguments: Mapping[str, Any], widths: Mapping[str, float], sharp: bool = False) -> AuditViewRequest:
-        """The audit of its probes, block by block."""
-        for name, width in widths.items():
-            if width == inf:
-                raise ValueError(f"width {name} is ∞: an audit needs finite widths; move its slider to the left")
-        model = ProgramModel(self.build(arguments), widths)
-        at = (f"{name}={width_code(width)}" for name, width in widths.items())
-        return AuditViewRequest((model,), (*self._lines(arguments),), ("net", *at), sharp=sharp)
-
-    def _lines(self, arguments: Mapping[str, Any], key: str = "") -> list[str]:
-        """Python that builds the program, or a part of it."""
-        lines = [f"from {self.module} import {self.name}"]
-        if self.module.endswith(".py"):
-            path = Path(self.module).resolve()
-            lines = ["import runpy", "import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"]
-            lines.append(f"{self.name} = runpy.run_path({str(path)!r})[{self.name!r}]")
-        given = ", ".join(f"{k}={v!r}" for k, v in {**self.arguments, **arguments}.items())
-        call = "" if isinstance(self.found, Program) else f"({given})"
-        return [*lines, *IMPORTS, f"net = {self.name}{call}{key}"]
+def _lines(target: NamedProgram, arguments: Mapping[str, Any], key: str = "") -> list[str]:
+    """Python that builds the program, or a part of it."""
+    lines = [f"from {target.module} import {target.name}"]
+    if target.module.endswith(".py"):
+        path = Path(target.module).resolve()
+        lines = ["import runpy", "import sys", "", f"sys.path.insert(0, {str(path.parent)!r})"]
+        lines.append(f"{target.name} = runpy.run_path({str(path)!r})[{target.name!r}]")
+    given = ", ".join(f"{k}={v!r}" for k, v in {**target.arguments, **arguments}.items())
+    call = f"({given})" if target.is_function else ""
+    return [*lines, *IMPORTS, f"net = {target.name}{call}{key}"]

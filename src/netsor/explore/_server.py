@@ -12,8 +12,8 @@ from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from .._named_program import NamedProgram
 from ._forms import AUDITS, answer, local_page
-from ._law_views import Target
 from ._view import View, as_csv, as_file
 
 HOST = "127.0.0.1"
@@ -24,7 +24,7 @@ TYPES = {"png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
 class Server(ThreadingHTTPServer):
     """The page, about a program if there is one."""
 
-    def __init__(self, target: Target | None = None, port: int = 0) -> None:
+    def __init__(self, target: NamedProgram | None = None, port: int = 0) -> None:
         super().__init__((HOST, port), Handler)
         self.target, self.token = target, secrets.token_urlsafe(16)
         self.audit = threading.Lock()  # held by the one audit that runs
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(
-    target: Target | None = None, port: int = 0, browser: bool = True, say: Callable[[str], None] = print
+    target: NamedProgram | None = None, port: int = 0, browser: bool = True, say: Callable[[str], None] = print
 ) -> None:
     """Show the page until an interrupt, on a free port unless you give one; `say` is called with its address."""
     with Server(target, port) as server:

@@ -53,7 +53,9 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
             positions = np.asarray(np.ravel_multi_index(picked, shape), dtype=np.intp)
     except (IndexError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        raise TraceIndexError(operation, f"index {shown(key)} on shape {shape}: {problem}") from None
+        outside = "out of bounds" in problem or "too many indices" in problem  # numpy then repeats index and shape
+        problem = f"is outside shape {shape}" if outside else f"on shape {shape}: {problem}"
+        raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
         raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {shape}")
     return positions
@@ -274,7 +276,7 @@ class Value:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        return self.take(index_positions(self.shape, key, "index"))
+        return self.take(index_positions(self.shape, key, "indexing"))
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order."""
@@ -310,7 +312,7 @@ class Value:
             raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {sizes}") from None
 
     def _positions(self) -> Ints:
-        return index_positions(self.shape, ..., "index")
+        return index_positions(self.shape, ..., "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
         """The entries at these positions of the flattened array, in the shape of `flat`."""

@@ -267,7 +267,7 @@ def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, 
         if option and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")
-    return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
+    return NAMED[kind].first(weight_decay, real(eps, "eps", "step", least=0), iterations, adjustment)
 
 
 def _source(parameter: Weight | Value) -> Any:

@@ -154,18 +154,20 @@ def olmo2(config: Config) -> Fields:
     return {**llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
 
 
-def _check_layer_types(config: Config, *cycle: str) -> None:
+def _check_layer_types(config: Config, layers: int, *cycle: str) -> None:
     types = config.take("layer_types", None, list)
-    if types is not None and types != [cycle[i % len(cycle)] for i in range(len(types) or 1)]:
-        config.refuse("layer_types", types, " and ".join(cycle) + " by turns" * (len(cycle) > 1))
+    if types is not None and types != [cycle[i % len(cycle)] for i in range(layers)]:
+        turns = " and ".join(cycle) + " by turns" * (len(cycle) > 1)
+        config.refuse("layer_types", types, f"{turns}, one for each of {layers} layers")
 
 
 @family("qwen2", "sliding_window max_window_layers", num_key_value_heads=32)
 def qwen2(config: Config) -> Fields:
     """Qwen2. A window in only some blocks raises an error; without a window, its size and layers do not matter."""
     config.require(use_sliding_window=False)
-    _check_layer_types(config, "full_attention")
-    return llama(config)
+    fields = llama(config)
+    _check_layer_types(config, fields["layers"], "full_attention")
+    return fields
 
 
 @family("qwen3", "sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
@@ -181,8 +183,8 @@ def gemma2(config: Config) -> Fields:
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     if bidirectional := config.take("use_bidirectional_attention", None):
         config.refuse("use_bidirectional_attention", bidirectional, "false")
-    _check_layer_types(config, "sliding_attention", "full_attention")
     fields = llama(config)
+    _check_layer_types(config, fields["layers"], "sliding_attention", "full_attention")
     return fields | {
         "order": "sandwich",
         "window": config.take("sliding_window", 4096, int),

@@ -27,8 +27,12 @@ from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
 SCORES = tuple(name for names in ATTENTION.values() for name in names)  # what a mask changes
-MOST_SHOWN = 12  # departures that `print` shows
+MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
+MOST_IMPLIED = 3  # of the pass, if parameters depart
 EXACT = ("value", "tie", "mask")  # comparisons without a p-value
+OF_PARAMETERS = ("value", "std", "mean", "shape", "tails", "rows", "columns", "independence", "tie")  # else of the pass
+OWN = "its own initialisation"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class InitCheck:
         The first of them along the network.
     tests : int
         How many tests there were.
+    draws : int
+        How many draws the pass was compared with; 0 if it was not checked.
     undeclared : list of str
         Parameters without a declared law.
     notes : list of str
@@ -79,23 +85,48 @@ class InitCheck:
         return to_cell(self._document())
 
     def _document(self) -> Document:
-        verdict = f"ok: {self.name} agrees with {self.reference}"
+        against = self.reference if self.reference == OWN else f"the reference {self.reference}"
+        wrong = [each for each in self.findings if each.what in OF_PARAMETERS]
+        rest = [each for each in self.findings if each.what not in OF_PARAMETERS]
+        verdict = f"ok: {self.name} agrees with {against}"
         if self.first is not None:
-            first = f"{self.first.where} ({self.first.what})"
-            verdict = f"FLAG: {self.name} departs from {self.reference}, first at {first}"
-        subject = f"{self.tests} tests, adjusted for their number; {self.draws} draws of the declared law of a pass"
-        items = []
-        for each in self.findings[:MOST_SHOWN]:
-            p = "exact" if each.what in EXACT else f"p = {each.p:.1g}" if each.p >= 1e-300 else "p < 1e-300"
-            items.append(Item(FLAG, each.where, f"{each.what}: {each.text} ({p})"))
-        more = len(self.findings) - MOST_SHOWN
-        notes = [f"… and {more} more departures"] if more > 0 else []
+            count = len({each.where for each in wrong})
+            what = f"{count} parameter{'s' * (count > 1)}" if count else "a forward and backward pass"
+            verdict = f"FLAG: {self.name} differs from {against} in {what}; look first at {self.first.where}"
+        ranges = f"whose expected ranges hold 99 % of {self.draws} draws of the reference"
+        tested = f" and of one forward and backward pass, {ranges}" if self.draws else ""
+        subject = f"{self.tests} tests of parameters{tested}. p-values are adjusted for the number of tests."
+        because, most = (" (perhaps because of these parameters)", MOST_IMPLIED) if wrong else ("", MOST_SHOWN)
+        sections = [
+            Section("Parameters that differ", _items(wrong, MOST_SHOWN)),
+            Section(f"Activations and gradients that differ{because}", _items(rest, most)),
+        ]
+        notes = []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            notes.append(f"{len(self.undeclared)} parameters without a declared law: {some}")
-        notes += [f"note: {note}" for note in self.notes]
-        section = Section("", [Items(items), *map(Paragraph, notes)])
-        return Document(f"Initialisation of {self.name}", verdict, subject, [section])
+            notes.append(f"{len(self.undeclared)} parameters were not checked, as the reference says nothing: {some}")
+        sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
+        return Document(f"Initialisation of {self.name}", verdict, subject, [s for s in sections if s.blocks])
+
+
+def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
+    """What was expected and found, with the p-value; the first `most` of the findings."""
+    texts: dict[tuple[str, str], str] = {}
+    wrong_std = {each.where for each in findings if each.what == "std"}  # by which a mean is judged
+    for each in (each for each in findings if each.what != "mean" or each.where not in wrong_std):
+        p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(" ", NO_BREAK)
+        label = each.what.replace("_", " ")
+        if each.what in EXACT:
+            label, p = "" if each.what == "value" else label, ""
+        elif each.what in ("shape", "tails"):  # two tests of one thing
+            label = "distribution"
+        elif each.what.startswith("grad_"):
+            mean = each.what in ("grad_mean_square", "grad_input")
+            label = "mean square of the gradient" if mean else f"squared gradient of {label.removeprefix('grad ')}"
+        texts.setdefault((each.where, label), f"{label + ': ' if label else ''}{each.text} {p}".rstrip())
+    items = [Item(FLAG, where, text) for (where, _), text in texts.items()]
+    rest = f"… and {len(items) - most} more: --json, or `findings` in Python, has all"
+    return [Items(items[:most]), *([Paragraph(rest)] if len(items) > most else [])] if items else []
 
 
 def check_init(
@@ -155,12 +186,12 @@ def check_init(
         load_weights(real, Path(weights))
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    alone = "without reference, the module is compared with its own function: mistakes inside are not found"
+    alone = "no reference was given: it is compared with its own function, and a mistake in that function is not found"
     net, notes, unchecked = None, [alone] if own else [], ""
     try:
         net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
         if len(net.blocks) != len(known.masks):
-            unchecked = f"{len(net.blocks)} blocks, and {len(known.masks)} are declared"
+            unchecked = f"it has {len(net.blocks)} blocks, and the reference has {len(known.masks)}"
     except UnsupportedError as error:
         unchecked = str(error)
     numbers = dict(real.named_parameters())
@@ -172,14 +203,15 @@ def check_init(
     pairs = zip(tests, holm([test.p for test in tests]), strict=True)
     findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
     if unchecked:
-        notes.insert(0, f"the pass was not checked: {unchecked}")
+        notes.insert(0, f"the forward and backward pass was not checked: {unchecked}")
     elif net is not None:
         after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
         findings, count = findings + after, count + more
     first = min(findings, key=_position(real), default=None)
     undeclared = [name for name in numbers if name not in laws]
-    said = "its own initialisation" if own else known.name
-    return InitCheck(type(real).__name__, said, findings, first, count, draws, undeclared, notes)
+    said = OWN if own else known.name
+    drawn = 0 if unchecked else draws
+    return InitCheck(type(real).__name__, said, findings, first, count, drawn, undeclared, notes)
 
 
 def load_weights(module: Any, path: Path) -> None:
@@ -225,10 +257,10 @@ def _ties(module: Any, known: Reference, net: Structure | None) -> Iterator[Init
     for name, p in module.named_parameters(remove_duplicate=False):
         own = first.setdefault(id(p), name)
         if own != name and name in (known.laws or {}):
-            yield InitFinding(name, "tie", 0.0, f"is {own}, and is declared to be a parameter of its own")
+            yield InitFinding(name, "tie", 0.0, f"expected a parameter of its own, found the same tensor as {own}")
     if known.laws is None and net and net.head and net.words and (net.head == net.words[0]) != known.tied:
-        said = "not " if known.tied else ""
-        yield InitFinding(net.head, "tie", 0.0, f"logits are {said}tied to the embedding, against what is declared")
+        said = ["a matrix of its own", "the embedding"]
+        yield InitFinding(net.head, "tie", 0.0, f"expected {said[known.tied]}, found {said[not known.tied]}")
 
 
 def _pass_findings(
@@ -244,14 +276,15 @@ def _pass_findings(
         if attention is not None and attention.shape[-2:] == mask.shape:
             used = np.any(attention > 0, axis=0)
             for i, j in (wrong := np.argwhere(used != mask))[:1]:
-                verb = "attends" if used[i, j] else "does not attend"
-                text = f"token {i} {verb} to token {j}, against the declared mask; {len(wrong)} such pairs"
+                expected, found = ("not ", "") if used[i, j] else ("", "not ")
+                text = f"expected token {i} {expected}to attend to token {j}, found that it does {found}".rstrip()
+                text += f"; {len(wrong)} pairs of tokens differ"
                 masks[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     findings = list(masks.values())
     for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
         if p < level and not (k in masks and name in SCORES):
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"{real[name, k]:.4g}, and 99 % of initialisations as declared are from {low:.4g} to {high:.4g}"
+            text = f"expected {low:.4g} to {high:.4g}, found {real[name, k]:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
     return findings, len(real) + len(net.blocks)
 

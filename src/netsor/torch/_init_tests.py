@@ -165,9 +165,10 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
         want = p.new_tensor(law.value).expand(p.shape) if law.law == "constant" else law.value.to(p)
         same = bool((p.detach() == want).all())
         numbers = p.detach().double()
-        entries = f"{float(numbers.mean()):.4g} ± {float(numbers.std(correction=0)):.2g}"
-        said = f"{law.value:g}" if law.law == "constant" else "given numbers"
-        yield InitFinding(name, "value", 1.0 if same else 0.0, f"entries are {entries}, and {said} is declared")
+        said = f"{law.value:g} in every entry" if law.law == "constant" else "the same numbers in every sample"
+        mean, std = float(numbers.mean()), float(numbers.std(correction=0))
+        text = f"expected {said}, found mean {mean:.3g} and std {std:.3g}"
+        yield InitFinding(name, "value", 1.0 if same else 0.0, text)
         return
     if law.law not in GAUSSIAN:
         return
@@ -176,22 +177,22 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
     n, drawn = x.size, max(samples, 1) * x.size
     mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
     if not math.isfinite(std):
-        yield InitFinding(name, "value", 0.0, "entries are not finite")
+        yield InitFinding(name, "value", 0.0, "expected finite entries, found NaN or infinity")
         return
     known = 1 / n + (1 / drawn if law.std_error else 0.0)  # a law that was measured has an error too
     freedom, ratio = 2 / (KURTOSIS[law.law] - 1), std / law.std  # of the χ² that each squared entry counts for
     p = _two_sided(_normal_score(ratio**2, freedom * n) / math.sqrt(known * n))
-    text = f"standard deviation {std:.4g}, and {law.std:.4g} is declared: {ratio:.3g} times"
+    text = f"expected {law.std:.4g}, found {std:.4g}, {ratio:.3g} times as large"
     yield InitFinding(name, "std", p, text)
     p = _two_sided((mean - law.mean) / (law.std * math.sqrt(known)))
-    yield InitFinding(name, "mean", p, f"mean {mean:.3g}, and {law.mean:.3g} is declared")
+    yield InitFinding(name, "mean", p, f"expected {law.mean:.3g}, found {mean:.3g}")
     if std == 0:
         return
     standard = (x - mean) / std
     if law.note != "declared" and n >= 64:
         some = standard.ravel()[:: max(1, n // MOST)]
         fourth = float(np.mean(some**4))
-        text = f"entries are not {law.law}: kurtosis {fourth:.3g}, and {law.kurtosis:.3g} is declared"
+        text = f"expected {law.law} entries, of kurtosis {law.kurtosis:.3g}, found kurtosis {fourth:.3g}"
         yield InitFinding(name, "shape", float(stats.kstest(some, _distribution(law), method="asymp").pvalue), text)
         if law.law == "normal":
             tails = float(stats.kurtosistest(some).pvalue)
@@ -203,7 +204,7 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
             each = freedom * x.shape[axis]
             w = _normal_score(np.mean(standard**2, axis=axis), each)
             spread = float(np.std(w)) * math.sqrt(2 / each) / 2
-            text = f"{of} have different standard deviations, by {spread:.2g} of their size"
+            text = f"expected {of} of one std, found stds that vary by {100 * spread:.2g} %"
             yield InitFinding(name, of, float(stats.chi2.sf(float(np.sum((w - w.mean()) ** 2)), w.size - 1)), text)
 
 
@@ -246,8 +247,8 @@ def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Paramet
         other = int(np.argmax(np.abs(z[k, :k])))
         r = float(products[k, other] / min(counts[k], counts[other]))
         p = min(1.0, k * _two_sided(z[k, other]))  # of k pairs
-        same = "the same numbers as" if abs(r) > 0.999 else f"correlation {r:.2f} with"
-        yield InitFinding(names[k], "independence", p, f"{same} {names[other]}, and independent draws are declared")
+        same = "the same numbers" if abs(r) > 0.999 else f"correlation {r:.2f}"
+        yield InitFinding(names[k], "independence", p, f"expected draws independent of {names[other]}, found {same}")
 
 
 def pass_tests(real: Mapping[tuple[str, int], float], law: Mapping[tuple[str, int], Floats]) -> list[float]:

@@ -54,7 +54,8 @@ def inputs_of(module: ModuleOrFactory, args: Any, tokens: int | None = None) -> 
     if args is None:
         tables = [part.num_embeddings for part in instance.modules() if isinstance(part, torch.nn.Embedding)]
         if not tables:
-            raise ArgumentError("args", None, "the inputs of the module: it has no embedding of ids")
+            remedy = "give its inputs in Python, args="
+            raise ValueError(f"{type(instance).__name__} has no torch.nn.Embedding for token ids: {remedy}")
         args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
     ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids

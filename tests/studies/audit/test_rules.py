@@ -31,7 +31,7 @@ def facts(limit=None, distinct=8, uniform_loss=4.0, stacks=((0, 3),), **columns)
         "grad_in": [3] * 4, "grad_out": [3] * 4, "grad_embedding": 20.0,
         "largest_load": [1.5] * 4, "least_load": [0.5] * 4,
     }  # fmt: skip
-    return RuleInput(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
+    return RuleInput(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else "no limit",
                  distinct, uniform_loss, stacks, 8)  # fmt: skip
 
 

@@ -66,6 +66,8 @@ def document(
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
         sections.append(Section("How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"))
+    if first.request.unchecked:  # the reader must not miss it
+        subject, sections = first.request.unchecked, [Section("", [Paragraph(subject)]), *sections]
     return doc.Document(f"Audit of {what}", verdict, subject, [section for section in sections if section.blocks])
 
 
@@ -73,7 +75,9 @@ def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
-    return f"{audit.model.sizes}; {drawn}; {audit.best.subject.status}{missing}"
+    status = audit.best.subject.status
+    status += " (weights are not Gaussian)" * (status == "same limit")
+    return f"{audit.model.sizes}; {drawn}; {status}{missing}"
 
 
 def unavailable(result: LengthResult) -> dict[str, str]:

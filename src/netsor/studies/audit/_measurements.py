@@ -200,13 +200,23 @@ class LengthResult(Mapping[str, Band]):
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        facts = RuleInput(self.best.arrays, None, self.distinct, uniform, self.stacks, self.tokens, self.best.precision)
+        known = self.distinct, uniform, self.stacks, self.tokens, self.best.precision
+        facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
             return judged(facts)
         # each verdict, and what it would be for each way in which Gaussian expectations may be wrong
         infinite = [self.limit.arrays, *self.limit.shifted]
         every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
         return tuple(within_error(*same) for same in zip(*every, strict=True))
+
+    def _no_limit(self) -> str:
+        """Why no limit is compared with the model's own widths."""
+        request = self.request
+        if request.widths != "both":
+            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not asked for"
+        if self.tokens > request.lengths[0]:
+            return f"infinite width is measured at {request.lengths[0]} tokens only"
+        return f"infinite width has no limit: {request.refused.get(self.model, '')}"
 
     def finding(self, name: str) -> Finding:
         """The verdict of one rule; of an audit, at the length where it is worst."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -100,12 +101,26 @@ class Request(_study.Request):
     def remark(self) -> str:
         """The cost of gradients, unless the request says whether to measure them."""
         if self.gradients is not None or math.isinf(self.times):
-            off = self.quick and self.gradients is None and not self.own
-            return "Gradients are off; --gradients adds them." if off else ""
+            return ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
             return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
         return f"Gradients are off; --gradients takes {more}."
+
+    @property
+    def unchecked(self) -> str:
+        """What a quick audit does not check, and the full audit; nothing for other audits."""
+        if not self.quick:
+            return ""
+        words = [] if self.typed is None else shlex.split(self.typed)
+        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only if you ask for them
+        left = [] if any(map(self.backward, self.lengths)) else [gradients]
+        left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
+        takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
+        if self.lengths == LENGTHS[:1] and takes > LENGTHS[0] and not {"--tokens", "--ids"} & {*words}:
+            left.append(f"more than {LENGTHS[0]} tokens")
+        full = shlex.join(word for word in words if word != "--quick") or "leave out quick=True"
+        return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
 
     @property
     def own(self) -> bool:

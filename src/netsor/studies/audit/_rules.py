@@ -23,7 +23,7 @@ class RuleInput(NamedTuple):
     """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and more."""
 
     draws: Mapping[str, Floats]
-    limit: Mapping[str, Floats] | None  # at infinity, where the first are not
+    limit: Mapping[str, Floats] | str  # at infinity, where the first are not; or why there are none
     distinct: int  # tokens that begin as different vectors
     uniform_loss: float | None  # ln V
     stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
@@ -220,8 +220,8 @@ def _loss(facts: RuleInput, rule: Rule) -> Finding:
 )
 def _limit(facts: RuleInput, rule: Rule) -> Finding:
     limit = facts.limit
-    if limit is None:
-        return rule.finding("infinite width was not asked for, or has no limit")
+    if isinstance(limit, str):
+        return rule.finding(limit)
     names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in limit]
     verdicts: list[str] = []
     farthest, where = 0.0, ""  # of the medians outside the band

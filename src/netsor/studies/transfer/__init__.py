@@ -144,7 +144,8 @@ class SweepCase(TrainingCase):
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
             allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
-            raise ArgumentError("model", self.own.name, allowed + shown(loss))
+            module = "a PyTorch module: netsor coord-check takes these" if hasattr(net, "named_parameters") else ""
+            raise ArgumentError("model", self.own.name, allowed + (module or shown(loss)))
         moves = None if self.own.weights is None else self.own.weights(net)
         given = self.own.optimiser
         optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given

@@ -1,0 +1,39 @@
+"""A program that FILE:PROGRAM names, for the command line and the explorer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._program import Program
+
+
+@dataclass(frozen=True)
+class NamedProgram:
+    """What a file or module has under a name, a part of it, and arguments of its function."""
+
+    module: str  # a file or a module
+    name: str
+    value: Any  # a program, or a function that returns a program or a PyTorch module
+    part: Any = None  # the index in PROGRAM[i]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}" + ("" if self.part is None else f"[{str(self.part).strip('(,)')}]")
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it has to be called."""
+        return callable(self.value) and not isinstance(self.value, Program)
+
+    def build(self, **arguments: Any) -> Any:
+        """What the function returns for these arguments and its own."""
+        return self.value(**{**self.arguments, **arguments}) if self.is_function else self.value
+
+    def program(self, **arguments: Any) -> Program:
+        """The whole program with these arguments and its own."""
+        net = self.build(**arguments)
+        if not isinstance(net, Program):
+            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
+        return net
