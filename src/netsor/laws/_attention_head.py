@@ -137,7 +137,8 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
     def added(a: Rule, b: Rule, part: int) -> Rule:
         weights = np.multiply.outer(a[1], b[1])
         if a is b:  # a pair and its mirror image are one node
-            weights *= 2.0 * np.tri(len(weights)).T - np.eye(len(weights))
+            weights = np.triu(2.0 * weights)
+            weights.flat[:: len(weights) + 1] /= 2.0
         nodes, weights = compressed(np.add.outer(a[0], b[0]), weights, part)
         return nodes, weights / weights.sum()  # else rounding errors would grow with every squaring
 
