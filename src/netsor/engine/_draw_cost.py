@@ -17,10 +17,8 @@ from .backends._numpy import NUMPY, replicas_per_block
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
 MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, beside their arrays
 TEMPORARY = 1.25  # times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the largest ones
-# Bytes to plan an entry. Vectors: 230 to 260 were measured with gradients, and up to 64 without.
-VECTOR_BYTES, FORWARD_VECTOR_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0
-# Scalars count at infinite width alone; pairs of tokens have tables that all layers share (46 to 72 bytes measured).
-SCALAR_BYTES = PAIR_BYTES = 75.0
+VECTOR_BYTES, FORWARD_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0  # to plan an entry; 260 and 64 measured for vectors
+SCALAR_BYTES = PAIR_BYTES = 75.0  # of a scalar at infinite width; of a pair of tokens, in tables that layers share
 
 
 class Draw(NamedTuple):
@@ -57,7 +55,7 @@ class Draw(NamedTuple):
 
 def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
     """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
-    vector = VECTOR_BYTES if infinite or transposed(values) else FORWARD_VECTOR_BYTES
+    vector = VECTOR_BYTES if infinite or transposed(values) else FORWARD_BYTES
 
     def each(value: Value) -> float:
         if isinstance(value, Vector):

@@ -79,8 +79,7 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
     if type(a) is np.ndarray and not _replicas_innermost(a):  # in half the time of a concatenation
-        made = np.empty((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
-        made[..., :before] = made[..., before + a.shape[-1] :] = 0.0
+        made = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
         made[..., before : before + a.shape[-1]] = a
         return made
     front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))

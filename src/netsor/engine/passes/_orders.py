@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,7 @@ def mixed(some: Bools, sets: Sets) -> Sets:
     found = found.reshape(*found.shape[:-1], sets.shape[-1], len(values))
     rows = sets_of(found)
     made = {row: union(values[found[at]]) for row, at in {row: at for at, row in np.ndenumerate(rows)}.items()}
-    related: Any = np.frompyfunc(made.__getitem__, 1, 1)
-    return np.asarray(related(rows), dtype=object)
+    return np.array([made[row] for row in rows.ravel()], dtype=object).reshape(rows.shape)
 
 
 def meet(a: Sets, b: Sets) -> Bools:
@@ -116,7 +116,7 @@ class Orders:
         self._count = 1
         self._reach: dict[int, int] = {}  # what an output of a nonlinearity has products of order 1 with
         self._outputs = 0  # the set of these outputs
-        self._related: dict[int, int] = {}  # sets that `_expanded` has seen
+        self._related = cache(self._expanded)  # many vectors have the same set
         self._initial: dict[Source, Sets] = {}  # of initial vectors
         self._bits: dict[Value, Sets] = {}
         self._small: dict[Value, Sets] = {}
@@ -213,20 +213,18 @@ class Orders:
             # an output depends on the arguments that broadcast to it, or else on all
             reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
             for atom, others in zip(made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True):
-                self._reach[atom] |= self._expanded(others)
+                self._reach[atom] |= self._related(others)
         self._outputs |= union(made)
         return made[..., None]
 
     def _expanded(self, bits: int) -> int:
         """A set, and what the outputs of nonlinearities in it have products of order 1 with."""
-        if bits not in self._related:
-            found, rest = bits, bits & self._outputs
-            while rest:
-                atom = rest & -rest
-                found |= self._reach[atom]
-                rest ^= atom
-            self._related[bits] = found
-        return self._related[bits]
+        found, rest = bits, bits & self._outputs
+        while rest:
+            atom = rest & -rest
+            found |= self._reach[atom]
+            rest ^= atom
+        return found
 
     def _order(self, c: Value) -> npt.ArrayLike:
         match c.op:
@@ -258,7 +256,7 @@ class Orders:
         """The orders of ⟨x[…, i], y[…, j]⟩/n."""
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
-        related: Any = np.frompyfunc(self._expanded, 1, 1)
+        related: Any = np.frompyfunc(self._related, 1, 1)
         first, second = (align(related(self.bits(v)), v, ndim - 1) for v in (x, y))
         return np.where(meet(first, second), ONE, SMALL).astype(np.int8)
 
