@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..language._array import Take, Value
+from ..language._graph import transposed
+from ..language._operation import Dot
 from ..language._vector import Vector
 from ._plan import Plan
 from .backends import Backend
 from .backends._numpy import NUMPY, replicas_per_block
 
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
-MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, however small they are
-VECTOR_BYTES, TAKE_BYTES, SCALAR_BYTES = 600.0, 34.0, 75.0  # to plan an entry; scalars count at infinite width alone
+MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, beside their arrays
+TEMPORARY = 1.25  # times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the largest ones
+VECTOR_BYTES, FORWARD_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0  # to plan an entry; 260 and 64 measured for vectors
+SCALAR_BYTES = PAIR_BYTES = 75.0  # of a scalar at infinite width; of a pair of tokens, in tables that layers share
 
 
 class Draw(NamedTuple):
@@ -33,6 +37,8 @@ class Draw(NamedTuple):
     def of(cls, plan: Plan, backend: Backend = NUMPY, planning: float = 0.0, planning_bytes: float = 0.0) -> Draw:
         """As a plan says it."""
         compiling = backend.seconds(plan, 0)
+        if plan.expects:  # constants as large as the arrays of a draw are computed while the plan is made
+            planning_bytes = max(planning_bytes, plan.bytes)
         before = backend.seconds(plan, 1) - compiling, compiling, planning, planning_bytes
         return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps))
 
@@ -43,17 +49,18 @@ class Draw(NamedTuple):
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
         """The bytes of a process that makes a plan, keeps it and makes so many draws."""
-        # Steps have temporary arrays of their own, so a block takes up to twice the bytes of its arrays.
-        block = 2 * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
-        return BASE + max(self.planning_bytes, self.bytes) + max(MIN_DRAW_BYTES, block)
+        block = TEMPORARY * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
+        return BASE + self.planning_bytes + MIN_DRAW_BYTES + block
 
 
-def planning_bytes(values: Iterable[Value], infinite: bool) -> float:
+def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
     """About the memory that it takes to plan a program, and to keep it; entries that are taken have their positions."""
+    vector = VECTOR_BYTES if infinite or transposed(values) else FORWARD_BYTES
 
     def each(value: Value) -> float:
         if isinstance(value, Vector):
-            return VECTOR_BYTES
+            return vector
         return TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
 
-    return sum(each(value) * math.prod(value.shape) for value in values)
+    pairs = max((math.prod(value.shape[-2:]) for value in values if isinstance(value.op, Dot)), default=0)
+    return PAIR_BYTES * pairs + sum(each(value) * math.prod(value.shape) for value in values)

@@ -18,7 +18,7 @@ from .._validate import Shape
 
 EINSUM_MAX_MULTIPLICATIONS = 128  # of a matrix product up to which einsum over all replicas is faster than BLAS
 MAX_UNROLLED_TERMS = 8  # of sums that JAX and PyTorch add one by one: they are slow at many small matrix products
-FUNCTION_ENTRIES_PER_BATCH = 2**15  # of a function of coordinates at once: its temporary arrays fit a cache
+FUNCTION_ENTRIES_PER_BATCH = 2**16  # of a function of coordinates at once: its temporary arrays fit a cache
 PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once: what a cache holds
 DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
 EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
@@ -78,6 +78,10 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
 
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
+    if type(a) is np.ndarray and not _replicas_innermost(a):  # in half the time of a concatenation
+        made = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
+        made[..., before : before + a.shape[-1]] = a
+        return made
     front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))
     return join(xp, front, a, back, axis=len(a.shape) - 2)
 

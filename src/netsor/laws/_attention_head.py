@@ -135,13 +135,11 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         return nodes, weights
 
     def added(a: Rule, b: Rule, part: int) -> Rule:
+        weights = np.multiply.outer(a[1], b[1])
         if a is b:  # a pair and its mirror image are one node
-            i, j = np.triu_indices(len(a[0]))
-            times = np.where(i == j, 1.0, 2.0)
-        else:
-            i, j = np.indices((len(a[0]), len(b[0]))).reshape(2, -1)
-            times = np.ones(len(i))
-        nodes, weights = compressed(a[0][i] + b[0][j], times * a[1][i] * b[1][j], part)
+            weights = np.triu(2.0 * weights)
+            weights.flat[:: len(weights) + 1] /= 2.0
+        nodes, weights = compressed(np.add.outer(a[0], b[0]), weights, part)
         return nodes, weights / weights.sum()  # else rounding errors would grow with every squaring
 
     power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables

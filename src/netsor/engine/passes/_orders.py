@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,9 @@ def mixed(some: Bools, sets: Sets) -> Sets:
     flat = has.reshape(*sets.shape[:-1], sets.shape[-1] * len(values))
     found = np.asarray(some.astype(np.float64) @ flat.astype(np.float64) > 0)
     found = found.reshape(*found.shape[:-1], sets.shape[-1], len(values))
-    return np.asarray(np.bitwise_or.reduce(np.where(found, values, 0), axis=-1, initial=0))
+    rows = sets_of(found)
+    made = {row: union(values[found[at]]) for row, at in {row: at for at, row in np.ndenumerate(rows)}.items()}
+    return np.array([made[row] for row in rows.ravel()], dtype=object).reshape(rows.shape)
 
 
 def meet(a: Sets, b: Sets) -> Bools:
@@ -112,6 +115,8 @@ class Orders:
         self.infinite = infinite  # whether vectors have infinite width
         self._count = 1
         self._reach: dict[int, int] = {}  # what an output of a nonlinearity has products of order 1 with
+        self._outputs = 0  # the set of these outputs
+        self._related = cache(self._expanded)  # many vectors have the same set
         self._initial: dict[Source, Sets] = {}  # of initial vectors
         self._bits: dict[Value, Sets] = {}
         self._small: dict[Value, Sets] = {}
@@ -131,8 +136,7 @@ class Orders:
 
     def is_gaussian(self, x: Vector) -> bool:
         """Whether vectors are jointly Gaussian of mean 0 at order 1: no constant, and no output of a nonlinearity."""
-        found = union(self.bits(x))
-        return not found & CONSTANT and not any(found & atom for atom in self._reach)
+        return not union(self.bits(x)) & (CONSTANT | self._outputs)
 
     def small_bits(self, x: Vector) -> Sets:
         """The basis functions in the vanishing parts of each vector."""
@@ -209,15 +213,16 @@ class Orders:
             # an output depends on the arguments that broadcast to it, or on all
             reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
             for atom, others in zip(made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True):
-                self._reach[atom] |= self._expanded(others)
+                self._reach[atom] |= self._related(others)
+        self._outputs |= union(made)
         return made[..., None]
 
     def _expanded(self, bits: int) -> int:
         """A set, and what the outputs of nonlinearities in it have products of order 1 with."""
-        found, rest = bits, bits
+        found, rest = bits, bits & self._outputs
         while rest:
             atom = rest & -rest
-            found |= self._reach.get(atom, 0)
+            found |= self._reach[atom]
             rest ^= atom
         return found
 
@@ -251,7 +256,7 @@ class Orders:
         """The orders of ⟨x[…, i], y[…, j]⟩/n."""
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
-        related: Any = np.frompyfunc(self._expanded, 1, 1)
+        related: Any = np.frompyfunc(self._related, 1, 1)
         first, second = (align(related(self.bits(v)), v, ndim - 1) for v in (x, y))
         return np.where(meet(first, second), ONE, SMALL).astype(np.int8)
 
