@@ -78,7 +78,7 @@ class AtWidths(PlanQuery):
         origin = Provenance(self.status, "convolution over heads at infinite width")
         head = lazy_head(layer.scores, layer.values)
         law = HeadSum(head, layer.heads, layer.scale, origin, lambda: sampled(how))
-        law._correction = layer.correction
+        law._fluctuations = layer.fluctuations
         return law
 
     def _sampled(self, how: Sampling) -> Mixture | Joint:

@@ -9,22 +9,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .._array_api import Floats, Ints
 from ..language._array import Value
 from ..language._graph import narrow, topological_order, weights_of, widths_of
+from ..language._linear_expansion import Expansion
 from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
 from ..language._parameters import weight
 from ..language._softmax import MASKED_SOFTMAX, SOFTMAX
 from ..language._vector import Vector
-from ..laws._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
+from ..laws._correction import MAX_TOKENS, LayerFluctuations
 from ._plan_query import PlanQuery
 from ._sampler import Sampling, sample_conditional_law
 from .passes._rewrite import Context
 from .passes.simplify import drop_identities
+
+MAX_COLUMNS = 33  # vectors that tokens are combinations of, and (1, …, 1): there are half their square of directions
+RANK = 1e-12  # eigenvalues below this share of the largest are rounding
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Recognised:
     values: Floats
     heads: int
     scale: float
-    correction: Callable[[], Correction | None] | None  # None if widths, or tokens, are of several kinds
+    fluctuations: Callable[[], LayerFluctuations | None] | None  # None if widths, or tokens, are of several kinds
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
@@ -76,62 +80,78 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
     if scale * np.trace(values[box]) == 0:  # the output is 0: there is no density to invert for
         return None
     temperature = (wq.std * wk.std) ** 2
-    asks = x is y or (isinstance(x.op, Take) and x.op.inputs == (y,))  # a token asks the others, or itself alone
-    one_width = len(widths) == 1 and y is z and asks
-    first = partial(_correction, x, y, np.flatnonzero(allowed), temperature, heads, scale) if one_width else None
+    one_width = len(widths) == 1 and y is z
+    first = partial(_layer_fluctuations, x, y, np.flatnonzero(allowed), temperature) if one_width else None
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
 
 
-def _correction(
-    query: Vector, tokens: Vector, allowed: Ints, temperature: float, heads: int, scale: float
-) -> Correction | None:
-    """The first correction in 1/n; None if the fluctuations of the tokens' Gram matrix are not known."""
-    ordered = topological_order([tokens])
+def _layer_fluctuations(query: Vector, tokens: Vector, allowed: Ints, temperature: float) -> LayerFluctuations | None:
+    """What the first correction in 1/n depends on; None if the fluctuations of the Gram matrix are not known."""
+    ordered = topological_order([query, tokens])
     bound = {width.name: np.inf for width in widths_of(ordered) if width.name is not None}
-    (same,) = drop_identities([tokens], Context(bound, dict.fromkeys(ordered, 0)))
+    vectors = drop_identities([query, tokens], Context(bound, dict.fromkeys(ordered, 0)))
     uses = Counter(w.source for w in weights_of(ordered))
     if tokens.size > MAX_TOKENS or any(count > 1 for count in uses.values()):
         return None
-    if (found := _fluctuations(same)) is None:
+    found = _fluctuations(cast(list[Vector], vectors))
+    some = np.append(0, 1 + allowed)
+    return found and LayerFluctuations(found[0][np.ix_(some, some)], found[1][:, some[:, None], some], temperature)
+
+
+def _fluctuations(vectors: Sequence[Vector]) -> tuple[Floats, Floats] | None:
+    """The limit K of the Gram matrix of vectors, and the directions V of its generator Σ ∂_V², or None."""
+    # All vectors are fixed combinations of columns: (1, …, 1), data, standard Gaussian vectors, and products W x, which
+    # given x are Gaussian vectors too. In the limit the Gram matrix of columns is Σ r rᵀ over `roots` r. A new root r
+    # adds the direction r rᵀ, and (r sᵀ + s rᵀ)/√2 for each root s before it: equation (10) with √κ V in place of V.
+    # W maps the directions of its inputs as it maps their Gram matrix.
+    values = topological_order(vectors)
+    expansion = Expansion(values)
+    size = len(expansion.matrix)
+    if size > MAX_COLUMNS:
         return None
-    row = 0 if query is tokens or not isinstance(query.op, Take) else int(query.op.flat[0])
-    return correction(LayerFluctuations(*found, row, allowed, temperature, heads, scale))
+    roots, directions = [np.eye(size)[0]], [np.zeros((size, size))]
+    gram = np.outer(roots[0], roots[0])
+    for value in values:
+        if not isinstance(value, Vector) or value in expansion.combinations:
+            continue
+        own = np.array([column for column in expansion.columns(value) if gram[column, column] == 0], dtype=np.intp)
+        first = abs(expansion.rows[value]).toarray()[:, own].argmax(axis=0)  # a vector that is this column
+        box = np.ix_(own, own)
+        match value.op:
+            case Data(given):
+                rows = given.reshape(value.size, -1)[first]
+                gram[box] = rows @ rows.T / rows.shape[1]
+                continue
+            case Gaussian():
+                gram[own, own] = 1.0
+            case MatMul(w, x, each) if not w.transposed:
+                members = w.members if each else w.members.reshape(*w.batch, *(1,) * x.ndim)
+                pair = members, np.arange(x.size).reshape(x.shape)
+                member, place = (np.broadcast_to(of, value.shape).ravel()[first] for of in pair)
+                inputs, same = expansion.rows[x].toarray()[place], w.std**2 * (member[:, None] == member)
+                for known in (gram, *directions):
+                    known[box] = same * (inputs @ known @ inputs.T)
+            case _:
+                return None
+        eigenvalues, eigenvectors = np.linalg.eigh(gram[box])
+        for root in np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * eigenvectors.T @ np.eye(size)[own]:
+            pairs = [np.outer(root, other) for other in roots]
+            directions += [np.outer(root, root), *((pair + pair.T) / np.sqrt(2) for pair in pairs)]
+            roots.append(root)
+    rows = np.concatenate([expansion.rows[each].toarray() for each in vectors])
+    return rows @ gram @ rows.T, _merged(rows @ np.array(directions) @ rows.T, rows @ gram @ rows.T)
 
 
-def _fluctuations(x: Value) -> tuple[Floats, list[tuple[float, Floats]]] | None:
-    """The limit of the Gram matrix of vectors, and the directions (κ, V) of its generator, or None."""
-    # Given its inputs, W x has a Wishart Gram matrix B G Bᵀ, G = I in the limit: directions B e_i e_iᵀ Bᵀ with κ = 1
-    # and B (e_i e_jᵀ + e_j e_iᵀ) Bᵀ with κ = ½. W maps those of its inputs as it maps their Gram matrix.
-    match x.op:
-        case Take(inner, flat) if (found := _fluctuations(inner)) is not None:
-            some = np.ix_(flat.ravel(), flat.ravel())
-            return found[0][some], [(kappa, v[some]) for kappa, v in found[1]]
-        case Data(vectors):
-            rows = vectors.reshape(x.size, -1)
-            return rows @ rows.T / rows.shape[1], []
-        case Gaussian(_, mean, factor) if not mean.any():
-            root = factor.reshape(x.size, -1)
-            return root @ root.T, _wishart(root)
-        case MatMul(w, inner, each) if (found := _fluctuations(inner)) is not None and not w.transposed:
-            member = np.broadcast_to(w.members if each else w.members.reshape(*w.batch, *(1,) * inner.ndim), x.shape)
-            place = np.broadcast_to(np.arange(inner.size).reshape(inner.shape), x.shape).ravel()
-            weight = w.std**2 * (member.reshape(-1, 1) == member.ravel())
-            gram, *directions = (weight * v[np.ix_(place, place)] for v in (found[0], *(v for _, v in found[1])))
-            values, vectors = np.linalg.eigh(gram)
-            own = _wishart(vectors * np.sqrt(np.maximum(values, 0.0)))
-            return gram, [*((kappa, v) for (kappa, _), v in zip(found[1], directions, strict=True)), *own]
-    return None
-
-
-def _wishart(root: Floats) -> list[tuple[float, Floats]]:
-    """The directions of the Gram matrix root G rootᵀ of n Gaussian coordinates, n → ∞."""
-    found = []
-    for i in range(root.shape[1]):
-        found.append((1.0, np.outer(root[:, i], root[:, i])))
-        for j in range(i):
-            one = np.outer(root[:, i], root[:, j])
-            found.append((0.5, one + one.T))
-    return [(kappa, v) for kappa, v in found if v.any()]
+def _merged(directions: Floats, gram: Floats) -> Floats:
+    """The fewest directions V with the same Σ ∂_V², in a basis where K is the identity: so K + tV stays positive."""
+    values, vectors = np.linalg.eigh(gram)
+    some = values > RANK * values[-1]
+    root, inverse = vectors[:, some] * np.sqrt(values[some]), vectors[:, some] / np.sqrt(values[some])
+    flat = (inverse.T @ directions @ inverse).reshape(len(directions), -1)
+    sizes, of = np.linalg.eigh(flat.T @ flat)
+    kept = sizes > RANK * sizes[-1]
+    apart = (of[:, kept] * np.sqrt(sizes[kept])).T.reshape(-1, root.shape[1], root.shape[1])
+    return np.asarray(root @ apart @ root.T)
 
 
 def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Floats | None:

@@ -16,7 +16,7 @@ import scipy
 
 from .._array_api import single_threaded
 from ._attention_head import Head, joined, power_moments, power_rule
-from ._correction import MAX_TOKENS, Correction
+from ._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
 from ._estimate import Array, Estimate, Replicas, Replicated, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
@@ -60,7 +60,7 @@ class HeadSum(Law):
     0.646080 0.121659
     """
 
-    _correction: Callable[[], Correction | None] | None = None  # set if a program made the law
+    _fluctuations: Callable[[], LayerFluctuations | None] | None = None  # set if a program made the law
 
     def __init__(
         self,
@@ -86,7 +86,9 @@ class HeadSum(Law):
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
-        return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
+        law = HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
+        law._fluctuations = self._fluctuations
+        return law
 
     def infinite_heads(self) -> Mixture:
         """The Gaussian law of the same layer with infinitely many heads; all numbers of heads have its variance."""
@@ -96,12 +98,12 @@ class HeadSum(Law):
 
     def correction(self) -> Correction:
         """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
-        terms = self._correction() if self._correction else None
-        if terms is None:
-            needs = "a law that a program of one width made (not a file or a copy), with each matrix used once"
+        layer = self._fluctuations() if self._fluctuations else None
+        if layer is None:
+            needs = "a law that a program of one width made, with each matrix used once"
             tokens = f"up to {MAX_TOKENS} Gaussian tokens that are both keys and values"
             raise LawError("correction", f"needs {needs} and {tokens}; ns.width_needed compares any law with its limit")
-        return terms
+        return correction(layer, self.heads, self.scale)
 
     def _moment(self, order: int) -> Estimate:
         if order % 2 or order == 0:
@@ -292,6 +294,8 @@ class HeadSum(Law):
 
     def _arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
+        if self._fluctuations and (layer := self._fluctuations()):
+            arrays |= {f"correction_{name}": value for name, value in vars(layer).items()}
         if self.mixture is not None:
             made = {name: getattr(self.mixture.origin, name) for name in REPLICAS}
             arrays |= {f"mixture_{name}": value for name, value in (self.mixture._arrays() | made).items()}
@@ -299,7 +303,10 @@ class HeadSum(Law):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
-        own = {name.removeprefix("mixture_"): arrays[name] for name in arrays if name.startswith("mixture_")}
+        own, first = (
+            {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+            for prefix in ("mixture_", "correction_")
+        )
         mixture = None
         if own:
             seed, numbers, error = (own.pop(name, None) for name in REPLICAS)
@@ -308,4 +315,8 @@ class HeadSum(Law):
             mixture = Mixture(origin=made, **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
-        return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
+        law = cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
+        if first:
+            layer = LayerFluctuations.from_arrays(**first)
+            law._fluctuations = lambda: layer
+        return law

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from .._html import table, title
 from .._sobol import Sobol
 from ..activations import row_softmax
 from ._estimate import Array, Estimate
-from ._law_base import LawError
+from ._law_base import LawError, numbers, real
 
 STEP = 0.04  # step of finite differences of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
 HERMITE = 16, 24  # nodes per variable of two product rules, for scores of spread 1; their difference is the error
@@ -32,15 +32,20 @@ DECAYED = 1e-13  # size of the characteristic function at which its inversion en
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
-    """Everything that the correction of a layer depends on."""
+    """What the correction of a layer depends on, in addition to its heads and its scale."""
 
-    gram: Array  # the limit K of the tokens' Gram matrix
-    directions: Sequence[tuple[float, Array]]  # pairs (κ, V) of the generator
-    query: int  # the index of the query token
-    allowed: npt.NDArray[np.intp]  # the tokens it may attend to
+    gram: Array  # the limit K of the Gram matrix of the query token and of the tokens it attends to
+    directions: Array  # V of the generator Σ ∂_V², along the first axis
     temperature: float  # scores have the covariance temperature · K_qq K
-    heads: int
-    scale: float
+
+    @classmethod
+    def from_arrays(cls, gram: Any, directions: Any, temperature: Any) -> LayerFluctuations:
+        """From a file."""
+        gram, directions = numbers(gram, "correction", "gram"), numbers(directions, "correction", "directions")
+        size = gram.shape[0] if gram.ndim else 0
+        if gram.shape != (size, size) or directions.shape[1:] != gram.shape or size < 2:
+            raise LawError("correction", f"gram {gram.shape} and directions {directions.shape} do not fit")
+        return cls(gram, directions, real(temperature, "temperature", "correction", above=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +102,21 @@ class Correction:
         return title("First correction in 1/n") + table(self._rows, ("", "term"))
 
 
-def correction(layer: LayerFluctuations) -> Correction:
+def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction:
     """The correction by two quadrature rules: the finer gives the values, and their difference the errors."""
-    values, vectors = np.linalg.eigh(_centred(layer, layer.gram))
+    values, vectors = np.linalg.eigh(_centred(layer.gram))
     basis = vectors[:, values > 1e-12 * max(values[-1], layer.gram.max())]
-    spread = math.sqrt(layer.temperature * layer.gram[layer.query, layer.query] * max(values[-1], 0.0))
+    spread = math.sqrt(layer.temperature * layer.gram[0, 0] * max(values[-1], 0.0))
     rules = _rules(basis.shape[1], spread)
-    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, basis, *rule) for rule in rules)
+    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, heads, scale, basis, *rule) for rule in rules)
     pairs = zip(coarse, fine, strict=True)
     variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
     return Correction(variance, kurtosis, tv, kl, frequencies, transform)
 
 
-def _centred(layer: LayerFluctuations, gram: Array) -> Array:
-    """The Gram matrix of allowed tokens less their mean: a softmax depends only on differences of scores."""
-    some = gram[np.ix_(layer.allowed, layer.allowed)]
-    less = some - some.mean(axis=0)
+def _centred(gram: Array) -> Array:
+    """The Gram matrix of the tokens less their mean: a softmax depends only on differences of scores."""
+    less = gram[1:, 1:] - gram[1:, 1:].mean(axis=0)
     return np.asarray(less - less.mean(axis=1, keepdims=True))
 
 
@@ -139,16 +143,18 @@ def _rules(variables: int, spread: float) -> Iterator[tuple[Array, Array]]:
             yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
 
 
-def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> tuple[tuple[float, ...], Array, Array]:
+def _terms(
+    layer: LayerFluctuations, heads: int, scale: float, basis: Array, z: Array, weight: Array
+) -> tuple[tuple[float, ...], Array, Array]:
     """The four numbers of a correction by one quadrature rule, and the frequencies and the transform of g."""
-    gram, heads, scale = layer.gram, layer.heads, layer.scale
+    gram = layer.gram
 
     def w_at_nodes(gram: Array, tau: float) -> Array:
         """aᵀ K a."""
-        root = basis @ np.linalg.cholesky(basis.T @ _centred(layer, gram) @ basis)
-        p = math.sqrt(layer.temperature * tau * gram[layer.query, layer.query]) * z @ root.T
+        root = basis @ np.linalg.cholesky(basis.T @ _centred(gram) @ basis)
+        p = math.sqrt(layer.temperature * tau * gram[0, 0]) * z @ root.T
         a = row_softmax(p)
-        return np.asarray(np.einsum("ri,ij,rj->r", a, gram[np.ix_(layer.allowed, layer.allowed)], a))
+        return np.asarray(np.einsum("ri,ij,rj->r", a, gram[1:, 1:], a))
 
     w = w_at_nodes(gram, 1.0)
     most, std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output in the limit
@@ -181,19 +187,19 @@ def _terms(layer: LayerFluctuations, basis: Array, z: Array, weight: Array) -> t
         second = (16 * (one + less) - two - least - 30 * limit) / (12 * STEP**2)
         return (8 * (one - less) - (two - least)) / (12 * STEP), second
 
-    # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ κ (∂E[w])²
+    # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ (∂E[w])²
     (a, b), psi, (_, second) = limit[:2], limit[2:], derivatives(None)
     by_u = c**2 * ((weight * w**2) @ np.exp(-np.outer(w, c)))
     transform = heads * psi ** (heads - 1) * (second[2:] + by_u)
     mean, square, slopes = second[0], second[1], 0.0
-    for kappa, direction in layer.directions:
+    for direction in layer.directions:
         first, second = derivatives(direction)
         inner = psi ** (heads - 1) * second[2:]
         if heads > 1:
             inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
-        transform = transform + kappa * heads * inner
-        mean, square = mean + kappa * second[0], square + kappa * second[1]
-        slopes += kappa * first[0] ** 2
+        transform = transform + heads * inner
+        mean, square = mean + second[0], square + second[1]
+        slopes += first[0] ** 2
     v2 = b / heads + (1 - 1 / heads) * a**2
     v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
     kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
