@@ -1,6 +1,6 @@
 """Limits by extrapolation over the width, for programs whose limit the engine refuses; docs/theory.md, "Extrapolation".
 
-A statistic at width n is S(n) = a + Σ_k b_k n^(−k/2), mostly of whole powers, and S(2n) − S(n) ~ n^γ.
+A statistic at width n is S(n) = a + Σ_k b_k n^(−kp) with p = 1, 1/2 or 1/4, and S(2n) − S(n) ~ n^γ.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,15 @@ from ._array_api import Floats as Array
 from ._bound_program import AtWidths, Coordinates
 from ._validate import ArgumentError
 from .engine import ExactError, NoLimitError, Sampling
+from .engine._exceptions import GrowingStepError
 from .engine._plan_query import asks_products_alone, optimiser_steps
 from .language._array import Value
 from .language._graph import topological_order
 from .language._operation import Apply
 from .language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from .language._vector import Nonlin, Vector
-from .laws import Estimate, Joint, Mixture
-from .laws._estimate import combined
+from .laws import Estimate, Joint, LawError, Mixture
+from .laws._estimate import combined, student
 
 Statistic = Callable[[Any], npt.ArrayLike]
 
@@ -49,6 +50,12 @@ PART = 0.1  # of a move of a law, by which a statistic is seen to be linear or n
 LINEAR = 0.1  # relative to a change of a statistic: less of it is due to its curvature if it counts as linear
 SLOW = 2**0.1 - 1  # of the noise of a number: a smaller difference adds less than noise even if it falls like n^(−1/10)
 SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
+SLOWEST = -0.25  # the exponent γ of limits that are reached most slowly
+DECISIVE = 0.06  # standard error of γ that tells SLOWEST from 0, by two errors to each side
+LEAST_MORE, MORE = 4, 100  # the smallest and the largest factor of draws that a message asks for
+POWERS = {1.0: 0.5, 0.5: 0.35, 0.25: 0.15}  # p, with its prior probability: most programs have whole powers
+SIZES = 2.0 ** np.arange(-6, 7)  # of b_1 n^(−p) at the smallest width, over the change from there: equally probable
+NEXT_TERMS = 4.0 ** -np.arange(3)  # sizes of the terms k = 1, 2, 3 at the smallest width, over that of the first
 
 
 class Extrapolated(NamedTuple):
@@ -62,8 +69,8 @@ class Extrapolated(NamedTuple):
 
 def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     """The limit of block means (blocks, widths); an infinite error if the differences between widths do not fall."""
-    n = np.asarray(widths, dtype=float)
-    mean, cov = blocks.mean(axis=0), np.atleast_2d(np.cov(blocks.T)) / len(blocks)
+    n, count = np.asarray(widths, dtype=float), len(blocks)
+    mean, cov = blocks.mean(axis=0), np.atleast_2d(np.cov(blocks.T)) / count
 
     def noise(weights: Array) -> float:
         return math.sqrt(max(float(weights @ cov @ weights), 0.0))
@@ -76,35 +83,37 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
     if significant[-1] and significant[-2] and (ratio := difference[-1] / difference[-2]) > 0:
         growth = math.log2(ratio)
         spread = math.hypot(error[-1] / difference[-1], error[-2] / difference[-2]) / math.log(2)
-    rises = growth - 2 * spread > -0.25 or (growth > -0.25 and growth + 2 * spread > -0.1)
+    may_rise = growth - 2 * spread > SLOWEST or (growth > SLOWEST and growth + 2 * spread > -0.1)
     if math.isnan(growth):  # does the last difference exceed the one before?
-        rises = np.sign(difference[-1]) * (difference[-1] - difference[-2]) > SIGNIFICANT * noise(steps[-1] - steps[-2])
+        sign = np.sign(difference)
+        more = sign[-1] * steps[-1] - sign[-2] * steps[-2]
+        may_rise = more @ mean > SIGNIFICANT * noise(more)
+    still = abs(difference[-1]) > 2**SLOWEST * np.abs(difference[0])  # else terms of opposite signs cancelled between
     matters = abs(difference[-1]) > SLOW * noise(np.eye(len(n))[-1])
-    if significant[-1] and rises and matters:
+    if significant[-1] and may_rise and still and matters:
         return Extrapolated(math.nan, math.inf, growth, spread)
-
-    def ladder(power: float) -> list[tuple[float, float]]:
-        """Value and error of each order; the bias of an order is the difference to the next, not below its noise."""
-        weights = []
-        for order in range(len(n)):  # Σ_j w_j S(n_j) = a for S = a + Σ_k b_k n^(−k·power), k = 1, …, order
-            table = n[-order - 1 :, None] ** (-power * np.arange(order + 1))
-            weights.append(np.pad(np.linalg.inv(table)[0], (len(n) - order - 1, 0)))
-        pairs = pairwise(weights)
-        return [(w @ mean, math.hypot(noise(w), max(abs((v - w) @ mean), noise(v - w)))) for w, v in pairs]
-
-    whole, half = ladder(1.0), ladder(0.5)
-    no_half, no_whole = (abs(growth - power) > 2 * spread for power in (-0.5, -1.0))  # False if γ is not known
-    if no_half and not no_whole:
-        orders = whole
-    elif no_whole and not no_half:
-        orders = half
-    else:  # both have to be covered
-        orders = [(a, max(e, math.hypot(f, b - a))) for (a, e), (b, f) in zip(whole, half, strict=True)]
-    if no_half and no_whole and growth > -0.5:  # slower than both, as |N| n^(−1/4): cover a + b n^γ too
-        slow = mean[-1] + difference[-1] / (2.0**-growth - 1.0)
-        orders = [((a + slow) / 2, math.hypot(e, (a - slow) / 2)) for a, e in half]
-    value, bound = min(orders, key=lambda order: order[1])
-    return Extrapolated(float(value), bound + rounding, growth, spread)
+    # The posterior mean and standard deviation of a, for normal b_k and each power and size, averaged by their evidence
+    # An estimate whose weights come from the estimated covariance has more noise than that covariance says
+    free = count - len(n)
+    cov = (count - 1) * (count - 2) / (free * (free - 1)) * cov
+    cov += np.eye(len(n)) * (rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny)
+    size = SIZES * max(np.abs(mean - mean[-1]).max(), math.sqrt(np.mean(np.diag(steps @ cov @ steps.T))))
+    terms = [NEXT_TERMS * (n[:, None] / n[0]) ** (-power * (np.arange(len(NEXT_TERMS)) + 1)) for power in POWERS]
+    total = cov + np.array([size[:, None, None] ** 2 * (term @ term.T) for term in terms])  # (powers, sizes, n, n)
+    inverse = np.linalg.inv(total)
+    precision = inverse.sum(axis=(2, 3))
+    off = mean - mean[-1]
+    value = inverse.sum(axis=2) @ off / precision  # from the mean at the largest width, here and below
+    rest = off - value[..., None]
+    misfit = np.einsum("psi,psij,psj->ps", rest, inverse, rest)
+    prior = np.log([*POWERS.values()])[:, None]
+    spreads = (np.linalg.slogdet(total)[1] + np.log(precision)) / 2
+    evidence = prior - spreads - (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))  # the noise is estimated too
+    weight = np.exp(evidence - evidence.max())
+    weight /= weight.sum()
+    limit = float(np.sum(weight * value))
+    deviation = math.sqrt(np.sum(weight * (1 / precision + (value - limit) ** 2)))
+    return Extrapolated(float(mean[-1]) + limit, student(free + 1, 2.0) * deviation + rounding, growth, spread)
 
 
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
@@ -132,6 +141,16 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
                 "the argument at finite widths the function is not what it is near the limit of the argument",
                 instead="take eps=0 in a norm, scores over n, or a function without a scale",
             )
+
+
+def _refuse_growing_steps(at: AtWidths) -> None:
+    """Refuse a step that grows with the width: at these widths a small learning rate hides it."""
+    try:
+        at.plan()
+    except GrowingStepError:
+        raise
+    except ExactError:  # why the limit is extrapolated
+        pass
 
 
 def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool:
@@ -253,18 +272,36 @@ class ExtrapolatedLaw:
         return [extrapolated(by_width[:, :, k].T, self.widths) for k in range(by_width.shape[2])]
 
     def limit(self, statistic: Statistic) -> Estimate:
-        """The limit of a statistic, a function of a law that returns numbers; an error if it has none."""
+        """The limit of a statistic, a function of a law that returns numbers; an error if it may have none."""
         entries = self.details(statistic)
         for one in entries:
             if math.isinf(one.error):
-                grows = "" if math.isnan(one.growth) else f" like n^({one.growth:.2f} ± {one.growth_error:.2g})"
-                raise NoLimitError(
-                    f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))} shows no limit: "
-                    f"differences between widths do not fall, they change{grows}"
-                )
+                self._refuse(one)
         shape = np.shape(statistic(self.laws[0][0]))
         value, error = (np.array([one[k] for one in entries]).reshape(shape) for k in (0, 1))
         return Estimate(value, error) if shape else Estimate(float(value), float(error))
+
+    def _refuse(self, one: Extrapolated) -> NoReturn:
+        """Raise an error: there is no limit, or the draws do not decide whether there is one."""
+        exponent = f"n^({one.growth:.2f} ± {one.growth_error:.2g})"
+        of = f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))}"
+        if one.growth - 2 * one.growth_error > SLOWEST:
+            raise NoLimitError(
+                f"{of} shows no limit: differences between widths do not fall, they change like {exponent}"
+            )
+        unknown = math.isnan(one.growth)
+        factor = MORE if unknown else min(max(LEAST_MORE, math.ceil((one.growth_error / DECISIVE) ** 2)), MORE)
+        draws = sum(laws[-1].replicas for laws in self.laws)
+        change = "rise by more than their noise" if unknown else f"change like {exponent}, which may fall or not"
+        remedy = f"take {'up to' if factor == MORE else 'about'} draws={factor * draws}"
+        raise LawError(
+            "limit", f"{of} with draws={draws} does not show whether there is a limit: differences {change}; {remedy}"
+        )
+
+    @property
+    def with_error(self) -> ExtrapolatedLaw:
+        """The law itself: every number that it returns is an `Estimate`."""
+        return self
 
     def mean(self) -> Estimate:
         """The limit of the mean."""
@@ -338,6 +375,8 @@ def extrapolate(name: str, at: AtWidths, coordinates: Coordinates, how: Sampling
     widths = tuple(first * 2**k for k in range(LEVELS))
     finite = [replace(at, widths=tuple((k, n if math.isinf(own) else own) for k, own in at.widths)) for n in widths]
     _refuse_fixed_scales(values, finite)
+    if first < FIRST_WIDTH_OF_PRODUCTS and any(optimiser_steps(value.op) for value in values):
+        _refuse_growing_steps(at)
     seeds = [int(s) for s in np.random.SeedSequence(how.seed).generate_state(BLOCKS)]
     blocks = [replace(how, draws=how.draws // BLOCKS, seed=seed, progress=False) for seed in seeds]
     laws: Any = tuple(tuple(each.law(coordinates, block) for each in finite) for block in blocks)

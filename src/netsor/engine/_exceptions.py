@@ -42,6 +42,10 @@ class ExactError(ValueError):
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
+class GrowingStepError(ExactError):
+    """A step of an optimiser that changes what a parameter makes by more, the larger the width."""
+
+
 class UnplacedError(ExactError):
     """An error without a line of the user's code."""
 

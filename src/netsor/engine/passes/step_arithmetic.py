@@ -20,7 +20,7 @@ from ...language._operation import Root, SteppedMatMul, SteppedParameter, scalar
 from ...language._scalar import Scalar, constant
 from ...language._width import Width
 from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients, Rates
-from .._exceptions import ExactError
+from .._exceptions import ExactError, GrowingStepError
 
 LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is measured
 
@@ -103,7 +103,7 @@ class Combination:
                 continue
             if len(powers) > 1 or total > 0:
                 grows = " ".join(f"{name}^({power:g})" for name, power in powers)
-                raise ExactError(
+                raise GrowingStepError(
                     value,
                     f"a step of {of} changes its output by order {grows}, which has no limit",
                     instead=f"let its lr fall faster with the widths, by a factor {grows}, or bind them to numbers",
