@@ -234,7 +234,7 @@ def test_a_step_that_grows(lr):
     loss = (ns.tanh(ns.dot(ns.gaussian(n), h) - np.array([1.0, -0.5])) ** 2).mean()
     net = ns.Program(ns.step(ns.mean_dot(h, h)[0, 0], loss, lr, "sgd"))
     with pytest.raises(
-        ns.ExactError, match=r"changes what it makes by an amount of order n\^\(0\.5\).*let its lr fall"
+        ns.ExactError, match=r"changes its output by order n\^\(0\.5\).*let its lr fall"
     ):
         net.law(n=inf, method="extrapolate", draws=100)
 
