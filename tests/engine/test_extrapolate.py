@@ -233,9 +233,7 @@ def test_a_step_that_grows(lr):
     h = ns.tanh(ns.weight(n, n) @ ns.tanh(ns.weight(n, 2) @ ns.data([[1.0, 0.5], [0.3, -0.8]])))
     loss = (ns.tanh(ns.dot(ns.gaussian(n), h) - np.array([1.0, -0.5])) ** 2).mean()
     net = ns.Program(ns.step(ns.mean_dot(h, h)[0, 0], loss, lr, "sgd"))
-    with pytest.raises(
-        ns.ExactError, match=r"changes its output by order n\^\(0\.5\).*let its lr fall"
-    ):
+    with pytest.raises(ns.ExactError, match=r"changes its output by order n\^\(0\.5\).*let its lr fall"):
         net.law(n=inf, method="extrapolate", draws=100)
 
 
