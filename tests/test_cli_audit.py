@@ -104,8 +104,7 @@ def test_ids_are_the_tokens(folder):
     assert repeated["tokens"] == 4
 
 
-def test_out_has_the_report_and_goes_on(folder, monkeypatch):
-    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
+def test_out_has_the_report_and_goes_on(folder, unillustrated):
     words = [*SMALL, "--out", "out", "--set", "std=0.1"]
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
@@ -419,13 +418,13 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
 
 def test_cheaper_ways_are_named_with_what_they_take():
     """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned where it does not take long."""
-    model = read("gpt2").replace(layers=12, width=64, heads=4, hidden=256)
-    request = _request.Request((model,), tokens=(64,), draws=16, gradients=False)
+    model = read("gpt2").replace(layers=6, width=64, heads=4, hidden=256)
+    request = _request.Request((model,), tokens=(32,), draws=16, gradients=False)
     cost = AuditStudy(request).estimate()
     assert AuditStudy(request).cheaper(cost) == ""
     text = AuditStudy(request).cheaper(cost._replace(first=0.0, seconds=1e6))
     announced = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
-    assert list(announced) == ["--set layers=4", "--tokens 8", "--widths actual"]
+    assert list(announced) == ["--set layers=2", "--tokens 4", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
     ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)

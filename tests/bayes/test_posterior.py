@@ -242,8 +242,8 @@ def test_noise_of_any_size(noise):
     y = net.draw(n=ns.inf, draws=1, seed=4)[0] if noise < 1 else noise * np.linspace(-1, 1, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains of steep likelihoods are slow, and say so
-        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160, particles=128)
-        evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf)
+        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160, particles=64)
+        evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf, runs=4, particles=64)
     assert np.isfinite([found.r_hat, found.effective, evidence.value, evidence.error]).all()
     if noise <= 1e-2:
         np.testing.assert_allclose(found.law.mean()[:5], y[:5], atol=5 * noise)
@@ -258,7 +258,7 @@ def test_bad_and_odd_data(monkeypatch):
     """Equal inputs, one observation, constant targets; without noise equal inputs are refused."""
     twice = np.concatenate([X[:3], X[:3] + 1e-9])
     net = prior(twice)
-    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8, particles=128)
+    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8, particles=64)
     assert found.law.mean()[0] == pytest.approx(found.law.mean()[3], abs=1e-4)
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
@@ -269,7 +269,7 @@ def test_bad_and_odd_data(monkeypatch):
     ):
         net.posterior({0: 0.5}, 0.1, n=ns.inf, draws=80_000)
     monkeypatch.undo()
-    one = net.posterior({-1: 2.0}, 0.1, n=8, draws=160, chains=8, particles=128)
+    one = net.posterior({-1: 2.0}, 0.1, n=8, draws=64, chains=8, particles=64)
     assert one.law.mean()[-1] == pytest.approx(2.0, abs=0.2)
     with pytest.raises(ns.LawError, match="entry 6 must be an integer from 0 to 5"):
         net.posterior({6: 1.0}, n=ns.inf)
@@ -280,7 +280,7 @@ def test_bad_and_odd_data(monkeypatch):
 
 
 def test_short_chains_are_told():
-    x = tokens(40, seed=3)
+    x = tokens(24, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
     with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1;"):

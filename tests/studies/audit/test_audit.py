@@ -14,7 +14,6 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor import _document
 from netsor._document import NOT_APPLICABLE, OK
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
@@ -29,6 +28,7 @@ from netsor.studies.audit._request import Request
 from netsor.studies.audit._results import Audit, Comparison
 
 from ...inline import Inline
+from ...keep import keep
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 TINY = ns.models.read(GPT2)
@@ -40,12 +40,6 @@ def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(_cases, "PART_DRAWS", 16)
-
-
-@pytest.fixture
-def unillustrated(monkeypatch):
-    """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: _document.Figure(name, "", lambda: b"<svg/>"))
 
 
 def bits(audit):
@@ -170,7 +164,7 @@ class Checked:
         return backend, 0.0
 
 
-@pytest.mark.parametrize("std", [1e-26, 1e26])
+@pytest.mark.parametrize("std", keep([1e-26, 1e26], 1e-26))
 def test_double_precision_where_single_is_not_enough(inline, std):
     model = WIDE.replace(std_embedding=std, std_position=std, eps=0.0)
     auto, exact = (
