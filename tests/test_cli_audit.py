@@ -424,7 +424,7 @@ def test_cheaper_ways_are_named_with_what_they_take():
     assert AuditStudy(request).cheaper(cost) == ""
     text = AuditStudy(request).cheaper(cost._replace(first=0.0, seconds=1e6))
     announced = dict(re.findall(r"(--[^:]+): about ([\d.e-]+) s", text))
-    assert list(announced) == ["--set layers=2", "--tokens 4", "--widths actual"]
+    assert list(announced) == ["--set layers=4", "--tokens 4", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
     ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)

@@ -258,7 +258,7 @@ def test_bad_and_odd_data(monkeypatch):
     """Equal inputs, one observation, constant targets; without noise equal inputs are refused."""
     twice = np.concatenate([X[:3], X[:3] + 1e-9])
     net = prior(twice)
-    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8, particles=64)
+    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=160, chains=8, particles=128)
     assert found.law.mean()[0] == pytest.approx(found.law.mean()[3], abs=1e-4)
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
@@ -269,7 +269,7 @@ def test_bad_and_odd_data(monkeypatch):
     ):
         net.posterior({0: 0.5}, 0.1, n=ns.inf, draws=80_000)
     monkeypatch.undo()
-    one = net.posterior({-1: 2.0}, 0.1, n=8, draws=64, chains=8, particles=64)
+    one = net.posterior({-1: 2.0}, 0.1, n=8, draws=160, chains=8, particles=128)
     assert one.law.mean()[-1] == pytest.approx(2.0, abs=0.2)
     with pytest.raises(ns.LawError, match="entry 6 must be an integer from 0 to 5"):
         net.posterior({6: 1.0}, n=ns.inf)
