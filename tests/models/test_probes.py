@@ -143,7 +143,7 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
 
 
 def test_gpt2_is_mostly_perceptron_after_its_first_block():
-    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=8)
+    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=16)
     measured = found.measure(20, progress=False)
     shares = measured["mlp_share"]
     assert np.median(measured["attention_share"][:, 0]) < 0.15
