@@ -80,7 +80,7 @@ def test_a_limit_that_the_engine_refuses():
 
 @pytest.fixture(scope="module")
 def paper():
-    return ns.paper.layer().law(n=inf, method="extrapolate", draws=1600)
+    return ns.paper.layer().law(n=inf, method="extrapolate", draws=4000)
 
 
 def test_a_limit_that_is_known(paper):
