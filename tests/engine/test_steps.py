@@ -21,7 +21,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 @seed(31)
-@settings(max_examples=14, **QUIET)
+@settings(max_examples=20, **QUIET)
 @given(built=stepped(grow=4))
 def test_exact_against_literal(built):
     b = literal_draws(built.net, 300, **built.widths)
@@ -30,7 +30,7 @@ def test_exact_against_literal(built):
 
 
 @seed(32)
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=8, **QUIET)
 @given(built=stepped(grow=2, steps=3))
 def test_several_steps(built):
     b = literal_draws(built.net, 300, **built.widths)
