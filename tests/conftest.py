@@ -1,7 +1,9 @@
-"""What all tests share: an interrupt is heard, and garbage is looked for less often."""
+"""What all tests share: an interrupt is heard, and garbage is looked for less often; audits without pictures."""
 
 import gc
 import signal
+
+import pytest
 
 # A shell that runs the suite in the background lets it ignore interrupts, and processes that tests begin inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -12,3 +14,12 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture
+def unillustrated(monkeypatch):
+    """Reports of audits without pictures, which take most of their time."""
+    from netsor._document import Figure
+    from netsor.studies.audit import _plots
+
+    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>"))

@@ -37,6 +37,8 @@ def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name])
+    simulate = ns.Program.simulate  # draws every matrix: a few draws show that the example runs
+    monkeypatch.setattr(ns.Program, "simulate", lambda net, draws, **how: simulate(net, draws=min(draws, 50), **how))
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == PICTURES.get(name, set())

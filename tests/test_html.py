@@ -93,7 +93,7 @@ def test_nothing_from_outside_is_needed(monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     net = ns.paper.layer()
     audit = ns.audit(SMALL, compare={**SMALL, "n_layer": 3}, quick=True, progress=False)
-    check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), draws=4, progress=False)
+    check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), parametrisation="mup", draws=4, progress=False)
     things = [law() for law in LAWS.values()]
     things += [net, net.check(), net.plan(n=8), net.law(n=8, draws=50), ns.rate(net, [8, 16], draws=200)]
     things += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import pickle
+import re
 from decimal import Decimal
 from fractions import Fraction
 
@@ -203,8 +204,9 @@ def test_scales_beyond_the_ends():
             lambda s: [[s, s]] @ x,
             lambda s: ns.clip(x, s),
         ):
-            with pytest.raises(ns.TraceError, match=r"1e-50|1e-100|not finite"):
+            with pytest.raises(ns.TraceError) as caught:
                 make(number)
+            assert re.search(r"1e-50|1e-100|(not|must be) finite", caught.value.plain)  # the line of code has them too
 
 
 def test_a_position_that_no_double_resolves_is_refused():

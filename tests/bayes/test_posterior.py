@@ -242,8 +242,8 @@ def test_noise_of_any_size(noise):
     y = net.draw(n=ns.inf, draws=1, seed=4)[0] if noise < 1 else noise * np.linspace(-1, 1, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains of steep likelihoods are slow, and say so
-        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160, particles=128)
-        evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf)
+        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160, particles=64)
+        evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf, runs=4, particles=64)
     assert np.isfinite([found.r_hat, found.effective, evidence.value, evidence.error]).all()
     if noise <= 1e-2:
         np.testing.assert_allclose(found.law.mean()[:5], y[:5], atol=5 * noise)
@@ -280,7 +280,7 @@ def test_bad_and_odd_data(monkeypatch):
 
 
 def test_short_chains_are_told():
-    x = tokens(40, seed=3)
+    x = tokens(24, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
     with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1;"):

@@ -138,7 +138,7 @@ def test_at_infinite_width_they_are_independent_given_the_scores():
     net = ns.Program(ns.tanh(x) + ns.nn.attention(x, 1, sigma_q=2.0))[0]
     assert net.law(n=ns.inf, draws=100, coordinates=[0, 5]).dim == 2
     found = drawn(conditional(net.outputs, {"n": ns.inf}, DRAWS, 5, progress=False, picked=[0, 5]))
-    wide = net.simulate(n=100, draws=4000, seed=1, coordinates=[0, 5], progress=False)
+    wide = net.simulate(n=64, draws=4000, seed=1, coordinates=[0, 5], progress=False)
     assert smallest_p(found, wide) > LEVEL
     layer = ns.Program(ns.nn.attention(x, 1, sigma_q=3.0))[0]
     two = layer.law(n=ns.inf, coordinates=[0, 1])

@@ -46,7 +46,7 @@ VARIANCES = [(16, 0.4339), (64, 0.4032), (256, 0.3948), (1024, 0.3927)]
 
 @pytest.mark.parametrize(("width", "variance"), keep(VARIANCES, (16, 0.4339), (1024, 0.3927)))
 def test_variance_of_the_papers_layer(width, variance):
-    found = attention_layer.net()[0].law(n=width, draws=400_000).with_error.var()
+    found = attention_layer.net()[0].law(n=width, draws=100_000).with_error.var()
     assert abs(found.value - variance) < 4 * found.error + 5e-5  # the figure is rounded to four digits
 
 
@@ -62,7 +62,7 @@ LIMITS = {  # variance, excess kurtosis: one-dimensional integrals, see test_mom
 def test_limit_of_the_papers_layer(activation, heads):
     g = ns.weight(n, n, 4) @ ns.gaussian(n)
     x = ns.clip(g, 100) if activation == "clip" else ns.relu(g)
-    law = mixture(ns.Program(ns.nn.attention(x, heads)[0]).law(n=ns.inf, draws=20_000 if heads > 2 else 400_000))
+    law = mixture(ns.Program(ns.nn.attention(x, heads)[0]).law(n=ns.inf, draws=20_000 if heads > 2 else 100_000))
     estimates = law.with_error.var(), law.with_error.kurtosis()
     for found, right in zip(estimates, LIMITS[activation, heads], strict=True):
         assert abs(found.value - right) < 4 * found.error
@@ -132,7 +132,7 @@ def test_deep_stack_keeps_a_random_kernel():
         y = ns.rms_norm(x)
         return ns.mean_dot(y[0], y[1])
 
-    cosine = stack().law(n=ns.inf, draws=20_000).component_mean
+    cosine = stack().law(n=ns.inf, draws=8000).component_mean
     assert cosine.mean() == pytest.approx(0.584, abs=0.002)
     assert cosine.std() == pytest.approx(0.033, abs=0.002)
 

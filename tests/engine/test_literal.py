@@ -14,8 +14,8 @@ n = ns.Width("n")
 
 @pytest.fixture(scope="module")
 def paper():
-    """All tokens and coordinates at width 16, (20,000 draws, 64): those of one draw are dependent, so draws count."""
-    return attention_layer.net().simulate(n=16, draws=20_000, seed=1).reshape(20_000, -1)
+    """All tokens and coordinates at width 16, (10,000 draws, 64): those of one draw are dependent, so draws count."""
+    return attention_layer.net().simulate(n=16, draws=10_000, seed=1).reshape(10_000, -1)
 
 
 def test_the_papers_layer_has_the_known_moments(paper):

@@ -71,7 +71,7 @@ def followed(net, width):
     return seen
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(built=programs(steps=10))
 @pytest.mark.parametrize("width", [4, ns.inf])
 def test_passes_leave_well_formed_graphs(width, built):
@@ -84,7 +84,7 @@ def test_passes_leave_well_formed_gradients(built):
     followed(built.net, 4)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(built=stepped_programs(grow=3))
 def test_passes_leave_well_formed_steps(built):
     followed(built.net, 4)

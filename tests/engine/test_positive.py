@@ -50,8 +50,11 @@ def test_the_law_is_that_of_the_literal_network(net, monkeypatch):
 
 
 def test_the_law_at_a_width_where_it_pays():
-    assert "positive" in kinds(tokens(2), n=64)
-    assert smallest_p(tokens(2), draws=3000, n=64) > LEVEL
+    """Of products, which vary little at this width: what is off by a tenth is seen."""
+    v = ns.weight(n, n) @ ns.relu(ns.weight(n, n, batch=2) @ ns.gaussian(n))
+    net = ns.Program((ns.mean_dot(v, v), v))
+    assert "positive" in kinds(net, n=64)
+    assert smallest_p(net, draws=2000, n=64) > LEVEL
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

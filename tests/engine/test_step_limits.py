@@ -170,7 +170,7 @@ def moved_by_adam(tokens, by):
 
     The sign of r does not matter, and f = 0 before the step.
     """
-    h = np.tanh(nodes(90_000 if tokens == 1 else 300, X[:tokens] @ X[:tokens].T / 3))
+    h = np.tanh(nodes(90_000 if tokens == 1 else 150, X[:tokens] @ X[:tokens].T / 3))
     k = nodes(24, h.T @ h / len(h))
     left = -T[:tokens] * (1 - np.tanh(k) ** 2)
     return RATE**2 * np.mean([(by(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])

@@ -1,11 +1,14 @@
 """A matrix and its transpose: at finite width against the literal interpreter, at infinite width against wide ones."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import netsor as ns
 
+from ..keep import keep
 from .compare import exact_draws, n, smallest_p
 
 LEVEL = 1e-6  # of one comparison; some thirty in this file
@@ -79,8 +82,13 @@ def test_parts_of_order_one_over_root_n_count():
     assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(17.0, rel=0.04)  # 4 √n s, and a fresh normal
 
 
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-@pytest.mark.parametrize("case", ["together", "one by one", "vanishing"])
+@pytest.mark.parametrize(
+    ("case", "scale"),
+    keep(
+        itertools.product(["together", "one by one", "vanishing"], [1e-8, 1.0, 1e8]),
+        *zip(["together", "one by one", "vanishing"], [1e-8, 1.0, 1e8], strict=True),
+    ),
+)
 def test_what_a_vector_adds_at_that_order_alone_counts(case, scale):
     """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
     w, (x, y, z) = ns.weight(n, n), scale * ns.gaussian(n, 3)

@@ -33,9 +33,9 @@ def smallest(a, b):
 def test_gradients_and_steps_have_the_law_of_large_widths(seed):
     net = network(seed)
     assert any("the limit is computed at width 2^34" in note for note in net.plan(n=inf).notes)
-    limit = exact_draws(net, 3000, seed=1, n=inf)
-    assert smallest(limit, exact_draws(net, 3000, seed=2, n=2**22)) > LEVEL
-    assert smallest(limit, exact_draws(net, 3000, seed=2, n=16)) < LEVEL
+    limit = exact_draws(net, 1500, seed=1, n=inf)
+    assert smallest(limit, exact_draws(net, 1500, seed=2, n=2**22)) > LEVEL
+    assert smallest(limit, exact_draws(net, 1500, seed=2, n=16)) < LEVEL
 
 
 def test_what_cancels_is_0():

@@ -83,7 +83,7 @@ def test_the_forms_of_a_program():
     said = Controls(_forms.form("program", target=target)).values
     assert said.pop("distances")
     assert said == {"argument tokens": 3, "argument sigma": 1.0, "width n": 256, "output": "", "draws": None}
-    said["distances"] = True
+    said |= {"distances": True, "width n": 16, "draws": 500}
     found = []
     _forms.answer(
         "program", json.dumps(said), lambda *part: found.append(part), target, lambda _, name: f"<i>{name}</i>"

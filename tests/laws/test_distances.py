@@ -9,8 +9,6 @@ from netsor.laws import Provenance, _mixture_components, distances
 from netsor.laws._compare import as_law
 from netsor.laws._estimate import Replicated, jackknife
 
-from ..keep import keep
-
 ORIGIN = Provenance("exact", "made for a test")
 
 
@@ -41,8 +39,10 @@ def test_a_law_is_at_no_distance_from_itself():
 KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4), 1024: (1.030e-5, 0.01e-5)}
 
 
-@pytest.mark.parametrize("width", keep([16, 64, 256, 1024], 64))
+@pytest.mark.slow
+@pytest.mark.parametrize("width", KNOWN)
 def test_kl_of_the_papers_layer(width):
+    """In every test: `test_the_papers_layer` of tests/studies/test_rate.py, the same numbers with fewer draws."""
     value, known_error = KNOWN[width]
     p, q = (ns.paper.layer().law(n=w, draws=400_000) for w in (width, ns.inf))
     found = ns.kl(p, q)

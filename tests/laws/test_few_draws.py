@@ -57,7 +57,7 @@ def test_a_mean_and_a_variance_of_few_draws_have_errors(name, draws):
     """Two layers of GELU, of width 5: where the spread of the draws tells, as here, it is not refused."""
     n = ns.Width("n")
     net = ns.Program(ns.gelu(ns.weight(n, n) @ ns.gelu(ns.weight(n, n) @ ns.gaussian(n))))
-    truth = getattr(np, name)(net.draw(n=5, draws=400_000, seed=1))
+    truth = getattr(np, name)(net.draw(n=5, draws=100_000, seed=1))
     some = net.draw(n=5, draws=LAWS * draws).reshape(LAWS, draws)
     found = [getattr(ns.Mixture(x, 0.0, ORIGIN).with_error, name)() for x in some]
     assert_covered(found, truth, RATES[draws])

@@ -50,7 +50,7 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
 @pytest.mark.parametrize("large", keep([10.0, 1e3, 1e4], 1e4))
 def test_draws_of_a_law_with_a_narrow_core(large):
     law = ns.Attention(np.diag([1.0, large, 1.0])).law(1)
-    assert stats.kstest(law.rvs(50_000, seed=1), law.cdf).pvalue > 1e-4
+    assert stats.kstest(law.rvs(30_000, seed=1), law.cdf).pvalue > 1e-4
     q = np.geomspace(1e-9, 0.5, 30)
     np.testing.assert_allclose(law.cdf(law.ppf(q)), q, rtol=1e-9)
 
@@ -66,13 +66,13 @@ def test_draws_of_a_head_sum(heads):
     law = ns.paper.layer().law(n=ns.inf).with_heads(heads)
     assert law.infinite_heads().var() == pytest.approx(0.39197144, abs=1e-8)
     assert law.infinite_heads().kurtosis() == 0
-    assert stats.kstest(law.rvs(100_000, seed=1), law.cdf).pvalue > 1e-4
+    assert stats.kstest(law.rvs(30_000, seed=1), law.cdf).pvalue > 1e-4
 
 
 def test_convolution_is_fourier_inversion():
     """The law of a sum over heads by repeated squaring, against its characteristic function, inverted here."""
     law = ns.paper.layer().law(n=ns.inf)
-    for heads in (1, 2, 3, 17, 256):
+    for heads in (1, 3, 256):
         one = law.with_heads(heads)
         t, step = np.linspace(0, 30 / law.std(), 6001, retstep=True)
         cf = one.cf(t).real * np.where(t == 0, 0.5, 1.0)
@@ -82,7 +82,7 @@ def test_convolution_is_fourier_inversion():
 
 
 def test_fourier_and_engine_agree():
-    law = ns.paper.layer(tokens=5, heads=3, sigma_q=1.3, activation="tanh").law(n=ns.inf, draws=200_000)
+    law = ns.paper.layer(tokens=5, heads=3, sigma_q=1.3, activation="tanh").law(n=ns.inf, draws=60_000)
     y = np.linspace(0, 2.5, 6)
     value, error = law.mixture.with_error.pdf(y)
     assert (np.abs(law.pdf(y) - value) < 4.5 * error).all()  # 6 points: level 4e-5

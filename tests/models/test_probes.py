@@ -143,8 +143,10 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
 
 
 def test_gpt2_is_mostly_perceptron_after_its_first_block():
-    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=8)
-    shares = found.measure(20, progress=False)["mlp_share"]
+    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=16)
+    measured = found.measure(20, progress=False)
+    shares = measured["mlp_share"]
+    assert np.median(measured["attention_share"][:, 0]) < 0.15
     assert shares[:, 0].min() > 0.65
     assert shares[:, 0].max() < 0.85
     assert (shares[:, 1] < shares[:, 0]).all()
@@ -157,6 +159,20 @@ def test_a_wide_model_with_std_002_has_scores_near_5():
     assert abs(np.median(found) - 4.9) < 0.2
     normed = model.replace(qk_norm=True).probes(tokens=6).measure(10, progress=False)["score_std"]
     assert abs(np.median(normed) - 1.0) < 0.1
+
+
+@pytest.mark.slow
+def test_the_first_loss_of_untied_logits():
+    """ln V + v/2 for logits N(0, v), by independent draws of logits: V is large, so that nothing else is left."""
+    v = 0.02**2 * 768
+    rng = np.random.default_rng(0)
+    logits = math.sqrt(v) * rng.standard_normal((100, 50257))
+    direct = np.mean(np.log(np.exp(logits).sum(axis=1)))
+    assert direct == pytest.approx(math.log(50257) + v / 2, abs=2e-3)
+    model = models.read("gpt2").replace(layers=1, tied=False)
+    loss = model.probes(tokens=16).measure(100, workers=1, progress=False)["loss"]
+    error = math.sqrt(v / 15 / 100)  # of the mean over draws, each the mean over 15 targets
+    assert np.mean(loss) == pytest.approx(direct, abs=4 * error)  # level 6e-5
 
 
 def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():

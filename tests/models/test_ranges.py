@@ -38,13 +38,14 @@ IDS = (3, 7, 7, 1)
 def numbers(u):
     """Largest, shares below, shares below after a scale, one by one."""
     size = np.abs(np.ravel(u))
-    made = [size.max()]
+    largest = float(size.max())
+    made = [largest]
     for scaled in (False, True):
         for f in FORMATS:
             k = 0
-            while scaled and size.max() * 2.0 ** (k + 1) <= f.largest:
+            while scaled and largest * 2.0 ** (k + 1) <= f.largest:
                 k += 1
-            while scaled and size.max() * 2.0**k > f.largest:
+            while scaled and largest * 2.0**k > f.largest:
                 k -= 1
             made.append(np.mean((size > 0) & (size * 2.0**k < 2.0**f.smallest)))
     return made

@@ -18,7 +18,8 @@ from netsor.torch import _program
 from netsor.torch._random_parameters import Draws
 
 from ..engine.differences import drawn
-from .forks import GPT, DenseMoeGPT, DiffTransformer, EncoderDecoder, GPTConfig, MoeGPT, SandwichTransformer
+from .forks import GPT, DenseMoeGPT, DiffTransformer, GPTConfig, MoeGPT, SandwichTransformer
+from .line_by_line import EncoderDecoder
 from .own_modules import (
     Both,
     Differential,

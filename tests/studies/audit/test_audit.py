@@ -1,9 +1,6 @@
 """An audit: the same bits however it is cut up, nothing lost, nothing of somebody else's touched."""
 
-import csv
 import html
-import io
-import json
 import math
 import pickle
 from dataclasses import replace
@@ -11,41 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor import _document
 from netsor._document import NOT_APPLICABLE, OK
-from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool, _study
 from netsor.studies._output_dir import Store
-from netsor.studies.audit import AuditStudy, _cases, _plots, _request
+from netsor.studies.audit import AuditStudy, _cases, _request
 from netsor.studies.audit._cases import AuditCase
-from netsor.studies.audit._measurements import LengthResult
-from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
+from netsor.studies.audit._quantities import EVERY, ROUTING, TOGETHER
 from netsor.studies.audit._request import Request
-from netsor.studies.audit._results import Audit, Comparison
 
 from ...inline import Inline
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 TINY = ns.models.read(GPT2)
 SMALL = {"tokens": 3, "draws": 40}
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    """In this process, and in parts of 16 draws."""
-    monkeypatch.setattr(_process_pool, "Workers", Inline)
-    monkeypatch.setattr(_cases, "PART_DRAWS", 16)
-
-
-@pytest.fixture
-def unillustrated(monkeypatch):
-    """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: _document.Figure(name, "", lambda: b"<svg/>"))
 
 
 def bits(audit):
@@ -124,65 +103,6 @@ def test_a_limit_is_coupled_to_its_model(inline):
     assert np.corrcoef(*pairs)[0, 1] > 0.5  # 0 ± 0.1 if they were independent
 
 
-WIDE = ns.models.read({**GPT2, "vocab_size": 6000})  # many logits: single precision pays
-
-
-def test_single_precision_where_it_is_enough(inline, unillustrated, monkeypatch, tmp_path):
-    """The same draws, to five digits, and no part is checked again."""
-    monkeypatch.setattr(_sampler, "resolve_precision", check := Checked())
-    asked = {"tokens": 13, "draws": 32, "widths": "both"}
-    auto = ns.audit(WIDE, **asked, out=tmp_path)
-    exact = ns.audit(WIDE, **asked, precision="float64")
-    assert (auto.actual.precision, auto.limit.precision) == ("float32", "float64")
-    assert {backend.precision for backend in check.seen} == {"float32", "float64"}
-    assert all(backend.chosen for backend in check.seen if backend.precision == "float32")
-    for name, drawn in exact.actual.arrays.items():
-        np.testing.assert_allclose(auto.actual[name], drawn, rtol=2e-5, atol=2e-5 * np.abs(drawn).max())
-    assert auto.actual["loss"].tobytes() != exact.actual["loss"].tobytes()
-    assert auto.limit["loss"].tobytes() == exact.limit["loss"].tobytes()
-    assert [part["precision"] for part in json.loads((tmp_path / "manifest.json").read_text())["parts"]] == [
-        "float32",
-        "float64",
-    ]
-    assert "single precision at finite widths where that is enough" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "vit-base"])
-def test_gradients_in_single_precision(inline, name):
-    """Of models of their own widths, two blocks: nothing is off by more than audits show."""
-    model = ns.models.read(name).replace(layers=2, **({"decoder_layers": 2} if name == "t5-base" else {}))
-    asked = {"tokens": 12, "draws": 16, "gradients": True, "widths": "actual"}
-    auto, exact = (ns.audit(model, **asked, precision=precision) for precision in ("auto", "float64"))
-    assert auto.actual.precision == "float32"
-    for quantity, drawn in exact.actual.arrays.items():
-        np.testing.assert_allclose(auto.actual[quantity], drawn, rtol=2e-5, atol=2e-5 * np.abs(drawn).max())
-
-
-class Checked:
-    """A check that knows what it was asked about, and refuses nothing."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, plan, backend, draws):
-        self.seen.append(backend)
-        return backend, 0.0
-
-
-@pytest.mark.parametrize("std", [1e-26, 1e26])
-def test_double_precision_where_single_is_not_enough(inline, std):
-    model = WIDE.replace(std_embedding=std, std_position=std, eps=0.0)
-    auto, exact = (
-        ns.audit(model, tokens=13, draws=32, widths="actual", precision=precision) for precision in ("auto", "float64")
-    )
-    assert auto.actual.precision == "float64"
-    assert bits(auto) == bits(exact)
-    assert np.isfinite(auto.actual["mean_square"]).all()
-    with pytest.raises(ValueError, match="precision='float32' must be 'float64'"):
-        ns.audit(model, tokens=13, draws=32, widths="actual", precision="float32")
-
-
 def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_path, monkeypatch):
     whole = ns.audit(TINY, out=tmp_path / "whole", **SMALL)
     work = _study.compute
@@ -232,87 +152,6 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
     assert pickle.loads(pickle.dumps(part)) == part
 
 
-@pytest.mark.slow
-def test_every_figure_is_drawn(inline, tmp_path):
-    ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)
-    assert (tmp_path / "report.html").read_text().count('<svg xmlns:xlink="') == len(
-        FORWARD
-    )  # without the share of cross-attention, the first one twice
-
-
-def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
-    """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
-    real, kinds = _plots.svg_figure, ("mean_square", "cosine", "entropy")
-
-    def drawn(name, *how):
-        figure = real(name, *how)
-        return figure if name in kinds else figure._replace(svg=lambda: b"<svg/>")
-
-    monkeypatch.setattr(_plots, "svg_figure", drawn)
-    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == len(FORWARD)  # all but cross-attention's share, and the first one of the summary
-    assert "http-equiv" not in page
-    assert not any(word in page for word in ("<script", 'src="', "<link", "@import"))  # nothing is fetched
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
-    assert len(rows) == 2 * 2 * (2 * (len(FORWARD) - 1) + 3 + 3)
-    start = next(r for r in rows if r["quantity"] == "mean_square" and r["block"] == "0" and r["widths"] == "actual")
-    assert float(start["median"]) == pytest.approx(np.median(audit.actual["input_mean_square"]), rel=1e-9)
-    row = next(r for r in rows if r["quantity"] == "entropy" and r["block"] == "2" and r["widths"] == "actual")
-    assert float(row["median"]) == pytest.approx(np.median(audit.actual["entropy"][:, 1]), rel=1e-9)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["random_numbers"] > audit.random_numbers > 0
-    assert manifest["options"]["models"][1]["std_q"] == 0.3
-    assert set(manifest["files"]) == {"report.html", "audit.csv", "audit.json"}
-
-
-@pytest.mark.slow
-def test_the_backward_half(inline, tmp_path, monkeypatch):
-    """In the table, the object, the file and the report; at infinite width, where the engine cannot, why not."""
-    monkeypatch.setattr(_plots, "BLOCKS", [BLOCKS[0], *BACKWARD])  # the other half is in the test above
-    both = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
-    audit = both[0]
-    names = [q.name for q in BACKWARD if q.kind not in ("gate", "qkv")]
-    layer, final = audit.as_dict()["layers"][1], audit.as_dict()["final"]
-    assert [name for name in layer if name.startswith("grad")] == names
-    assert layer["grad_query"] == dict(
-        zip(("median", "low", "high"), np.quantile(audit.actual["grad_query"][:, 1], [0.5, 0.05, 0.95]), strict=True)
-    )
-    ends = ["grad_input", "grad_embedding", "grad_embedding_ratio"]
-    assert [name for name in final if name.startswith("grad")] == ends
-    other = both[1].as_dict()
-    assert audit.as_dict()["embedding"]["grad_mean_square"] == audit.as_dict()["final"]["grad_input"]
-    assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
-    assert audit.as_dict()["no_gradients"].startswith("the logit of a token's own id grows with the root of the width")
-    assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
-    assert "No gradients at n = ∞: the logit of a token's own id" in " ".join(audit.table(verbose=True).split())
-    assert "gradient², query" in both.table(verbose=True)
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
-    assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 5  # the first one; the stream, its gradient, the kinds of weights, and their ratios
-    assert "No gradients at n = ∞: the logit of a token" in page
-    assert json.loads((tmp_path / "manifest.json").read_text())["options"]["gradients"] == [3]
-    again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
-    assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
-    with pytest.raises(ValueError, match="gradients='yes' must be True or False"):
-        ns.audit(TINY, gradients="yes", **SMALL)
-
-
-def test_figures_have_the_thresholds_of_rules(inline):
-    """Of branches a ninth of the other's share; of gradients relative to the last block."""
-    audit = ns.audit(TINY, gradients=True, widths="actual", **SMALL)
-    lines = {}
-    for name in ("attention_share", "mlp_share", "grad_mean_square", "entropy"):
-        axes = audit.plot(name, Figure().subplots())
-        lines[name] = [np.array(line.get_ydata()) for line in axes.lines if line.get_linestyle() == ":"]
-    np.testing.assert_allclose(lines["attention_share"], [audit["mlp_share"].median / 9])
-    np.testing.assert_allclose(lines["mlp_share"], [audit["attention_share"].median / 9])
-    last = audit["grad_mean_square"].median[-1]
-    np.testing.assert_allclose([line[0] for line in lines["grad_mean_square"]], [0.01 * last, 1e4 * last])
-    assert [line[0] for line in lines["entropy"]] == [0.5]
-
-
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
     model = TINY.replace(length=96, vocabulary=100)
@@ -340,24 +179,6 @@ def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):
         found.save(tmp_path)
     assert found.save(tmp_path / "other").read_text().startswith("<!DOCTYPE html>")
     ns.audit(TINY, out=tmp_path / "other", seed=5, **SMALL)  # an earlier audit's files are ours
-
-
-def test_markup_in_names_is_text(inline, tmp_path, monkeypatch):
-    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
-    page = ns.audit(TINY.replace(name="<b>&"), **SMALL).save(tmp_path).read_text()
-    assert "&lt;b&gt;&amp;" in page
-    assert "<b>&" not in page.replace("<b>&amp;", "")
-
-
-def test_any_name_can_be_drawn(inline, tmp_path, monkeypatch):
-    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
-    names = ("$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1", "_")
-    request = Request(tuple(TINY.replace(name=name) for name in names), widths="actual", gradients=False, **SMALL)
-    drawn = ns.audit(TINY, widths="actual", gradients=False, **SMALL).actual  # a name is nothing to its draws
-    audits = [Audit([LengthResult(request, model, 3, drawn, None)]) for model in request.models]
-    page = Comparison(audits).save(tmp_path).read_text()
-    assert all(name in page for name in names)
-    assert page.count("<svg") == 2  # in the summary and in its section
 
 
 def test_the_quantities_are_those_of_the_models():

@@ -179,7 +179,7 @@ def test_gradients_that_programs_do_not_have():
         ns.audit(tied(), gradients=True)
 
 
-def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):
+def test_an_audit_of_a_program_is_as_that_of_a_model(unillustrated, tmp_path, monkeypatch):
     net = program("experts")
     monkeypatch.setattr(_precision, "WORTH", 0)
     audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)

@@ -137,7 +137,7 @@ def test_a_small_transformer():
 @pytest.mark.parametrize("optimiser", keep(["adam", "muon"], "adam"))
 def test_the_tangent_kernel_by_other_optimisers(optimiser):
     """Features move like n^(−1/2) and outputs stay of order 1, whatever the optimiser."""
-    how = {"widths": [64, 256], "optimiser": optimiser, "draws": 24, "tokens": 2, "progress": False}
+    how = {"widths": [32, 128], "optimiser": optimiser, "draws": 24, "tokens": 2, "progress": False}
     check = ns.coord_check(CONFIG, parametrisation="ntk", **how)[0]
     for name, exponent in {"embedding": -0.5, "stream": -0.5, "logits": 0.0}.items():
         assert judged(check.fits[check[name].entry], exponent, 0.2) == KEPT, check[name]
