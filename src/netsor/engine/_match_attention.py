@@ -81,11 +81,14 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         return None
     temperature = (wq.std * wk.std) ** 2
     one_width = len(widths) == 1 and y is z
-    first = partial(_layer_fluctuations, x, y, np.flatnonzero(allowed), temperature) if one_width else None
+    shares = 1 / np.array([wq.out_width.factor, wv.out_width.factor])
+    first = partial(_layer_fluctuations, x, y, np.flatnonzero(allowed), temperature, shares) if one_width else None
     return Recognised(temperature * query[0, 0] * keys[box], values[box], heads, scale, first)
 
 
-def _layer_fluctuations(query: Vector, tokens: Vector, allowed: Ints, temperature: float) -> LayerFluctuations | None:
+def _layer_fluctuations(
+    query: Vector, tokens: Vector, allowed: Ints, temperature: float, shares: Floats
+) -> LayerFluctuations | None:
     """What the first correction in 1/n depends on; None if the fluctuations of the Gram matrix are not known."""
     ordered = topological_order([query, tokens])
     bound = {width.name: np.inf for width in widths_of(ordered) if width.name is not None}
@@ -93,16 +96,16 @@ def _layer_fluctuations(query: Vector, tokens: Vector, allowed: Ints, temperatur
     uses = Counter(w.source for w in weights_of(ordered))
     if tokens.size > MAX_TOKENS or any(count > 1 for count in uses.values()):
         return None
-    found = _fluctuations(cast(list[Vector], vectors))
-    some = np.append(0, 1 + allowed)
-    return found and LayerFluctuations(found[0][np.ix_(some, some)], found[1][:, some[:, None], some], temperature)
+    found = _fluctuations(cast(list[Vector], vectors), np.append(0, 1 + allowed))
+    return found and LayerFluctuations(*found, temperature, shares)
 
 
-def _fluctuations(vectors: Sequence[Vector]) -> tuple[Floats, Floats] | None:
-    """The limit K of the Gram matrix of vectors, and the directions V of its generator Σ ∂_V², or None."""
+def _fluctuations(vectors: Sequence[Vector], some: Ints) -> tuple[Floats, Floats] | None:
+    """B in the limit K = B Bᵀ of the Gram matrix of some vectors, and S in the directions V = B S Bᵀ of Σ ∂_V²."""
     # All vectors are fixed combinations of columns: (1, …, 1), data, standard Gaussian vectors, and products W x, which
     # given x are Gaussian vectors too. In the limit the Gram matrix of columns is Σ r rᵀ over `roots` r. A new root r
     # adds the direction r rᵀ, and (r sᵀ + s rᵀ)/√2 for each root s before it: equation (10) with √κ V in place of V.
+    # For vectors of width 2n they are smaller by √2.
     # W maps the directions of its inputs as it maps their Gram matrix.
     values = topological_order(vectors)
     expansion = Expansion(values)
@@ -133,25 +136,33 @@ def _fluctuations(vectors: Sequence[Vector]) -> tuple[Floats, Floats] | None:
                     known[box] = same * (inputs @ known @ inputs.T)
             case _:
                 return None
-        eigenvalues, eigenvectors = np.linalg.eigh(gram[box])
-        for root in np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * eigenvectors.T @ np.eye(size)[own]:
+        share = value.width.factor**-0.5
+        for root in _root(gram[box]).T @ np.eye(size)[own]:
             pairs = [np.outer(root, other) for other in roots]
-            directions += [np.outer(root, root), *((pair + pair.T) / np.sqrt(2) for pair in pairs)]
+            new = [np.outer(root, root), *((pair + pair.T) / np.sqrt(2) for pair in pairs)]
+            directions += [share * direction for direction in new]
             roots.append(root)
-    rows = np.concatenate([expansion.rows[each].toarray() for each in vectors])
-    return rows @ gram @ rows.T, _merged(rows @ np.array(directions) @ rows.T, rows @ gram @ rows.T)
+    rows = np.concatenate([expansion.rows[each].toarray() for each in vectors])[some]
+    root = _root(rows @ gram @ rows.T)
+    inverse = np.linalg.pinv(root)
+    return root, _merged(inverse @ rows @ np.array(directions) @ rows.T @ inverse.T)
 
 
-def _merged(directions: Floats, gram: Floats) -> Floats:
-    """The fewest directions V with the same Σ ∂_V², in a basis where K is the identity: so K + tV stays positive."""
-    values, vectors = np.linalg.eigh(gram)
+def _root(gram: Floats) -> Floats:
+    """B with B Bᵀ = K and the fewest columns. Short vectors keep their digits next to long ones."""
+    size = np.sqrt(np.diag(gram))
+    size[size == 0] = 1.0
+    values, vectors = np.linalg.eigh(gram / np.outer(size, size))
     some = values > RANK * values[-1]
-    root, inverse = vectors[:, some] * np.sqrt(values[some]), vectors[:, some] / np.sqrt(values[some])
-    flat = (inverse.T @ directions @ inverse).reshape(len(directions), -1)
+    return np.asarray(size[:, None] * vectors[:, some] * np.sqrt(values[some]))
+
+
+def _merged(directions: Floats) -> Floats:
+    """The fewest directions S with the same Σ ∂_S²."""
+    flat = directions.reshape(len(directions), -1)
     sizes, of = np.linalg.eigh(flat.T @ flat)
     kept = sizes > RANK * sizes[-1]
-    apart = (of[:, kept] * np.sqrt(sizes[kept])).T.reshape(-1, root.shape[1], root.shape[1])
-    return np.asarray(root @ apart @ root.T)
+    return np.asarray((of[:, kept] * np.sqrt(sizes[kept])).T.reshape(-1, *directions.shape[1:]))
 
 
 def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Floats | None:

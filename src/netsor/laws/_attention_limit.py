@@ -16,11 +16,11 @@ import scipy
 
 from .._array_api import single_threaded
 from ._attention_head import Head, joined, power_moments, power_rule
-from ._correction import MAX_TOKENS, Correction, LayerFluctuations, correction
+from ._correction import Correction, LayerFluctuations, correction
 from ._estimate import Array, Estimate, Replicas, Replicated, combined
 from ._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
 from ._law import Law
-from ._law_base import LawError, Provenance, checked_heads, real
+from ._law_base import Provenance, checked_heads, real
 from ._mixture import Mixture
 from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
@@ -97,13 +97,8 @@ class HeadSum(Law):
         return Mixture(0.0, value, origin)
 
     def correction(self) -> Correction:
-        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
         layer = self._fluctuations() if self._fluctuations else None
-        if layer is None:
-            needs = "a law that a program of one width made, with each matrix used once"
-            tokens = f"up to {MAX_TOKENS} Gaussian tokens that are both keys and values"
-            raise LawError("correction", f"needs {needs} and {tokens}; ns.width_needed compares any law with its limit")
-        return correction(layer, self.heads, self.scale)
+        return correction(layer, self.heads, self.scale) if layer else super().correction()
 
     def _moment(self, order: int) -> Estimate:
         if order % 2 or order == 0:

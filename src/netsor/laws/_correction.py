@@ -16,36 +16,43 @@ from ..activations import row_softmax
 from ._estimate import Array, Estimate
 from ._law_base import LawError, numbers, real
 
-STEP = 0.04  # step of finite differences of fourth order: errors of STEP⁴, rounding errors of 1e-12/STEP²
-HERMITE = 16, 24  # nodes per variable of two product rules, for scores of spread 1; their difference is the error
-MAX_POINTS = 2**19  # most points of a product rule
-SOBOL_POINTS = 2**15  # points of each of two quasi-random sets, if a product rule would have too many
+SETS = 8  # shifted grids, or scrambled quasi-random sets: they give the errors
+MAX_POINTS = 2**18  # points of all grids
+MAX_POINTS_1D = 2**17  # points of all grids of one variable
+RADIUS = 7.1  # standard deviations that grids cover
+MAX_SPACING = 0.9  # largest spacing of a grid for scores of spread 1; with more variables, points are quasi-random
+SOBOL_POINTS = 2**17  # points of all quasi-random sets
 MAX_SPREAD = 2.0  # largest spread of scores for which these points suffice
 MAX_TOKENS = 8
-CELLS = 8000  # number of cells of equal size for values of w, with two moments each
-REACH, MAX_REACH = 10.0, 40.0  # standard deviations to each side that integrals cover, at least and at most
-TAIL = 8.0  # standard deviations of the widest conditional law that they cover within these bounds
-MAX_ERROR = 0.1  # relative error of the total variation up to which the density is resolved
-NEGLIGIBLE = 1e-11  # density relative to the largest, below which the ratio of densities is a rounding error
-DECAYED = 1e-13  # size of the characteristic function at which its inversion ends
+NO_SPREAD = 1e-8  # standard deviations of scores below which a variable changes no digit
+CELL = 0.02  # spacing of the logarithms of w, between which interpolation is cubic
+LOWEST = -60.0  # the lowest logarithm of w, for a longest token of length 1
+LOG_STEP, INNER, TAIL = 0.01, 1e-3, 9.0  # integrals: the step of log y, and both ends in standard deviations
+FLOOR = 3e-6  # relative error by interpolation
+STUDENT = 1.18  # half the 0.975 quantile of Student's t with SETS − 1 degrees of freedom
+MAX_ERROR = 0.1  # relative error up to which the density is resolved
+NEGLIGIBLE = 1e-11  # density times y relative to the largest, below which the ratio of densities is a rounding error
 
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
     """What the correction of a layer depends on, in addition to its heads and its scale."""
 
-    gram: Array  # the limit K of the Gram matrix of the query token and of the tokens it attends to
-    directions: Array  # V of the generator Σ ∂_V², along the first axis
+    tokens: Array  # B in the limit K = B Bᵀ of the Gram matrix of the query (first) and of the tokens it attends to
+    directions: Array  # S in the directions V = B S Bᵀ of the generator Σ ∂_V², along the first axis
     temperature: float  # scores have the covariance temperature · K_qq K
+    shares: Array  # n over the widths of queries and of values
 
     @classmethod
-    def from_arrays(cls, gram: Any, directions: Any, temperature: Any) -> LayerFluctuations:
+    def from_arrays(cls, tokens: Any, directions: Any, temperature: Any, shares: Any) -> LayerFluctuations:
         """From a file."""
-        gram, directions = numbers(gram, "correction", "gram"), numbers(directions, "correction", "directions")
-        size = gram.shape[0] if gram.ndim else 0
-        if gram.shape != (size, size) or directions.shape[1:] != gram.shape or size < 2:
-            raise LawError("correction", f"gram {gram.shape} and directions {directions.shape} do not fit")
-        return cls(gram, directions, real(temperature, "temperature", "correction", above=0.0))
+        of = {"tokens": tokens, "directions": directions, "shares": shares}
+        tokens, directions, shares = (numbers(given, "correction", name) for name, given in of.items())
+        columns = tokens.shape[-1] if tokens.ndim == 2 and len(tokens) > 1 else 0
+        if not columns or directions.shape[1:] != (columns, columns) or shares.shape != (2,):
+            shapes = f"{tokens.shape}, directions {directions.shape} and shares {shares.shape}"
+            raise LawError("correction", f"tokens {shapes} do not fit")
+        return cls(tokens, directions, real(temperature, "temperature", "correction", above=0.0), shares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +67,9 @@ class Correction:
         n times the differences of variance and excess kurtosis from those of the limit.
     total_variation, kl : Estimate
         n times the total variation distance to the limit, ½ ∫ |g|; n² times KL from the limit, ½ ∫ g²/f.
-    frequencies, transform : numpy.ndarray
-        The cosine transform of g, at equally spaced frequencies from 0.
+    variances, amounts : numpy.ndarray
+        f and g as sums over variances v of N(0, v) and of its derivatives by v. The amounts (estimates, 3, variances)
+        are those of N, of its first and of its second derivative; the estimates after the first show the errors.
 
     Examples
     --------
@@ -76,15 +84,18 @@ class Correction:
     kurtosis: Estimate
     total_variation: Estimate
     kl: Estimate
-    frequencies: Array
-    transform: Array
+    variances: Array
+    amounts: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density from the limit's; refused if quadrature does not resolve it."""
-        if self.total_variation.error > MAX_ERROR * self.total_variation.value:
+        """g(y): n times the difference of the density from the limit's; refused where quadrature does not resolve it."""
+        points = np.asarray(y, dtype=float)
+        g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
+        typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)
+        if (_error(g) > MAX_ERROR * np.maximum(np.abs(g[0]), typical)).any():
             problem = f"quadrature does not resolve its density (total variation {self.total_variation})"
             raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
-        return np.asarray(_inverse(np.asarray(y, dtype=float), self.frequencies, self.transform))
+        return np.asarray(g[0].reshape(points.shape))
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
@@ -103,115 +114,153 @@ class Correction:
 
 
 def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction:
-    """The correction by two quadrature rules: the finer gives the values, and their difference the errors."""
-    values, vectors = np.linalg.eigh(_centred(layer.gram))
-    basis = vectors[:, values > 1e-12 * max(values[-1], layer.gram.max())]
-    spread = math.sqrt(layer.temperature * layer.gram[0, 0] * max(values[-1], 0.0))
-    rules = _rules(basis.shape[1], spread)
-    (coarse, *_), (fine, frequencies, transform) = (_terms(layer, heads, scale, basis, *rule) for rule in rules)
-    pairs = zip(coarse, fine, strict=True)
-    variance, kurtosis, tv, kl = (Estimate(value, abs(value - other) + 1e-6 * abs(value)) for other, value in pairs)
-    return Correction(variance, kurtosis, tv, kl, frequencies, transform)
+    """The correction by several sets of nodes; all of them give the values, and leaving out each in turn the errors."""
+    longest = float(np.sqrt((layer.tokens[1:] ** 2).sum(axis=1).max()))
+    tokens, grid = layer.tokens / longest, np.arange(LOWEST, CELL, CELL)
+    # scores depend on the tokens less their mean: the first columns, after this rotation
+    less = tokens[1:] - tokens[1:].mean(axis=0)
+    _, sizes, rotation = np.linalg.svd(less)
+    spread = math.sqrt(layer.temperature) * longest**2 * np.linalg.norm(tokens[0]) * sizes
+    spread = spread[spread > NO_SPREAD]
+    tokens, directions = tokens @ rotation.T, rotation @ layer.directions @ rotation.T
+    root = spread * (less @ rotation.T)[:, : len(spread)] / sizes[: len(spread)]
+    each = []
+    for z, weight in _sets(spread):
+        w, rows = _derivatives(tokens, root, directions, layer.shares, z)
+        each.append(_on_grid(np.log(w), weight * (rows if heads > 1 else rows[:3]), grid))
+    some = np.flatnonzero(np.any(each, axis=(0, 1)))
+    start = max(min(some[0], len(grid) - 4), 0)
+    stop = max(some[-1] + 1, start + 4)
+    sets, grid = np.array(each)[..., start:stop], grid[start:stop]
+    total = sets.mean(axis=0)
+    estimates = [total, *((SETS * total - one) / (SETS - 1) for one in sets)]
+    amounts = np.array([_mean_over_heads(one, heads, grid) for one in estimates])
+    v, (mass, first, second) = np.exp(grid), amounts.swapaxes(0, 1)
+    mean, square, moved = mass @ v, mass @ v**2, first.sum(axis=1)
+    kurtosis = 3 * ((2 * first @ v + 2 * second.sum(axis=1)) / mean**2 - 2 * square * moved / mean**3)
+    floors = 1e-12 * mean[0] * (1 + spread.sum() ** 2), FLOOR, 0.0, 0.0
+    terms = np.array([moved, kurtosis, *_distances(v, amounts)])
+    units = scale * longest**2
+    variance, kurtosis, tv, kl = (
+        Estimate(float(unit * of[0]), float(unit * (_error(of) + FLOOR * abs(of[0]) + floor)))
+        for of, floor, unit in zip(terms, floors, (units, 1.0, 1.0, 1.0), strict=True)
+    )
+    return Correction(variance, kurtosis, tv, kl, units * v, amounts * units ** np.arange(3)[:, None])
 
 
-def _centred(gram: Array) -> Array:
-    """The Gram matrix of the tokens less their mean: a softmax depends only on differences of scores."""
-    less = gram[1:, 1:] - gram[1:, 1:].mean(axis=0)
-    return np.asarray(less - less.mean(axis=1, keepdims=True))
+def _error(estimates: Array) -> Array:
+    """Two of these errors of the first estimate cover 95 %: jackknife of the others, for few degrees of freedom."""
+    return np.asarray(STUDENT * math.sqrt(SETS - 1) * estimates[1:].std(axis=0))
 
 
-def _rules(variables: int, spread: float) -> Iterator[tuple[Array, Array]]:
-    """Two rules for z ~ N(0, I): nodes (points, variables) and weights, for functions of a softmax of scores."""
-    # The softmax of scores σ z has its poles at a distance of π/σ from the real line, so the nodes grow like σ²
-    counts = [math.ceil(count * max(1.0, spread**2)) for count in HERMITE]
-    product = variables < 64 and counts[-1] ** variables <= MAX_POINTS
-    if not product and spread > MAX_SPREAD:
-        problem = f"scores of standard deviation {spread:.3g} are too large for its quadrature"
+def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
+    """Sets of nodes z ~ N(0, I) (points, variables) and weights, for functions of a softmax of scores spread · z."""
+    # The poles of the softmax are at a distance of π/spread from the real line: a grid of such a spacing, or smaller,
+    # converges exponentially. The shifted grids have the nodes of a finer one.
+    variables = len(spread)
+    steps = 1 / np.maximum(1.0, spread)
+    ball = (math.sqrt(math.pi) * RADIUS) ** variables / math.gamma(variables / 2 + 1) / np.prod(steps)
+    points = MAX_POINTS_1D if variables == 1 else MAX_POINTS
+    spacing = (SETS * ball / points) ** (1 / max(variables, 1))
+    if spacing > MAX_SPACING and spread[0] > MAX_SPREAD:
+        problem = f"scores of standard deviation {spread[0]:.3g} are too large for its quadrature"
         raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
-    for number, count in enumerate(counts):
-        if variables == 0:  # one token, or equal ones
-            yield np.zeros((1, 0)), np.ones(1)
-        elif product:
-            x, w = scipy.special.roots_hermitenorm(count)
-            z = np.stack(np.meshgrid(*[x] * variables, indexing="ij"), axis=-1).reshape(-1, variables)
-            weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * variables, indexing="ij")), axis=0).ravel()
-            keep = weight > 1e-13
-            yield z[keep], weight[keep] / weight[keep].sum()
-        else:
-            points = Sobol(variables, np.random.default_rng([number, variables]))
-            half = scipy.special.ndtri(np.clip(points.random(SOBOL_POINTS // 2), 1e-12, 1 - 1e-12))
-            yield np.concatenate([half, -half]), np.full(SOBOL_POINTS, 1 / SOBOL_POINTS)
+    for number in range(SETS):
+        z = np.zeros((1, 0))
+        if spacing > MAX_SPACING:
+            points = Sobol(variables, np.random.default_rng([number, variables])).random(SOBOL_POINTS // (2 * SETS))
+            half = scipy.special.ndtri(np.clip(points, 1e-12, 1 - 1e-12))
+            yield np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
+            continue
+        for step in spacing * steps:
+            end = math.ceil(RADIUS / step)
+            x = step * (np.arange(-end, end) + (number + 0.5) / SETS)
+            z = np.column_stack([np.repeat(z, len(x), axis=0), np.tile(x, len(z))])
+            z = z[(z**2).sum(axis=1) < RADIUS**2]
+        weight = np.exp(-0.5 * (z**2).sum(axis=1))
+        yield z, weight / weight.sum()
 
 
-def _terms(
-    layer: LayerFluctuations, heads: int, scale: float, basis: Array, z: Array, weight: Array
-) -> tuple[tuple[float, ...], Array, Array]:
-    """The four numbers of a correction by one quadrature rule, and the frequencies and the transform of g."""
-    gram = layer.gram
-
-    def w_at_nodes(gram: Array, tau: float) -> Array:
-        """aᵀ K a."""
-        root = basis @ np.linalg.cholesky(basis.T @ _centred(gram) @ basis)
-        p = math.sqrt(layer.temperature * tau * gram[0, 0]) * z @ root.T
-        a = row_softmax(p)
-        return np.asarray(np.einsum("ri,ij,rj->r", a, gram[1:, 1:], a))
-
-    w = w_at_nodes(gram, 1.0)
-    most, std = float(w.max()), math.sqrt(scale * float(weight @ w))  # of w; of the output in the limit
-    end = 8.0 / std  # grows until the characteristic function has decayed
-    while end * std < 500 and float(weight @ np.exp(-scale * end**2 / (2 * heads) * w)) ** heads > DECAYED:
-        end *= 1.25
-    reach = std * min(max(REACH, TAIL * math.sqrt(scale * most) / std), MAX_REACH)
-    frequencies = np.arange(0.0, end, math.pi / (1.5 * reach))
-    c = frequencies**2 * scale / (2 * heads)  # the argument of ψ
-
-    def expected(gram: Array, tau: float = 1.0) -> Array:
-        """E[w], E[w²], and ψ = E[exp(−c w)] at every frequency."""
-        w = w_at_nodes(gram, tau)
-        cell = np.minimum((w * (CELLS / most)).astype(np.intp), 2 * CELLS - 1)
-        mass, first, second = (np.bincount(cell, weight * w**k, 2 * CELLS) for k in range(3))
-        some = mass > 0
-        mass, mean = mass[some], first[some] / mass[some]
-        var = second[some] / mass - mean**2
-        psi = (np.exp(-np.outer(c, mean)) * (1 + 0.5 * np.outer(c**2, var))) @ mass
-        return np.concatenate([[weight @ w, weight @ w**2], psi])
-
-    limit = expected(gram)
-
-    def derivatives(direction: Array | None) -> tuple[Array, Array]:
-        """First and second derivatives along a direction of K, or by τ, with errors of fourth order."""
-        one, less, two, least = (
-            expected(gram, 1 + step) if direction is None else expected(gram + step * direction)
-            for step in (STEP, -STEP, 2 * STEP, -2 * STEP)
-        )
-        second = (16 * (one + less) - two - least - 30 * limit) / (12 * STEP**2)
-        return (8 * (one - less) - (two - least)) / (12 * STEP), second
-
-    # 𝓛 of E[w], E[w²] (without u) and ψ^H, and Σ (∂E[w])²
-    (a, b), psi, (_, second) = limit[:2], limit[2:], derivatives(None)
-    by_u = c**2 * ((weight * w**2) @ np.exp(-np.outer(w, c)))
-    transform = heads * psi ** (heads - 1) * (second[2:] + by_u)
-    mean, square, slopes = second[0], second[1], 0.0
-    for direction in layer.directions:
-        first, second = derivatives(direction)
-        inner = psi ** (heads - 1) * second[2:]
-        if heads > 1:
-            inner = inner + (heads - 1) * psi ** (heads - 2) * first[2:] ** 2
-        transform = transform + heads * inner
-        mean, square = mean + second[0], square + second[1]
-        slopes += first[0] ** 2
-    v2 = b / heads + (1 - 1 / heads) * a**2
-    v2_1 = (square + 2 * b) / heads + (1 - 1 / heads) * (2 * a * mean + 2 * slopes)
-    kurtosis = 3 * (v2_1 / a**2 - 2 * v2 * mean / a**3)
-    y, dy = np.linspace(-reach, reach, round(200 * reach / std) + 1, retstep=True)
-    f, g = (_inverse(y, frequencies, hat) for hat in (psi**heads, transform))
-    some = f > NEGLIGIBLE * f.max()
-    kl = 0.5 * float(np.sum(g[some] ** 2 / f[some])) * dy
-    return (scale * float(mean), float(kurtosis), 0.5 * float(np.abs(g).sum()) * dy, kl), frequencies, transform
+def _derivatives(tokens: Array, root: Array, directions: Array, shares: Array, z: Array) -> tuple[Array, Array]:
+    """w = |aᵀB|² at nodes, and 1, Σ ∂²w, Σ (∂w)² and each ∂_V w there. B are the tokens, and scores root · z."""
+    query, keys = tokens[0], tokens[1:]
+    a = row_softmax(z @ root.T)
+    y = a @ keys
+    w = (y**2).sum(axis=1)
+    # Along V the scores are √(1 + tk) · root · √(1 + tS) · z, w = yᵀ(1 + tS)y, and k = qᵀSq/|q|². For τ, k is 1, S is 0.
+    slopes = [np.sqrt(shares[0]), *(directions @ query @ query / max(query @ query, np.finfo(float).tiny))]
+    first, second, each = np.zeros_like(w), shares[1] * w**2, []
+    for k, s in zip(slopes, [np.zeros_like(directions[0]), *directions], strict=True):
+        own = s[: z.shape[1], : z.shape[1]]
+        both, apart = k * np.eye(z.shape[1]) + own, k * np.eye(z.shape[1]) - own
+        p_1, p_2 = z @ (root @ both).T / 2, -z @ (root @ apart @ apart).T / 4
+        p_1 -= (a * p_1).sum(axis=1, keepdims=True)
+        p_2 += p_1**2
+        y_1, y_2 = (a * p_1) @ keys, (a * (p_2 - (a * p_2).sum(axis=1, keepdims=True))) @ keys
+        sy = y @ s
+        w_1 = (y * (2 * y_1 + sy)).sum(axis=1)
+        first += 2 * (y * y_2 + y_1**2 + 2 * y_1 * sy).sum(axis=1)
+        second += w_1**2
+        each.append(w_1)
+    return np.maximum(w, math.exp(LOWEST)), np.array([np.ones_like(w), first, second, *each[1:]])
 
 
-def _inverse(y: Array, frequencies: Array, transform: Array) -> Array:
-    """The function of y with this cosine transform."""
-    weight = np.full(len(frequencies), frequencies[1])
-    weight[0] /= 2
-    return np.asarray(np.cos(np.multiply.outer(y, frequencies)) @ (weight * transform) / math.pi)
+def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
+    """Amounts (rows, points) at values of log w, as amounts on the grid: by cubic interpolation of what they weigh."""
+    place = (log_w - grid[0]) / CELL
+    at = np.clip(place.astype(np.intp), 1, len(grid) - 3)
+    r = place - at
+    shares = -r * (r - 1) * (r - 2) / 6, (r**2 - 1) * (r - 2) / 2, -r * (r + 1) * (r - 2) / 2, r * (r**2 - 1) / 6
+    return np.array([sum(np.bincount(at + k - 1, row * s, len(grid)) for k, s in enumerate(shares)) for row in rows])
+
+
+def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
+    """1, Σ ∂²v and Σ (∂v)² for the mean v of w over heads, from those of one head and its ∂_V w."""
+    if heads == 1:
+        return rows
+    w, powers = np.exp(grid), {0: np.eye(1, len(grid))[0], 1: rows[0]}
+
+    def mean(share: float, *pairs: Array) -> Array:
+        """The law of share · w + (1 − share) · w' from amounts for pairs of w and w'."""
+        v = np.add.outer(share * w, (1 - share) * w)
+        return _on_grid(np.log(v).ravel(), np.array(pairs).reshape(len(pairs), -1), grid)
+
+    def power(count: int) -> Array:
+        """The law of the mean over so many heads."""
+        if count not in powers:
+            half = count // 2
+            (powers[count],) = mean(half / count, np.outer(power(half), power(count - half)))
+        return powers[count]
+
+    mass, first, second, *each = rows
+    (both,) = mean(0.5, np.transpose(each) @ each)
+    (both,) = mean(2 / heads, np.outer(both, power(heads - 2)))
+    first, second = mean(1 / heads, np.outer(first, power(heads - 1)), np.outer(second, power(heads - 1)))
+    return np.array([power(heads), first, second / heads + (1 - 1 / heads) * both])
+
+
+def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
+    """f and g (estimates, points) at y."""
+    found = []
+    for some in np.array_split(y, 1 + len(y) * len(v) // 2**20):
+        t = some[:, None] ** 2 / v
+        n = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
+        kernels = n, n * (t - 1) / (2 * v), n * (t**2 - 6 * t + 3) / (4 * v**2)
+        found.append([amounts[:, k] @ kernel.T for k, kernel in enumerate(kernels)])
+    f, first, second = np.concatenate(found, axis=2)
+    return f, first + second
+
+
+def _distances(v: Array, amounts: Array) -> tuple[Array, Array]:
+    """½ ∫ |g| and ½ ∫ g²/f, for each estimate."""
+    y = np.exp(np.arange(math.log(INNER**2 * v[0]) / 2, math.log(TAIL**2 * v[-1]) / 2, LOG_STEP))
+    f, g = _densities(y, v, amounts)
+    step = LOG_STEP * y
+    step[0] = y[0] + step[0] / 2
+    near, far = (g * y)[:, :-1], (g * y)[:, 1:]
+    # Where g changes its sign, the trapezia of |g| are wrong to second order: by that of one step, and by ±|g'| at its ends
+    crossed, gap = near * far < 0, np.abs(near - far)
+    wrong = np.where(crossed, np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6, 0.0)
+    tv = np.abs(g) @ step - LOG_STEP * wrong.sum(axis=1)
+    some = f * y > NEGLIGIBLE * (f * y).max()
+    return tv, np.divide(g**2, f, out=np.zeros_like(f), where=some) @ step

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from .._array_api import one_blas_thread
 from .._files import named, opened, parsed, write
 from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
 from ._estimate import Array, Sources
+
+if TYPE_CHECKING:
+    from ._correction import Correction
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,12 @@ class LawBase:
         if self._formula is None:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
+
+    def correction(self) -> Correction:
+        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
+        needs = "the limit of one plain attention layer, made by a program of one width that uses each matrix once"
+        tokens = "up to eight Gaussian tokens that are both keys and values"
+        raise LawError("correction", f"needs {needs}, and {tokens}; ns.width_needed compares any law with its limit")
 
     @one_blas_thread()
     def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None, rng: Rng = None) -> Any:
