@@ -17,6 +17,7 @@ from ._estimate import Array, Estimate
 from ._law_base import LawError, numbers, real
 
 SETS = 8  # shifted grids, or scrambled quasi-random sets: they give the errors
+SHIFTS = 1, 2, 4, 3  # generators of the shifts: the union of shifted grids is an even lattice
 MAX_POINTS = 2**18  # points of all grids
 MAX_POINTS_1D = 2**17  # points of all grids of one variable
 RADIUS = 7.1  # standard deviations that grids cover
@@ -30,7 +31,7 @@ LOWEST = -60.0  # the lowest logarithm of w, for a longest token of length 1
 LOG_STEP, INNER, TAIL = 0.01, 1e-3, 9.0  # integrals: the step of log y, and both ends in standard deviations
 FLOOR = 3e-6  # relative error by interpolation
 STUDENT = 1.18  # half the 0.975 quantile of Student's t with SETS − 1 degrees of freedom
-MAX_ERROR = 0.1  # relative error up to which the density is resolved
+MAX_ERROR = 0.02  # relative error up to which the density is resolved
 NEGLIGIBLE = 1e-11  # density times y relative to the largest, below which the ratio of densities is a rounding error
 
 
@@ -88,7 +89,7 @@ class Correction:
     amounts: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density from the limit's; refused where quadrature does not resolve it."""
+        """g(y): n times the difference of the density from the limit's; refused where it is not resolved."""
         points = np.asarray(y, dtype=float)
         g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
         typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)
@@ -168,13 +169,13 @@ def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
     for number in range(SETS):
         z = np.zeros((1, 0))
         if spacing > MAX_SPACING:
-            points = Sobol(variables, np.random.default_rng([number, variables])).random(SOBOL_POINTS // (2 * SETS))
-            half = scipy.special.ndtri(np.clip(points, 1e-12, 1 - 1e-12))
+            uniform = Sobol(variables, np.random.default_rng([number, variables])).random(SOBOL_POINTS // (2 * SETS))
+            half = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
             yield np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
             continue
-        for step in spacing * steps:
+        for step, shift in zip(spacing * steps, SHIFTS, strict=False):
             end = math.ceil(RADIUS / step)
-            x = step * (np.arange(-end, end) + (number + 0.5) / SETS)
+            x = step * (np.arange(-end, end) + shift * (number + 0.25) / SETS % 1)
             z = np.column_stack([np.repeat(z, len(x), axis=0), np.tile(x, len(z))])
             z = z[(z**2).sum(axis=1) < RADIUS**2]
         weight = np.exp(-0.5 * (z**2).sum(axis=1))
@@ -183,25 +184,22 @@ def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
 
 def _derivatives(tokens: Array, root: Array, directions: Array, shares: Array, z: Array) -> tuple[Array, Array]:
     """w = |aᵀB|² at nodes, and 1, Σ ∂²w, Σ (∂w)² and each ∂_V w there. B are the tokens, and scores root · z."""
-    query, keys = tokens[0], tokens[1:]
-    a = row_softmax(z @ root.T)
-    y = a @ keys
-    w = (y**2).sum(axis=1)
-    # Along V the scores are √(1 + tk) · root · √(1 + tS) · z, w = yᵀ(1 + tS)y, and k = qᵀSq/|q|². For τ, k is 1, S is 0.
+    query, keys, z = tokens[0], tokens[1:].T, np.ascontiguousarray(z.T)  # points are last: sums are faster
+    a = np.ascontiguousarray(row_softmax((root @ z).T).T)
+    y = keys @ a
+    w = (y**2).sum(axis=0)
+    # Along V the scores are √(1 + tk) · root · √(1 + tS) · z, w = yᵀ(1 + tS)y, k = qᵀSq/|q|². Along τ, k = 1, S = 0.
     slopes = [np.sqrt(shares[0]), *(directions @ query @ query / max(query @ query, np.finfo(float).tiny))]
     first, second, each = np.zeros_like(w), shares[1] * w**2, []
-    for k, s in zip(slopes, [np.zeros_like(directions[0]), *directions], strict=True):
-        own = s[: z.shape[1], : z.shape[1]]
-        both, apart = k * np.eye(z.shape[1]) + own, k * np.eye(z.shape[1]) - own
-        p_1, p_2 = z @ (root @ both).T / 2, -z @ (root @ apart @ apart).T / 4
-        p_1 -= (a * p_1).sum(axis=1, keepdims=True)
+    for k, s in zip(slopes, [np.zeros((len(y), len(y))), *directions], strict=True):
+        unit, own = k * np.eye(len(z)), s[: len(z), : len(z)]
+        p_1, p_2 = (root @ (unit + own) / 2) @ z, (root @ (unit - own) @ (unit - own) / -4) @ z
+        p_1 -= (a * p_1).sum(axis=0)
         p_2 += p_1**2
-        y_1, y_2 = (a * p_1) @ keys, (a * (p_2 - (a * p_2).sum(axis=1, keepdims=True))) @ keys
-        sy = y @ s
-        w_1 = (y * (2 * y_1 + sy)).sum(axis=1)
-        first += 2 * (y * y_2 + y_1**2 + 2 * y_1 * sy).sum(axis=1)
-        second += w_1**2
-        each.append(w_1)
+        y_1, y_2, sy = keys @ (a * p_1), keys @ (a * (p_2 - (a * p_2).sum(axis=0))), s @ y
+        each.append((y * (2 * y_1 + sy)).sum(axis=0))
+        first += 2 * (y * y_2 + y_1 * (y_1 + 2 * sy)).sum(axis=0)
+        second += each[-1] ** 2
     return np.maximum(w, math.exp(LOWEST)), np.array([np.ones_like(w), first, second, *each[1:]])
 
 
@@ -218,7 +216,8 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
     """1, Σ ∂²v and Σ (∂v)² for the mean v of w over heads, from those of one head and its ∂_V w."""
     if heads == 1:
         return rows
-    w, powers = np.exp(grid), {0: np.eye(1, len(grid))[0], 1: rows[0]}
+    w = np.exp(grid)
+    powers: dict[int, Array] = {0: np.eye(1, len(grid))[0], 1: rows[0]}
 
     def mean(share: float, *pairs: Array) -> Array:
         """The law of share · w + (1 − share) · w' from amounts for pairs of w and w'."""
@@ -232,7 +231,7 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
             (powers[count],) = mean(half / count, np.outer(power(half), power(count - half)))
         return powers[count]
 
-    mass, first, second, *each = rows
+    _, first, second, *each = rows
     (both,) = mean(0.5, np.transpose(each) @ each)
     (both,) = mean(2 / heads, np.outer(both, power(heads - 2)))
     first, second = mean(1 / heads, np.outer(first, power(heads - 1)), np.outer(second, power(heads - 1)))
@@ -258,7 +257,7 @@ def _distances(v: Array, amounts: Array) -> tuple[Array, Array]:
     step = LOG_STEP * y
     step[0] = y[0] + step[0] / 2
     near, far = (g * y)[:, :-1], (g * y)[:, 1:]
-    # Where g changes its sign, the trapezia of |g| are wrong to second order: by that of one step, and by ±|g'| at its ends
+    # Where g changes its sign, the trapezia of |g| are wrong to second order: there, and by the jump of its slope
     crossed, gap = near * far < 0, np.abs(near - far)
     wrong = np.where(crossed, np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6, 0.0)
     tv = np.abs(g) @ step - LOG_STEP * wrong.sum(axis=1)
