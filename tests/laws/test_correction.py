@@ -216,7 +216,7 @@ def test_quasi_random_points_have_honest_errors(monkeypatch):
     right = [law.correction() for law in laws]
     monkeypatch.setattr(_correction, "MAX_SPACING", 0.0)
     monkeypatch.setattr(_correction, "MAX_SPREAD", inf)
-    monkeypatch.setattr(_correction, "SOBOL_POINTS", 2**14)
+    monkeypatch.setattr(_correction, "POINTS", 2**14)
     found = [law.correction() for law in laws]
     pairs = [(getattr(a, of), getattr(b, of)) for a, b in zip(found, right, strict=True)
              for of in ("variance", "kurtosis", "total_variation", "kl")]  # fmt: skip
@@ -373,5 +373,5 @@ def test_the_number_of_nodes_is_bounded(spread):
     for z, weight in _correction._sets(np.array(spread)):
         count += len(weight)
         moment += z[:, 0] ** 2 @ weight / _correction.SETS
-    assert count < 1.5 * _correction.MAX_POINTS
+    assert count < 1.5 * _correction.POINTS
     assert moment == pytest.approx(1, abs=1e-4)

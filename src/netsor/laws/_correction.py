@@ -18,12 +18,10 @@ from ._law_base import LawError, numbers, real
 
 SETS = 8  # shifted grids, or scrambled quasi-random sets: they give the errors
 SHIFTS = 1, 2, 4, 3  # generators of the shifts: the union of shifted grids is an even lattice
-MAX_POINTS = 2**18  # points of all grids
-MAX_POINTS_1D = 2**17  # points of all grids of one variable
+POINTS = 2**18  # of all sets
 RADIUS = 7.1  # standard deviations that grids cover
 MAX_SPACING = 0.9  # largest spacing of a grid for scores of spread 1; with more variables, points are quasi-random
-SOBOL_POINTS = 2**17  # points of all quasi-random sets
-MAX_SPREAD = 2.0  # largest spread of scores for which these points suffice
+MAX_SPREAD = 2.0  # largest spread of scores for which quasi-random points suffice
 MAX_TOKENS = 8
 NO_SPREAD = 1e-8  # standard deviations of scores below which a variable changes no digit
 CELL = 0.02  # spacing of the logarithms of w, between which interpolation is cubic
@@ -130,9 +128,9 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
         w, rows = _derivatives(tokens, root, directions, layer.shares, z)
         each.append(_on_grid(np.log(w), weight * (rows if heads > 1 else rows[:3]), grid))
     some = np.flatnonzero(np.any(each, axis=(0, 1)))
-    start = max(min(some[0], len(grid) - 4), 0)
-    stop = max(some[-1] + 1, start + 4)
-    sets, grid = np.array(each)[..., start:stop], grid[start:stop]
+    start = min(some[0], len(grid) - 4)
+    used = slice(start, max(some[-1] + 1, start + 4))
+    sets, grid = np.array(each)[..., used], grid[used]
     total = sets.mean(axis=0)
     estimates = [total, *((SETS * total - one) / (SETS - 1) for one in sets)]
     amounts = np.array([_mean_over_heads(one, heads, grid) for one in estimates])
@@ -161,15 +159,14 @@ def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
     variables = len(spread)
     steps = 1 / np.maximum(1.0, spread)
     ball = (math.sqrt(math.pi) * RADIUS) ** variables / math.gamma(variables / 2 + 1) / np.prod(steps)
-    points = MAX_POINTS_1D if variables == 1 else MAX_POINTS
-    spacing = (SETS * ball / points) ** (1 / max(variables, 1))
+    spacing = (SETS * ball / POINTS) ** (1 / max(variables, 1))
     if spacing > MAX_SPACING and spread[0] > MAX_SPREAD:
         problem = f"scores of standard deviation {spread[0]:.3g} are too large for its quadrature"
         raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
     for number in range(SETS):
         z = np.zeros((1, 0))
         if spacing > MAX_SPACING:
-            uniform = Sobol(variables, np.random.default_rng([number, variables])).random(SOBOL_POINTS // (2 * SETS))
+            uniform = Sobol(variables, np.random.default_rng([number, variables])).random(POINTS // (2 * SETS))
             half = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
             yield np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
             continue
