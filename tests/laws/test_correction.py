@@ -281,15 +281,15 @@ def test_rare_large_outputs_count_in_kl():
     assert abs(found.value - kl_of_one_large_token(equal, small, large, sigma)) < 4 * found.error
 
 
-def by_differences(tokens, sigma, query=0, shares=(1.0, 1.0, 1.0)):
+def by_differences(tokens, sigma, query=0, shares=(1.0, 1.0, 1.0), least=1e-5):
     """The four numbers for one head over two tokens B ε, by densities on a grid and finite differences.
 
-    `shares` are n over the widths of tokens, queries and values.
+    `shares` are n over the widths of tokens, queries and values; below `least`, densities count as constant.
     """
     tokens = np.asarray(tokens, dtype=float)
     z = (np.arange(-3000, 3000) + 0.5) * (8 / 3000)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
-    y = np.concatenate([[0], np.geomspace(1e-5 * np.abs(tokens).max(), 9 * np.abs(tokens).max(), 700)])
+    y = np.geomspace(least, 9, 700)
     h, rank = 0.02, tokens.shape[1]
 
     def functions(m, tau, u):
@@ -309,7 +309,8 @@ def by_differences(tokens, sigma, query=0, shares=(1.0, 1.0, 1.0)):
     for kappa, v, tau, u in ways:
         one, less, two, least = (functions(unit + s * v, 1 + s * tau, 1 + s * u) for s in (h, -h, 2 * h, -2 * h))
         moved = moved + kappa * (16 * (one + less) - two - least - 30 * limit) / (12 * h**2)
-    (a, b), f, (a_1, b_1), g = limit[:2], limit[2:], moved[:2], moved[2:]
+    (a, b), (a_1, b_1) = limit[:2], moved[:2]
+    y, f, g = np.append(0, y), limit[np.r_[2, 2:702]], moved[np.r_[2, 2:702]]
     return a_1, 3 * (b_1 / a**2 - 2 * b * a_1 / a**3), np.trapezoid(np.abs(g), y), np.trapezoid(g**2 / f, y)
 
 
@@ -357,6 +358,18 @@ def test_matrices_of_several_multiples_of_a_width():
     """The lengths of one token fluctuate by 2/(3n) and 2/n, and queries and values of one head by 2/n."""
     first = layer(ns.weight(n, 3 * n) @ ns.gaussian(3 * n, 1), heads=1).law(n=inf).correction()
     assert first.kurtosis.value == pytest.approx(3 * (2 / 3 + 2 + 2), rel=1e-6)
+
+
+def test_total_variation_where_the_density_is_not_resolved():
+    """A node close to the zero of w made it 10,000."""
+    x, sigma = [[1.0], [-0.5]], 2.0
+    first = ns.Program(ns.nn.attention(x @ ns.gaussian(n, 1), 1, sigma_q=sigma)[0]).law(n=inf).correction()
+    right = by_differences(x, sigma, least=0.01)[2:]
+    for (value, error), other in zip((first.total_variation, first.kl), right, strict=True):
+        assert abs(value - other) < error
+        assert 0.01 * value < error < 0.1 * value
+    with pytest.raises(ns.LawError, match="does not resolve its density"):
+        first.pdf(0.01)
 
 
 def test_an_infinite_density_is_refused():

@@ -91,7 +91,7 @@ class Correction:
         points = np.asarray(y, dtype=float)
         g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
         typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)
-        if (_error(g) > MAX_ERROR * np.maximum(np.abs(g[0]), typical)).any():
+        if (_relative_error(g, typical) > MAX_ERROR).any():
             problem = f"quadrature does not resolve its density (total variation {self.total_variation})"
             raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
         return np.asarray(g[0].reshape(points.shape))
@@ -137,8 +137,8 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     v, (mass, first, second) = np.exp(grid), amounts.swapaxes(0, 1)
     mean, square, moved = mass @ v, mass @ v**2, first.sum(axis=1)
     kurtosis = 3 * ((2 * first @ v + 2 * second.sum(axis=1)) / mean**2 - 2 * square * moved / mean**3)
-    floors = 1e-12 * mean[0] * (1 + spread.sum() ** 2), FLOOR, 0.0, 0.0
-    terms = np.array([moved, kurtosis, *_distances(v, amounts)])
+    *distances, inner = _distances(v, amounts)
+    terms, floors = [moved, kurtosis, *distances], [1e-12 * mean[0] * (1 + spread.sum() ** 2), FLOOR, *inner]
     units = scale * longest**2
     variance, kurtosis, tv, kl = (
         Estimate(float(unit * of[0]), float(unit * (_error(of) + FLOOR * abs(of[0]) + floor)))
@@ -150,6 +150,11 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
 def _error(estimates: Array) -> Array:
     """Two of these errors of the first estimate cover 95 %: jackknife of the others, for few degrees of freedom."""
     return np.asarray(STUDENT * math.sqrt(SETS - 1) * estimates[1:].std(axis=0))
+
+
+def _relative_error(g: Array, typical: float) -> Array:
+    """The error of g relative to it or to a typical density, if that is larger."""
+    return np.asarray(_error(g) / np.maximum(np.abs(g[0]), typical))
 
 
 def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
@@ -247,16 +252,20 @@ def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
     return f, first + second
 
 
-def _distances(v: Array, amounts: Array) -> tuple[Array, Array]:
-    """½ ∫ |g| and ½ ∫ g²/f, for each estimate."""
+def _distances(v: Array, amounts: Array) -> tuple[Array, Array, Array]:
+    """½ ∫ |g| and ½ ∫ g²/f, for each estimate, and errors of both because g is not resolved close to 0."""
     y = np.exp(np.arange(math.log(INNER**2 * v[0]) / 2, math.log(TAIL**2 * v[-1]) / 2, LOG_STEP))
     f, g = _densities(y, v, amounts)
+    std = math.sqrt(amounts[0, 0] @ v)
+    outer = np.abs(g[0]) @ (LOG_STEP * y * (y > std / 4))
+    start = np.append(-1, np.flatnonzero(_relative_error(g, outer / std) > 0.5))[-1] + 1
+    y, f, g = (of[..., min(start, len(y) - 2) :] for of in (y, f, g))
     step = LOG_STEP * y
-    step[0] = y[0] + step[0] / 2
+    step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
     near, far = (g * y)[:, :-1], (g * y)[:, 1:]
     # Where g changes its sign, the trapezia of |g| are wrong to second order: there, and by the jump of its slope
     crossed, gap = near * far < 0, np.abs(near - far)
     wrong = np.where(crossed, np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6, 0.0)
-    tv = np.abs(g) @ step - LOG_STEP * wrong.sum(axis=1)
-    some = f * y > NEGLIGIBLE * (f * y).max()
-    return tv, np.divide(g**2, f, out=np.zeros_like(f), where=some) @ step
+    ratio = np.divide(g, f, out=np.zeros_like(f), where=f * y > NEGLIGIBLE * (f * y).max())
+    inner = (start > 0) * y[0] * np.abs(g[0, 0]) * np.array([1.0, np.abs(ratio[0, 0])])
+    return np.abs(g) @ step - LOG_STEP * wrong.sum(axis=1), (ratio * g) @ step, inner
