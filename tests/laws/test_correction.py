@@ -360,6 +360,12 @@ def test_matrices_of_several_multiples_of_a_width():
     assert first.kurtosis.value == pytest.approx(3 * (2 / 3 + 2 + 2), rel=1e-6)
 
 
+def test_outputs_of_too_many_scales_are_refused():
+    law = ns.Program(ns.nn.attention(ns.gaussian(n, 2, cov=np.diag([1.0, 0.0])), 1, sigma_q=20.0)[0]).law(n=inf)
+    with pytest.raises(ns.LawError, match=r"smaller than others by more than e\^-30"):
+        law.correction()
+
+
 def test_total_variation_where_the_density_is_not_resolved():
     """A node close to the zero of w made it 10,000."""
     x, sigma = [[1.0], [-0.5]], 2.0

@@ -25,9 +25,10 @@ MAX_SPREAD = 2.0  # largest spread of scores for which quasi-random points suffi
 MAX_TOKENS = 8
 NO_SPREAD = 1e-8  # standard deviations of scores below which a variable changes no digit
 CELL = 0.02  # spacing of the logarithms of w, between which interpolation is cubic
+MAX_CELLS = 800  # of the mean over heads, which costs their square; longer grids get a larger spacing
 LOWEST = -60.0  # the lowest logarithm of w, for a longest token of length 1
 LOG_STEP, INNER, TAIL = 0.01, 1e-3, 9.0  # integrals: the step of log y, and both ends in standard deviations
-FLOOR = 3e-6  # relative error by interpolation
+FLOOR = 3e-6  # relative error by interpolation, which grows like the fourth power of the spacing
 STUDENT = 1.18  # half the 0.975 quantile of Student's t with SETS − 1 degrees of freedom
 MAX_ERROR = 0.02  # relative error up to which the density is resolved
 NEGLIGIBLE = 1e-11  # density times y relative to the largest, below which the ratio of densities is a rounding error
@@ -126,11 +127,18 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     each = []
     for z, weight in _sets(spread):
         w, rows = _derivatives(tokens, root, directions, layer.shares, z)
-        each.append(_on_grid(np.log(w), weight * (rows if heads > 1 else rows[:3]), grid))
+        if weight @ (w < math.exp(LOWEST)) > FLOOR:
+            problem = f"some outputs are smaller than others by more than e^{LOWEST / 2:.0f}"
+            raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
+        log_w = np.log(np.maximum(w, math.exp(LOWEST)))
+        each.append(_on_grid(log_w, weight * (rows if heads > 1 else rows[:3]), grid))
     some = np.flatnonzero(np.any(each, axis=(0, 1)))
     start = min(some[0], len(grid) - 4)
     used = slice(start, max(some[-1] + 1, start + 4))
     sets, grid = np.array(each)[..., used], grid[used]
+    if heads > 1 and len(grid) > MAX_CELLS:
+        fine, grid = grid, np.linspace(grid[0], grid[-1], MAX_CELLS)
+        sets = np.array([_on_grid(fine, rows, grid) for rows in sets])
     total = sets.mean(axis=0)
     estimates = [total, *((SETS * total - one) / (SETS - 1) for one in sets)]
     amounts = np.array([_mean_over_heads(one, heads, grid) for one in estimates])
@@ -138,10 +146,11 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     mean, square, moved = mass @ v, mass @ v**2, first.sum(axis=1)
     kurtosis = 3 * ((2 * first @ v + 2 * second.sum(axis=1)) / mean**2 - 2 * square * moved / mean**3)
     *distances, inner = _distances(v, amounts)
-    terms, floors = [moved, kurtosis, *distances], [1e-12 * mean[0] * (1 + spread.sum() ** 2), FLOOR, *inner]
+    relative = FLOOR * max(1.0, (grid[1] - grid[0]) / CELL) ** 4
+    terms, floors = [moved, kurtosis, *distances], [1e-12 * mean[0] * (1 + spread.sum() ** 2), relative, *inner]
     units = scale * longest**2
     variance, kurtosis, tv, kl = (
-        Estimate(float(unit * of[0]), float(unit * (_error(of) + FLOOR * abs(of[0]) + floor)))
+        Estimate(float(unit * of[0]), float(unit * (_error(of) + relative * abs(of[0]) + floor)))
         for of, floor, unit in zip(terms, floors, (units, 1.0, 1.0, 1.0), strict=True)
     )
     return Correction(variance, kurtosis, tv, kl, units * v, amounts * units ** np.arange(3)[:, None])
@@ -202,12 +211,12 @@ def _derivatives(tokens: Array, root: Array, directions: Array, shares: Array, z
         each.append((y * (2 * y_1 + sy)).sum(axis=0))
         first += 2 * (y * y_2 + y_1 * (y_1 + 2 * sy)).sum(axis=0)
         second += each[-1] ** 2
-    return np.maximum(w, math.exp(LOWEST)), np.array([np.ones_like(w), first, second, *each[1:]])
+    return w, np.array([np.ones_like(w), first, second, *each[1:]])
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     """Amounts (rows, points) at values of log w, as amounts on the grid: by cubic interpolation of what they weigh."""
-    place = (log_w - grid[0]) / CELL
+    place = (log_w - grid[0]) / (grid[1] - grid[0])
     at = np.clip(place.astype(np.intp), 1, len(grid) - 3)
     r = place - at
     shares = -r * (r - 1) * (r - 2) / 6, (r**2 - 1) * (r - 2) / 2, -r * (r + 1) * (r - 2) / 2, r * (r**2 - 1) / 6
