@@ -362,7 +362,7 @@ def test_matrices_of_several_multiples_of_a_width():
 
 def test_outputs_of_too_many_scales_are_refused():
     law = ns.Program(ns.nn.attention(ns.gaussian(n, 2, cov=np.diag([1.0, 0.0])), 1, sigma_q=20.0)[0]).law(n=inf)
-    with pytest.raises(ns.LawError, match=r"smaller than others by more than e\^-30"):
+    with pytest.raises(ns.LawError, match=r"outputs smaller than others by more than e\^-30"):
         law.correction()
 
 

@@ -136,25 +136,24 @@ def _fluctuations(vectors: Sequence[Vector], some: Ints) -> tuple[Floats, Floats
                     known[box] = same * (inputs @ known @ inputs.T)
             case _:
                 return None
-        share = value.width.factor**-0.5
-        for root in _root(gram[box]).T @ np.eye(size)[own]:
-            pairs = [np.outer(root, other) for other in roots]
-            new = [np.outer(root, root), *((pair + pair.T) / np.sqrt(2) for pair in pairs)]
-            directions += [share * direction for direction in new]
+        for root in _root(gram[box])[0].T @ np.eye(size)[own]:
+            share = value.width.factor**-0.5 * root
+            pairs = [np.outer(share, other) / np.sqrt(2) for other in roots]
+            directions += [np.outer(share, root), *(pair + pair.T for pair in pairs)]
             roots.append(root)
     rows = np.concatenate([expansion.rows[each].toarray() for each in vectors])[some]
-    root = _root(rows @ gram @ rows.T)
-    inverse = np.linalg.pinv(root)
+    root, inverse = _root(rows @ gram @ rows.T)
     return root, _merged(inverse @ rows @ np.array(directions) @ rows.T @ inverse.T)
 
 
-def _root(gram: Floats) -> Floats:
-    """B with B Bᵀ = K and the fewest columns. Short vectors keep their digits next to long ones."""
+def _root(gram: Floats) -> tuple[Floats, Floats]:
+    """B with B Bᵀ = K and the fewest columns, and its left inverse. Short vectors keep their digits."""
     size = np.sqrt(np.diag(gram))
     size[size == 0] = 1.0
     values, vectors = np.linalg.eigh(gram / np.outer(size, size))
     some = values > RANK * values[-1]
-    return np.asarray(size[:, None] * vectors[:, some] * np.sqrt(values[some]))
+    vectors, values = vectors[:, some], np.sqrt(values[some])
+    return size[:, None] * vectors * values, (vectors / values).T / size
 
 
 def _merged(directions: Floats) -> Floats:

@@ -23,6 +23,7 @@ RADIUS = 7.1  # standard deviations that grids cover
 MAX_SPACING = 0.9  # largest spacing of a grid for scores of spread 1; with more variables, points are quasi-random
 MAX_SPREAD = 2.0  # largest spread of scores for which quasi-random points suffice
 MAX_TOKENS = 8
+REMEDY = "ns.width_needed compares any law with its limit"
 NO_SPREAD = 1e-8  # standard deviations of scores below which a variable changes no digit
 CELL = 0.02  # spacing of the logarithms of w, between which interpolation is cubic
 MAX_CELLS = 800  # of the mean over heads, which costs their square; longer grids get a larger spacing
@@ -48,10 +49,9 @@ class LayerFluctuations:
         """From a file."""
         of = {"tokens": tokens, "directions": directions, "shares": shares}
         tokens, directions, shares = (numbers(given, "correction", name) for name, given in of.items())
-        columns = tokens.shape[-1] if tokens.ndim == 2 and len(tokens) > 1 else 0
-        if not columns or directions.shape[1:] != (columns, columns) or shares.shape != (2,):
-            shapes = f"{tokens.shape}, directions {directions.shape} and shares {shares.shape}"
-            raise LawError("correction", f"tokens {shapes} do not fit")
+        shapes = tokens.shape, directions.shape, shares.shape
+        if tokens.ndim != 2 or len(tokens) < 2 or shapes[1:] != ((len(directions), *2 * tokens.shape[1:]), (2,)):
+            raise LawError("correction", "tokens {}, directions {} and shares {} do not fit".format(*shapes))
         return cls(tokens, directions, real(temperature, "temperature", "correction", above=0.0), shares)
 
 
@@ -93,8 +93,8 @@ class Correction:
         g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
         typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)
         if (_relative_error(g, typical) > MAX_ERROR).any():
-            problem = f"quadrature does not resolve its density (total variation {self.total_variation})"
-            raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
+            found = f"total variation {self.total_variation}"
+            raise LawError("correction", f"quadrature does not resolve its density ({found}); {REMEDY}")
         return np.asarray(g[0].reshape(points.shape))
 
     @property
@@ -128,13 +128,11 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     for z, weight in _sets(spread):
         w, rows = _derivatives(tokens, root, directions, layer.shares, z)
         if weight @ (w < math.exp(LOWEST)) > FLOOR:
-            problem = f"some outputs are smaller than others by more than e^{LOWEST / 2:.0f}"
-            raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
+            raise LawError("correction", f"outputs smaller than others by more than e^{LOWEST / 2:.0f}; {REMEDY}")
         log_w = np.log(np.maximum(w, math.exp(LOWEST)))
         each.append(_on_grid(log_w, weight * (rows if heads > 1 else rows[:3]), grid))
     some = np.flatnonzero(np.any(each, axis=(0, 1)))
-    start = min(some[0], len(grid) - 4)
-    used = slice(start, max(some[-1] + 1, start + 4))
+    used = slice(min(some[0], len(grid) - 4), max(some[-1] + 1, some[0] + 4))
     sets, grid = np.array(each)[..., used], grid[used]
     if heads > 1 and len(grid) > MAX_CELLS:
         fine, grid = grid, np.linspace(grid[0], grid[-1], MAX_CELLS)
@@ -175,8 +173,7 @@ def _sets(spread: Array) -> Iterator[tuple[Array, Array]]:
     ball = (math.sqrt(math.pi) * RADIUS) ** variables / math.gamma(variables / 2 + 1) / np.prod(steps)
     spacing = (SETS * ball / POINTS) ** (1 / max(variables, 1))
     if spacing > MAX_SPACING and spread[0] > MAX_SPREAD:
-        problem = f"scores of standard deviation {spread[0]:.3g} are too large for its quadrature"
-        raise LawError("correction", f"{problem}; ns.width_needed compares any law with its limit")
+        raise LawError("correction", f"scores of standard deviation {spread[0]:.3g} are too large; {REMEDY}")
     for number in range(SETS):
         z = np.zeros((1, 0))
         if spacing > MAX_SPACING:
