@@ -21,7 +21,7 @@ LOOKED_AT = (("mean_square", 11), ("attention_share", 0), ("mlp_share", 0), ("ef
 
 
 def facts(draws: dict[str, np.ndarray], tokens: int) -> RuleInput:
-    return RuleInput(draws, None, tokens, math.log(50257), ((0, 11),), tokens)
+    return RuleInput(draws, "not computed", tokens, math.log(50257), ((0, 11),), tokens)
 
 
 def of_blocks(found: dict) -> dict[str, np.ndarray]:
