@@ -369,3 +369,15 @@ def test_a_pipe_is_no_program(folder):
     result = netsor("check", "pipe.py:x", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "FILE 'pipe.py' cannot be imported: it is a folder, a device or a pipe" in result.stderr
+
+
+def test_an_entry_of_one_of_several_outputs(tmp_path):
+    tmp_path.joinpath("two.py").write_text(
+        "import netsor as ns\n"
+        "x = ns.gaussian(ns.Width('n'), 2)\n"
+        "two = ns.Program((ns.mean_dot(x[0], x[1]), ns.mean_dot(x, x)[0]))\n"
+    )
+    words = ("--bind", "n=8", "--draws", "50")
+    assert "ask for one of them, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
+    assert netsor("law", "two.py:two[1,0]", *words, cwd=tmp_path).returncode == 0
+    assert "has no such part" in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr

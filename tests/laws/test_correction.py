@@ -394,3 +394,13 @@ def test_the_number_of_nodes_is_bounded(spread):
         moment += z[:, 0] ** 2 @ weight / _correction.SETS
     assert count < 1.5 * _correction.POINTS
     assert moment == pytest.approx(1, abs=1e-4)
+
+
+def test_tokens_with_a_mean(tmp_path):
+    """(1, …, 1) adds no random direction, and a saved law keeps its correction."""
+    net = ns.Program(ns.nn.attention(ns.gaussian(n, 2) + 2 * ns.ones(n), 2)[0])
+    limit = net.law(n=inf)
+    limit.save(tmp_path / "law.npz")
+    term = ns.load(tmp_path / "law.npz").correction().variance
+    value, error = net.law(n=64, draws=400_000, seed=1, progress=False).with_error.var()
+    assert abs(64 * (value - limit.var()) - term.value) < 5 * 64 * error

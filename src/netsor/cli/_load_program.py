@@ -53,6 +53,8 @@ def program_of(named: NamedProgram) -> Program:
     if not isinstance(net, Program):
         raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
     try:
+        if isinstance(named.part, tuple) and isinstance(net.output, tuple):  # an entry of one of several outputs
+            return net[named.part[0]][named.part[1:]]
         return net if named.part is None else net[named.part]
     except IndexError:
         has = f"it has {len(net)} outputs" if isinstance(net.output, tuple) else f"its shape is {net.shape}"

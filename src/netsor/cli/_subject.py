@@ -137,7 +137,8 @@ def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Targe
     size = planning_bytes(values, both or math.inf in target.widths.values())
     check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
-        raise UsageError(f"{net.name} has several outputs: ask for one of them, {options['program']}[0]")
+        part = f"{options['program']}[0]".replace("][", ",")
+        raise UsageError(f"{net.name} has several outputs: ask for one of them, {part}")
     if both:
         _refuse_limit("--bind", target.widths)
     return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}

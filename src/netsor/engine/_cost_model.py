@@ -23,7 +23,7 @@ class Prices:
     product: float  # a multiplication in a matrix product
     factor_entry: float = 0.0  # an entry of a triangular factor, in addition to its multiplications
     factor_row: float = 0.0  # the same per row: rows are computed one after the other, for all matrices at once
-    ragged: bool = False  # whether each replica can draw a different number of values: see `lower._relu_sign_patterns`
+    ragged: bool = False  # whether each replica can draw a different number of values: see `_relu_sign_patterns`
 
     def factor(self, matrices: float, rows: float, columns: float) -> float:
         """The Gram matrix of rows and its triangular factor."""

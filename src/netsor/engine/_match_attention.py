@@ -118,6 +118,8 @@ def _fluctuations(vectors: Sequence[Vector], some: Ints) -> tuple[Floats, Floats
         if not isinstance(value, Vector) or value in expansion.combinations:
             continue
         own = np.array([column for column in expansion.columns(value) if gram[column, column] == 0], dtype=np.intp)
+        if not own.size:  # of (1, …, 1), or of covariance 0
+            continue
         first = abs(expansion.rows[value]).toarray()[:, own].argmax(axis=0)  # a vector that is this column
         box = np.ix_(own, own)
         match value.op:

@@ -108,7 +108,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     check_memory(
         rows * (size + size**2) + slots * (BLOCK + Draw.of(plan).block_bytes(draws)),
         f"draws={draws} of {size} outputs",
-        "take fewer draws or outputs (of one output at a time, any number)",
+        "take fewer draws or outputs (of one output at a time, any number), or a smaller width",
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     together = _chunks_per_task(plan, work.size)

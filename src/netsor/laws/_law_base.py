@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from .._array_api import one_blas_thread
 from .._files import named, opened, parsed, write
 from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
 from ._estimate import Array, Sources
-
-if TYPE_CHECKING:
-    from ._correction import Correction
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ class LawBase:
             raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
         return self._formula()
 
-    def correction(self) -> Correction:
+    def correction(self) -> Any:
         """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
         needs = "the limit of one plain attention layer, made by a program of one width that uses each matrix once"
         tokens = "up to eight Gaussian tokens that are both keys and values"

@@ -39,7 +39,7 @@ def positive_products(
     key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory."""
-    # From the number of coordinates with each sign pattern: see `lower/_relu_sign_patterns.py`. Counts, and sizes of
+    # From the number of coordinates with each sign pattern: see `_relu_sign_patterns.py`. Counts, and sizes of
     # each vector in each pattern, have separate streams, so they do not depend on the blocks. For the next replicas of
     # a stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)

@@ -53,9 +53,8 @@ def _lowered(s: State) -> Plan:
         try:
             _value(s, value, index)
         except TooLargeError as error:
-            raise ExactError(
-                value, str(error), instead="take fewer tokens, heads or outputs, a smaller width, or width inf"
-            ) from None
+            width = "" if value in s.facts.limits else ", a smaller width, or width inf"
+            raise ExactError(value, str(error), instead=f"take fewer tokens, heads or outputs{width}") from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, OuterProductSum, Span
 from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
-from ..passes.fuse_nonlinearities import is_continuous, is_smooth
+from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, ancestors, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
@@ -197,8 +197,7 @@ STEP = 2.0**-12  # of a central difference: its error is of order STEP², and ro
 def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[Register, int, int]:
     """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis functions it lies, and what is unknown.
 
-    A change of an argument is unknown if x1_i is, or if φ jumps. A kink does no harm if the argument has a density: the
-    share of coordinates within ε of it is of order ε, and so is the error of each.
+    A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends on terms of order ε.
     """
     s, build, nodes, places = dual.s, dual.s.build, frame.directions, frame.group.positions[value]
     own, along, main, changes = _feature(dual, value, frame), [0, 0], list[Register](), list[Register]()
@@ -209,15 +208,9 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[
             return build.step("scale", s.gather(a, at, nodes), by=nodes**0.5)
         return build.reshape(build.take(build.reshape(a, x.size), at.ravel(), axis=0), *places.shape, 1)
 
-    def dense(of: Sequence[int]) -> bool:
-        """Whether a factor has one vector for its argument, whose coordinates have a density: a Gaussian one."""
-        vectors = [x for k in of if isinstance(x := op.inputs[k], Vector)]
-        sets = s.sets(vectors[0]).ravel()[s.argument(vectors[0], value, places)] if len(vectors) == 1 else np.zeros(1)
-        return not own.nested and bool((sets > int(frame.group.constant)).all())  # more than a mean
-
     for number, x in enumerate(op.inputs):
         small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
-        smooth = all(is_smooth(f) or (is_continuous(f) and dense(of)) for f, of in own.factors if number in of)
+        smooth = all(is_smooth(f) for f, of in own.factors if number in of)
         for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
             along[unknown] |= _changed(dual, value, frame, number, marks)
         change = small.part if smooth else None

@@ -192,12 +192,6 @@ def is_smooth(f: Function) -> bool:
     return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
 
 
-def is_continuous(f: Function) -> bool:
-    """Whether a function, and all that it is made of, is known to be continuous, with a derivative but at kinks."""
-    made_of = _functions(f.f)
-    return is_smooth(f) or f.lipschitz is True or (made_of is not None and all(map(is_continuous, made_of)))
-
-
 def jumps(f: Function) -> bool:
     """Whether a function, or one of its parts, is known to be discontinuous."""
     return f.lipschitz is False or any(map(jumps, _functions(f.f) or ()))
