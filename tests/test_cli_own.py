@@ -377,7 +377,7 @@ def test_an_entry_of_one_of_several_outputs(tmp_path):
         "x = ns.gaussian(ns.Width('n'), 2)\n"
         "two = ns.Program((ns.mean_dot(x[0], x[1]), ns.mean_dot(x, x)[0]))\n"
     )
-    words = ("--bind", "n=8", "--draws", "50")
+    words = ("--bind", "n=8", "--draws", "100")
     assert "ask for one of them, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
     assert netsor("law", "two.py:two[1,0]", *words, cwd=tmp_path).returncode == 0
     assert "has no such part" in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr
