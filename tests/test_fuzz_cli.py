@@ -302,9 +302,9 @@ def many(folder, seed, count):
     assert min(codes.count(0), codes.count(2)) > count / 20  # it says something about both
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4))])
 def test_command_lines(seed, folder):
-    many(folder, seed, 10)
+    many(folder, seed, 20 if seed else 10)  # so many say something about both exit codes
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def disagreements(limit, wide, width):
             largest = np.abs(b).max()
             if kind == "mixture" and not weights[:, i].any():
                 continue
-            if np.ptp(a) < 1e-6 * largest or np.ptp(b) < 0.1 * largest or largest < NOISE * whole / width**0.5:
+            if np.ptp(a) < 1e-4 * largest or np.ptp(b) < 0.1 * largest or largest < NOISE * whole / width**0.5:
                 distance = quantiles_apart(a, b)
                 if kind == "entry" and distance > max(0.1 * largest, NOISE * whole / width**0.5):
                     found[kind, i, "quantiles"] = distance

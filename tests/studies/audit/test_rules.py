@@ -223,12 +223,12 @@ def test_real_models_come_out_both_ways(name):
     """Seed 3, intervals of level 1e-4."""
     for changes, expected in zip(REAL[name], (FLAG, OK), strict=True):
         model = ns.models.read(GPT2).replace(**changes)
-        request = Request((model,), tokens=6, draws=150)
+        request = Request((model,), tokens=6, draws=300)
         subjects = [
             request.subject(model, 6, infinite) for infinite in ((False, True) if name == "limit" else (False,))
         ]
         actual, *limit = (
-            Draws(each, each.probes().measure(150, seed=3, workers=1, progress=False, **each.widths), 0.0)
+            Draws(each, each.probes().measure(300, seed=3, workers=1, progress=False, **each.widths), 0.0)
             for each in subjects
         )
         found = LengthResult(request, model, 6, actual, limit[0] if limit else None)
