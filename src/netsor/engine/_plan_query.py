@@ -1,4 +1,4 @@
-"""A request for a law of a program, and its plan: passes, lowering, and rewrites of the finished plan."""
+"""A request for a law and its plan: passes, lowering, rewrites of the finished plan, and the cache of plans."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ class PlanQuery:
 
 @lru_cache(maxsize=4)
 def _kept(question: PlanQuery) -> Plan:
+    """The cache of plans."""
     return question.made(0)
 
 
