@@ -265,8 +265,8 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array],
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
     found = gram(xp, rows, unit)
     rest = rows - found * unit
-    rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
-    made = factored(gram(xp, rest, rest), floor)
+    real = xp.astype(squares(xp, rest) > floor, rows.dtype)
+    made = factored(gram(xp, rest, rest) * real[..., None] * real[..., None, :], floor)
     return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 

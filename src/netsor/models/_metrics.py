@@ -75,8 +75,6 @@ def _of_head(scores: Array, weights: Array, pairs: Any, entries: Any) -> Array:
     """(…, s, t) → (…, 5): mean, variance and largest of the scores of these pairs, entropy, largest weight."""
     xp = array_namespace(scores, weights)
     kept = xp.take(flat(scores), xp.asarray(pairs), axis=-1)
-    mean, top = xp.mean(kept, axis=-1), xp.max(kept, axis=-1)
-    away = kept - mean[..., None]
     free = np.flatnonzero(entries > 1)
     if len(free):
         start, stop = free[0], free[-1] + 1
@@ -85,7 +83,7 @@ def _of_head(scores: Array, weights: Array, pairs: Any, entries: Any) -> Array:
         entropy, largest = xp.mean(relative, axis=-1), xp.max(rows, axis=(-2, -1))
     else:
         entropy = largest = xp.ones_like(xp.max(weights, axis=(-2, -1)))
-    return _stacked(mean, xp.mean(away * away, axis=-1), top, entropy, largest)
+    return _stacked(xp.mean(kept, axis=-1), xp.var(kept, axis=-1), xp.max(kept, axis=-1), entropy, largest)
 
 
 def _stacked(*arrays: Array) -> Array:
@@ -212,6 +210,8 @@ def _ratio(a: Array, b: Array) -> Array:
 
 def _entropy(p: Array) -> Array:
     xp = array_namespace(p)
+    if hasattr(xp, "special"):  # PyTorch, in one pass
+        return xp.sum(xp.special.entr(p), axis=-1)
     return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
 
 

@@ -29,11 +29,15 @@ class Library(_gram_schmidt.LinalgBackend):
 
     @abstractmethod
     def cholesky(self, a: Array) -> Array:
-        """The library's Cholesky factors; NaN where it fails."""
+        """The library's Cholesky factors; NaN at least on the diagonal where it fails."""
 
     @abstractmethod
     def triangular(self, lower: Array, b: Array) -> Array:
         """Solve X C^T = b; no pivot of C is 0."""
+
+    def add_diagonal(self, a: Array, more: Array, fresh: bool = False) -> Array:
+        """Matrices with numbers (…, s) added to their diagonals; `fresh` matrices may be overwritten."""
+        return a + self.xp.eye(a.shape[-1], dtype=a.dtype) * more[..., None]
 
     def columns(self, gram: Array, floor: Array) -> Array:
         """The factor of any Gram matrix, slowly; the floor below which pivots are 0 is given per row."""
@@ -72,10 +76,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
     def _cholesky(self, gram: Array, none: Array, more: Array | None = None) -> Array:
         """The same if rows other than `none` are independent; `more` is added to the diagonal, if given."""
-        xp = self.xp
-        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
-        zero = one * xp.astype(none, gram.dtype)[..., None]
-        return self.cholesky(gram + zero if more is None else gram + zero + one * more[..., None]) - zero
+        zero = self.xp.astype(none, gram.dtype)
+        lower = self.cholesky(self.add_diagonal(gram, zero if more is None else zero + more))
+        return self.add_diagonal(lower, -zero, fresh=True)
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
         """The same, for inexact rows."""
@@ -104,11 +107,11 @@ class Library(_gram_schmidt.LinalgBackend):
         # With the floor on the diagonal, Gram matrices are `regular`, and their factors show which rows add a
         # direction. The others have coefficients along earlier ones; residuals are at most `slack` times the floor.
         xp = self.xp
-        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
         regular = self._cholesky(gram, floor == 0, floor) if regular is None else regular
         adds = xp.linalg.diagonal(regular) ** 2 > MORE * floor
         whole = xp.astype(adds, gram.dtype)
-        lower = self.cholesky(gram * whole[..., None] * whole[..., None, :] + one * (1.0 - whole)[..., None])
+        some = gram * whole[..., None] * whole[..., None, :]
+        lower = self.cholesky(self.add_diagonal(some, 1.0 - whole, fresh=True))
         others = xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1) * whole[..., None, :]
         made = xp.where(adds[..., None], lower, others)
         left = xp.linalg.diagonal(gram) - squares(xp, others)
@@ -121,8 +124,7 @@ class Library(_gram_schmidt.LinalgBackend):
         if lower.shape[-1] <= LEAF:
             return super().solve(lower, b)
         real = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)
-        whole = lower + xp.eye(lower.shape[-1], dtype=lower.dtype) * (1.0 - real)[..., None]
-        return self.triangular(whole, b) * real[..., None, :]
+        return self.triangular(self.add_diagonal(lower, 1.0 - real), b) * real[..., None, :]
 
     def _orthonormal(self, rows: Array) -> Array:
         """Orthonormalise rows that are nearly orthonormal or 0; NaN if they are far from it."""

@@ -77,9 +77,15 @@ class TorchLibrary(Library):
             torch.linalg.cholesky(torch.eye(1, device=device))
 
     def cholesky(self, a: Array) -> Array:
-        """NaN where PyTorch reports a failure."""
+        """NaN on the diagonal where PyTorch reports a failure."""
         lower, failed = torch.linalg.cholesky_ex(a)
-        return torch.where(failed[..., None, None] == 0, lower, torch.nan)
+        return self.add_diagonal(lower, torch.where(failed == 0, 0.0, torch.nan)[..., None], fresh=True)
+
+    def add_diagonal(self, a: Array, more: Array, fresh: bool = False) -> Array:
+        """In place, or in a copy."""
+        made = a if fresh else a.clone()
+        made.diagonal(dim1=-2, dim2=-1).add_(more)
+        return made
 
     def triangular(self, lower: Array, b: Array) -> Array:
         """Solve X C^T = b."""
