@@ -314,7 +314,7 @@ def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "there is not enough memory: fewer draws"),
+        (MemoryError(), "there is not enough memory: use fewer draws"),
         (RuntimeWarning("overflow"), "the numbers leave double precision (overflow)"),
         (OSError(28, "No space left"), "a file cannot be read or written: [Errno 28] No space left"),
         (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
@@ -356,4 +356,4 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     monkeypatch.setattr(_subject, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")
+    assert result.stderr.startswith("netsor: no more threads can be started: use fewer --workers")

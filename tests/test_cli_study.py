@@ -109,7 +109,7 @@ def test_what_is_left_is_told(request_, left, capsys):
     assert stop.value.exit_code == 1
     assert watch.message == f"interrupted; {left}"
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"netsor: a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}"
+        f"netsor: a worker was killed, perhaps because memory ran out: use fewer --workers; {left}"
     )
 
 

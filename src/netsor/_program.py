@@ -17,12 +17,12 @@ from ._bayes import ChainCost, Schedule
 from ._bound_program import AtWidths
 from ._extrapolate import extrapolate
 from ._html import note, publish_with_formula, scrolled, table, title
-from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, index_text, one_of, shown
+from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
-from .language._array import Value, index_positions
+from .language._array import Value, index_positions, index_text
 from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import formula, latex
 from .language._notation import parts, text

@@ -43,14 +43,6 @@ def shown(argument: object) -> str:
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
 
 
-def index_text(key: object) -> str:
-    """An index as Python code: `2`, `1:3`."""
-    if isinstance(key, slice):
-        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
-        return f"{start}:{stop}" + (f":{step}" if step else "")
-    return shown(key) if as_whole(key) is None else str(as_whole(key))
-
-
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, what was given, and the words after "must be"."""
 
@@ -299,13 +291,6 @@ def flag(argument: Any, name: str) -> bool:
     if not is_bool(argument) or getattr(argument, "ndim", False):
         raise ArgumentError(name, argument, "True or False")
     return bool(argument)
-
-
-def progress_of(argument: Any, name: str = "progress") -> Any:
-    """Whether and how to report progress."""
-    if not is_bool(argument) and not callable(argument):
-        raise ArgumentError(name, argument, "True, False or a function of (done, total)")
-    return argument
 
 
 def numbers(

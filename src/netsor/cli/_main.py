@@ -78,12 +78,13 @@ def _run(watch: Watch) -> int:
         if isinstance(error, click.MissingParameter) and error.ctx is not None:
             text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
         echo_error(" ".join(text.split()))
-        return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return INTERRUPTED
     except (Exception, SystemExit) as error:
-        return _report_unexpected(error)
+        if not _report_unexpected(error):
+            return 1
+    return 2
 
 
 @contextmanager
@@ -102,8 +103,8 @@ def _logged() -> Iterator[None]:
         log.propagate = before[1]
 
 
-def _report_unexpected(error: BaseException) -> int:
-    """An error that no command expected."""
+def _report_unexpected(error: BaseException) -> bool:
+    """Print an error that no command expected; False if it is netsor's own."""
     from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -115,11 +116,11 @@ def _report_unexpected(error: BaseException) -> int:
         case SystemExit():
             echo_error(f"FILE:PROGRAM: {one_line(error)}")
         case RuntimeWarning():
-            echo_error(f"the numbers leave double precision ({one_line(error)}): less extreme options are needed")
+            echo_error(f"the numbers leave double precision ({one_line(error)}): choose less extreme options")
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            echo_error("no more threads can be started: fewer --workers, or a higher limit of this system, are needed")
+            echo_error("no more threads can be started: use fewer --workers, or raise the limit of this system")
         case MemoryError():
-            echo_error("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
+            echo_error("there is not enough memory: use fewer draws, tokens or heads, or a smaller width")
         case OSError():
             _give_up_stdout()  # stdout may be the file that cannot be written
             echo_error(f"a file cannot be read or written: {one_line(error)}")
@@ -132,8 +133,8 @@ def _report_unexpected(error: BaseException) -> int:
             echo_error(
                 f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
             )
-            return 1
-    return 2
+            return False
+    return True
 
 
 def _open_streams() -> None:

@@ -75,7 +75,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
             echo_notice(" ".join(filter(None, (f"{request.title}; {taken}.", finished, request.remark, less))))
             return study.run(where.executor)
     except BrokenProcessPool:
-        echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
+        echo_error(f"a worker was killed, perhaps because memory ran out: use fewer --workers; {left}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
         if request.out is None:

@@ -140,7 +140,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     first = laws[0].law
     centre, reach = first.mean(), DENSITY_STDS * max(each.law.std() for each in laws)
     if not math.isfinite(centre + reach):
-        raise ValueError("the numbers leave double precision: less extreme values are needed")
+        raise ValueError("the numbers leave double precision: choose less extreme values")
     if not first._has_density:
         points = ", ".join(f"{at:g}" for at, _ in first.atoms[:3])
         raise ValueError(f"the output is always {points}: its law has no density to show")

@@ -23,6 +23,7 @@ from .._validate import (
     TraceIndexError,
     as_axis,
     as_shape,
+    as_whole,
     is_bool,
     shown,
     user_line,
@@ -36,6 +37,14 @@ Axes = tuple[int | None, ...]  # for each axis of an input, the matching axis of
 
 MAX_ENUMERATED_ENTRIES = 2**20  # arrays with more entries are indexed without listing all their positions
 OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
+
+
+def index_text(key: object) -> str:
+    """An index as Python code: `2`, `1:3`."""
+    if isinstance(key, slice):
+        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return shown(key) if as_whole(key) is None else str(as_whole(key))
 
 
 def index_positions(shape: Shape, key: Any, operation: str) -> Ints:

@@ -14,30 +14,9 @@ from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot,
 from ..language import rotary as rotate
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, broadcast_shapes, constant
+from ..language._softmax import causal, token_count
 from ..language._width import as_width
 from ._block import affine, call_layer, scales
-
-
-def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask (tokens, tokens) for `attend`: token i sees itself and earlier tokens.
-
-    The other parameters are those of `alibi`.
-
-    Parameters
-    ----------
-    window : int, optional
-        Each token sees only the last `window` tokens.
-
-    Examples
-    --------
-    >>> print(ns.nn.causal(3, window=2).astype(int))
-    [[1 0 0]
-     [1 1 0]
-     [0 1 1]]
-    """
-    back = _distances(tokens, "causal")
-    far = len(back) if window is None else whole(window, "window", "causal")
-    return (back >= 0) & (back < far)
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
@@ -108,10 +87,8 @@ def relative_bias(
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
-    tokens = whole(tokens, "tokens", operation)
-    if tokens**2 > NUMBERS:
-        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: netsor stores all pairs")
-    return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
+    places = np.arange(token_count(tokens, operation))
+    return np.asarray(np.subtract.outer(places, places))
 
 
 class Rotary(NamedTuple):
