@@ -271,6 +271,7 @@ BAD = {
     ("tiny.json", "--sweep", "std"): "'--sweep': 'std' must be written field=number,number,…, as std=0.005,0.01",
     ("tiny.json", "--sweep", "std=0.1,x"): "'--sweep': 'std=0.1,x' must be written field=number",
     ("tiny.json", "--sweep", "norm=layer,rms"): "'--sweep': 'norm=layer,rms' must be written field=number",
+    ("tiny.json", "--sweep", "foo=1,2"): "--sweep foo is not a field of a Transformer: choose one of std, name, family",
     ("tiny.json", "--sweep", "std=0.1"): "--sweep std must be over two numbers or more, each once",
     ("tiny.json", "--sweep", "std=0.1,0.2", "--compare", "gpt2"): "--sweep and --compare cannot be combined",
     ("tiny.json", "--compare", "gpt2", "--compare", "gpt2", "--compare-set", "std=1"): "--compare-set is for one",

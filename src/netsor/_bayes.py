@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from ._array_api import Ints, one_blas_thread
-from ._validate import ArgumentError, whole
+from ._validate import ArgumentError, counted, whole
 from .engine._latent import Latent, matched
 from .engine._memory import check_memory, in_bytes
 from .engine._parallel import Progress, on_terminal
@@ -96,9 +96,9 @@ class Posterior:
 
     def __repr__(self) -> str:
         return (
-            f"<Posterior of {self.law.dim} entries given {self.observed} observations: {self.law.replicas} replicas of "
-            f"{self.chains} chains, R-hat {self.r_hat:.3f}, effective sample size {self.effective:.0f}, "
-            f"acceptance {self.acceptance:.2f}>"
+            f"<Posterior of {self.law.dim} entries given {counted(self.observed, 'observation')}: "
+            f"{counted(self.law.replicas, 'replica')} of {counted(self.chains, 'chain')}, "
+            f"R-hat {self.r_hat:.3f}, effective sample size {self.effective:.0f}, acceptance {self.acceptance:.2f}>"
         )
 
 
@@ -241,7 +241,7 @@ def posterior(
 ) -> Posterior:
     """The law of all outputs given data; one replica, a Gaussian process, if the plan draws nothing."""
     size, number = latent.entries, len(data.entries)
-    method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
+    method = f"{origin.method}, given {counted(number, 'observation')}"
     kept = 1 if latent.plan.constant else how.draws
     check_memory(
         16.0 * kept * size**2 + thread_bytes(latent),

@@ -254,7 +254,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.ChainCost(count * (planned + each.seconds), max(each.bytes, size), count * each.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples. Other parameters are those of `fit`.
+        """The posterior mean of the function at new examples, best all in one call. Other parameters are those of `fit`.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return mean, cov, replace(origin, quadrature_error=combined(origin.quadrature_error, error))
         large, origin = self._latent(whole, self.arguments_) if len(more) else (self.latent_, self.origin_)
         places = embedding(self.latent_, large)
-        if places is None:  # the engine draws other numbers for more examples: run chains over these
+        if places is None:  # more examples can change the pivots of a low-rank kernel, and so its normals
             z = self._sampled(large).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))

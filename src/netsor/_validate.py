@@ -43,6 +43,11 @@ def shown(argument: object) -> str:
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: `1 draw`, `2,000 draws`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, what was given, and the words after "must be"."""
 
@@ -332,16 +337,6 @@ def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
         raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
     return shape
-
-
-def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
-    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
-    ndim = len(shape) + new
-    axis = as_whole(argument)
-    if axis is None or not -ndim <= axis < ndim:
-        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
-        raise refused("axis", argument, f"{allowed} shape {shape}", operation)
-    return axis % ndim
 
 
 def as_name(argument: Any, operation: str) -> str | None:

@@ -340,6 +340,7 @@ def test_settings_are_texts_of_fields():
         ("layers=x", "layers='x' must be a positive integer"),
         ("tied=maybe", "tied='maybe' must be True or False"),
         ("nothing=1", "nothing is not a field"),
+        ("foo=1", "foo is not a field of a Transformer: choose one of std, name, family, layers"),
         ("std=x", "std='x' must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):

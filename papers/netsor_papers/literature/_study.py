@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import netsor.studies as studies
-from netsor._validate import ArgumentError, check_fields
+from netsor._validate import ArgumentError, check_fields, counted
 from netsor.studies import (
     FLAG,
     Block,
@@ -128,7 +128,7 @@ def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
     """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
     run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
     agree, disagree, outside, undecided = _counts(run)
-    text = f"{len(run)} statements from {len(claims)} papers: {agree} agree, {disagree} disagree"
+    text = f"{counted(len(run), 'statement')} from {counted(len(claims), 'paper')}: {agree} agree, {disagree} disagree"
     text += f", {outside} outside their stated range" if outside else ""
     return text + (f", {undecided} undecided." if undecided else ".")
 

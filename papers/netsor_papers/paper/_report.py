@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+from netsor._validate import counted
 from netsor.paper import layer
 from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
 
@@ -117,7 +118,7 @@ def _separated(separation: Separation) -> list[str | Cell]:
 def _heads(count: float) -> str:
     if math.isinf(count):
         return "infinitely many heads, a Gaussian"
-    return "1 head" if count == 1 else f"{count:.0f} heads"
+    return counted(round(count), "head")
 
 
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
@@ -126,7 +127,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
     count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
     counts = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    first = f"{len(judged)} claims of the paper: {counts}."
+    first = f"{counted(len(judged), 'claim')} of the paper: {counts}."
     lines = [first if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         measured = data.get(name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import netsor.studies as studies
-from netsor._validate import ArgumentError, Positive, check_fields, choice, whole
+from netsor._validate import ArgumentError, Positive, check_fields, choice, counted, whole
 from netsor.engine._memory import check_memory, in_bytes
 from netsor.engine.backends import Backend
 from netsor.studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
@@ -92,7 +92,7 @@ class Request(studies.Request):
             if self.chosen == list(NAMES)
             else f"figure{'s' * (len(self.chosen) > 1)} {', '.join(self.chosen)}"
         )
-        return f"{named}: {plan.trials:,} trial{'s' * (plan.trials > 1)} of {samples}"
+        return f"{named}: {counted(plan.trials, 'trial')} of {samples}"
 
     @property
     def files(self) -> list[str]:
@@ -126,7 +126,7 @@ class Finished(FigureResult):
         self._parts = [{**task.key, "file": run.file(task), **_spent(run[task])} for task in run.tasks]
         plan, draws = self.request.plan, sum(part["samples"] for part in self._parts)
         self._quick = "" if not self.request.quick else (
-            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws instead of the paper's "
+            f"This is a quick look: {counted(plan.trials, 'trial')} of {plan.samples:,} draws instead of the paper's "
             "10 of 50,000 (100,000 for ReLU)."
         )  # fmt: skip
         spent = f"{draws:,} draws from {sum(part['random_numbers'] for part in self._parts):,} random numbers"

@@ -12,7 +12,7 @@ import click
 from click import UsageError
 
 from .._document import wrap
-from .._validate import shown
+from .._validate import counted, shown
 from ..engine._memory import in_bytes
 from ..engine._plan import in_time
 from ..engine.backends import Numpy
@@ -70,7 +70,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         with usage_errors():
             study.prepare()
             needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-            workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+            workers = f"on {counted(cost.workers, 'worker')}"
             taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
             echo_notice(" ".join(filter(None, (f"{request.title}; {taken}.", finished, request.remark, less))))
             return study.run(where.executor)

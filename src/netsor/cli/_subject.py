@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from .._bound_program import picked
 from .._executors import threads_start
 from .._program import Program
-from .._validate import shown
+from .._validate import counted, shown
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
 from ..engine._parallel import cores
@@ -170,9 +170,7 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
     alone = infinite_heads and not both
-    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}" + f" and {heads} head{'s' * (heads > 1)}" * (
-        not alone
-    )
+    words = f"attention layer of {counted(tokens, 'token')}" + f" and {counted(heads, 'head')}" * (not alone)
     return Target(net, widths, words, True, options["coordinates"], alone), sizes
 
 

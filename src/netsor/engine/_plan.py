@@ -213,14 +213,14 @@ class Plan:
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")
         numbers = f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
-        return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
+        return [f"{numbers} and {self.bytes:,} bytes per replica", taken, *notes]
 
     def _repr_html_(self) -> str:
         steps = table(_rows(self.steps, self.loops), ("step", "random numbers", "shape"), code=True)
         return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
-        return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
+        return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers per replica>"
 
 
 def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:

@@ -44,7 +44,7 @@ def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = No
         else:
             assert target is not None
             arguments = {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)}
-            widths = {name: _number(values[f"width {name}"]) for name in target.program().widths}
+            widths = {key[6:]: _number(value) for key, value in values.items() if key.startswith("width ")}
             if kind == "audit":
                 views = program_audit(target, arguments, widths, values["sharp"]).views(tell)
             else:

@@ -21,10 +21,10 @@ from .._validate import (
     SourceLocation,
     TraceError,
     TraceIndexError,
-    as_axis,
     as_shape,
     as_whole,
     is_bool,
+    refused,
     shown,
     user_line,
 )
@@ -45,6 +45,16 @@ def index_text(key: object) -> str:
         start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
         return f"{start}:{stop}" + (f":{step}" if step else "")
     return shown(key) if as_whole(key) is None else str(as_whole(key))
+
+
+def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
+    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
+    ndim = len(shape) + new
+    axis = as_whole(argument)
+    if axis is None or not -ndim <= axis < ndim:
+        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
+        raise refused("axis", argument, f"{allowed} shape {shape}", operation)
+    return axis % ndim
 
 
 def index_positions(shape: Shape, key: Any, operation: str) -> Ints:

@@ -143,7 +143,7 @@ class LawBase:
     @property
     def _words(self) -> list[str]:
         """What its representations say about it."""
-        numbers = [f"{self.random_numbers:,} random numbers a replica"] if self.random_numbers else []
+        numbers = [f"{self.random_numbers:,} random numbers per replica"] if self.random_numbers else []
         return [self.method, self.status, *numbers]
 
     @property

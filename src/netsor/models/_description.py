@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
-from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
+from .._validate import ArgumentError, Positive, check_fields, choice, counted, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
@@ -163,7 +163,7 @@ class Description:
             name = ALIASES.get(given, given)
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
-                meant = f"; did you mean {' or '.join(near)}?" if near else ": ns.models.Transformer lists them"
+                meant = f"; did you mean {' or '.join(near)}?" if near else f": choose one of std, {', '.join(known)}"
                 said = name if name.isidentifier() else shown(name)
                 raise ValueError(f"{said} is not a field of a Transformer{meant}")
             if name in own:
@@ -209,8 +209,8 @@ class Description:
     def sizes(self) -> str:
         """The size as text."""
         return (
-            f"{self.layers + self.decoder_layers} blocks, width {self.width:,}, {self.heads} heads of {self.d}, "
-            f"{self.weights:,} weights in matrices and embeddings"
+            f"{counted(self.layers + self.decoder_layers, 'block')}, width {self.width:,}, "
+            f"{counted(self.heads, 'head')} of {self.d}, {self.weights:,} weights in matrices and embeddings"
         )
 
     def fields(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from .._array_api import Bools, Floats
 from .._document import FLAG, Document, Item, Items, Paragraph, Section, to_text
 from .._html import to_cell
-from .._validate import ArgumentError
+from .._validate import ArgumentError, counted
 from ..models import read
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
@@ -91,7 +91,7 @@ class InitCheck:
         verdict = f"ok: {self.name} agrees with {against}"
         if self.first is not None:
             count = len({each.where for each in wrong})
-            what = f"{count} parameter{'s' * (count > 1)}" if count else "a forward and backward pass"
+            what = counted(count, "parameter") if count else "a forward and backward pass"
             verdict = f"FLAG: {self.name} differs from {against} in {what}; look first at {self.first.where}"
         ranges = f"whose expected ranges hold 99 % of {self.draws} draws of the reference"
         tested = f" and of one forward and backward pass, {ranges}" if self.draws else ""
@@ -104,7 +104,8 @@ class InitCheck:
         notes = []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            notes.append(f"{len(self.undeclared)} parameters were not checked, as the reference says nothing: {some}")
+            count = counted(len(self.undeclared), "parameter")
+            notes.append(f"{count} not checked, because the reference says nothing: {some}")
         sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
         return Document(f"Initialisation of {self.name}", verdict, subject, [s for s in sections if s.blocks])
 

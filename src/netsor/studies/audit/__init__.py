@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..._program import Program
-from ..._validate import ArgumentError, Rng
+from ..._validate import ArgumentError, Rng, counted
 from ...engine._memory import check_memory
 from ...engine._parallel import Progress, cores
 from ...engine._plan import in_time
@@ -222,7 +222,7 @@ class AuditStudy(Study[Audit | Comparison]):
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
         workers = worker_count(request.workers, parts.total(), one, request.backend, held)
-        what = f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}"
+        what = f"{counted(request.lengths[-1], 'token')} on {counted(workers, 'worker')}"
         check_memory(workers * one + held, what, "take fewer tokens or workers, or a smaller model")
         if request.backend.threads and not request.own:  # every worker plans what it draws
             seconds += sum(case.draw.planning * min(workers, count) for case, count in parts.items())

@@ -9,6 +9,7 @@ from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES, provenance
+from ..._validate import counted
 from ...models import RECIPES, Transformer
 from ...models._description import idle
 from ...models._metrics import FORMATS
@@ -73,7 +74,7 @@ def document(
 
 def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
-    drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
+    drawn = join_words([f"{counted(r.best.draws, 'draw')} of {counted(r.tokens, 'token')}" for r in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
     status = audit.best.subject.status
     status += " (weights are not Gaussian)" * (status == "same limit")
@@ -95,9 +96,9 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
 def _audit_sections(audit: LengthResult) -> list[Section]:
     """The sections of one model; those without blocks are left out."""
     advice = [Paragraph(text) for text in (*recipe_notes([audit.model]), adam_note(audit.model)) if text]
-    items, drawn = _finding_items(audit), f", {audit.tokens:,} tokens"
+    items, drawn = _finding_items(audit), f", {counted(audit.tokens, 'token')}"
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
-    lengths = {f"{result.tokens:,} tokens": result for result in audit.lengths}
+    lengths = {counted(result.tokens, "token"): result for result in audit.lengths}
     rules: list[doc.Row] = [
         [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
     ]
@@ -173,7 +174,7 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bool = True) -> Table:
     """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
-    head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
+    head = [f"{counted(result.tokens, 'token')}, median", "embedding", *(f"block {i}" for i in chosen)]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
     if result.actual is not None and result.limit is not None:
         head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
-from ..._validate import ArgumentError, check_fields, choice, whole
+from ..._validate import ArgumentError, check_fields, choice, counted, whole
 from ...engine._draw_cost import planning_bytes
 from ...engine._memory import check_memory
 from ...engine._precision import DIGITS, resolve_precision
@@ -94,7 +94,7 @@ class Request(_study.Request):
         """The work, in a few words."""
         names = [model.name for model in self.models]
         first = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-        drawn = (f"{self.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in self.lengths)
+        drawn = (f"{counted(self.draws_of(tokens), 'draw')} of {counted(tokens, 'token')}" for tokens in self.lengths)
         return f"{first}: {' and '.join(drawn)}"
 
     @property
@@ -104,7 +104,7 @@ class Request(_study.Request):
             return ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
-            return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
+            return f"Gradients at {counted(self.lengths[0], 'token')} make it {more}; --no-gradients leaves them out."
         return f"Gradients are off; --gradients takes {more}."
 
     @property
