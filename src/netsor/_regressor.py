@@ -254,7 +254,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.ChainCost(count * (planned + each.seconds), max(each.bytes, size), count * each.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples, best all in one call. Other parameters are those of `fit`.
+        """The posterior mean of the function at new examples (best in one call). Other parameters are those of `fit`.
 
         Parameters
         ----------
