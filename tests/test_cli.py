@@ -161,7 +161,7 @@ BAD_OPTIONS = {
     ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 and --width 8 would take about",
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
-    ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",
+    ("plan", "--infinite-heads"): "--infinite-heads has no plan: the law is a formula",
     ("law", "--activation", "tanh", "--clip", "2"): "--clip 2 is for --activation clip, not tanh",
     ("law", "--token", "5"): "--token 5 must be at most --tokens 4",
     ("law", "--mask", "none"): "'--mask': 'none' is not",
@@ -225,14 +225,14 @@ def test_slow_planning_is_said(monkeypatch, capsys):
     monkeypatch.setattr(_subject, "echo_error", lambda text: (echo_error(text), said.set()))
     with _subject.slow_notice("planning"):
         assert said.wait(60)
-    assert capsys.readouterr().err == "netsor: planning …; Ctrl-C ends it\n"
+    assert capsys.readouterr().err == "netsor: planning …; Ctrl-C stops it\n"
 
 
 def test_what_is_long_is_announced(capsys):
     _subject.announce(9.0)
     assert capsys.readouterr().err == ""
     _subject.announce(300.0)
-    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C ends it\n"
+    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C stops it\n"
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_plans_are_counted(folder, monkeypatch):
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
     monkeypatch.setattr(_subject, "ANNOUNCE_SECONDS", 1.0)
-    for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C ends it\n")):
+    for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C stops it\n")):
         assert netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder).stderr == said
 
 

@@ -296,7 +296,7 @@ def _announce(what: str, progress: Progress, *work: Any) -> None:
     if progress is True and on_terminal() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
-        tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
+        tqdm.write(f"{what}: {expected}; Ctrl-C stops it", file=sys.stderr)
 
 
 class _Bar:

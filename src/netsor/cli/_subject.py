@@ -60,13 +60,13 @@ def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, ba
 def announce(seconds: float) -> None:
     """Print the time if it is long."""
     if seconds > ANNOUNCE_SECONDS:
-        echo_error(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
+        echo_error(f"this will take about {in_time(seconds)}; Ctrl-C stops it")
 
 
 @contextmanager
 def slow_notice(what: str) -> Iterator[None]:
     """Say what is being done, if it is not done within SILENT seconds."""
-    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C ends it"])
+    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C stops it"])
     timer.daemon = True
     if threads_start():
         timer.start()
