@@ -113,7 +113,7 @@ def test_compare_takes_the_head_dimension_to_infinity_unless_told():
 
 BAD_OPTIONS = {
     ("audit",): "Missing argument 'MODEL': see netsor audit --help",
-    ("audit", "my_model.py"): "MODEL 'my_model.py' must name what is in the file, as my_model.py:build",
+    ("audit", "my_model.py"): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
     ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",

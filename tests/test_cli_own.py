@@ -215,7 +215,7 @@ OWN = {
     ("mine.py:own[0]", "--bind", "m=4"): "--bind width m=4 is not used; this program's widths are d, n",
     ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
     ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
-    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: ask for one of them",
+    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: choose one",
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
     ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
@@ -267,7 +267,7 @@ def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder)
 def test_everything_at_infinity_is_nothing_to_compare(folder):
     result = netsor("compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder)
     assert result.returncode == 2
-    assert result.stderr.startswith("netsor: --bind inf is what it is compared with")
+    assert result.stderr.startswith("netsor: --bind inf is the limit itself")
 
 
 class Plan:
@@ -299,9 +299,9 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
         monkeypatch.setattr(ns.Program, name, lambda *_, **__: pytest.fail("it is begun"))
     for words, said in {
         ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
-        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: ask for one of them",
-        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, mine.py:several[0]",
-        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is what it is compared with",
+        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: choose one",
+        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: choose one, mine.py:several[0]",
+        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is the limit itself",
         (
             "law",
             "mine.py:own",
@@ -313,7 +313,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
         ("compare", "mine.py:good", "--bind", "n=8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
         ("compare", "--width", "8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
         ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "cannot be combined",
-        ("compare", "--width", "inf"): "--width inf is what it is compared with",
+        ("compare", "--width", "inf"): "--width inf is the limit itself",
         ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     }.items():
         result = netsor(*words, cwd=folder)

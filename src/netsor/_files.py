@@ -81,5 +81,5 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise ValueError(f"it has the field {shown(key)} twice: remove the one that is not meant")
+            raise ValueError(f"it has the field {shown(key)} twice: remove one")
     return dict(pairs)

@@ -335,7 +335,7 @@ def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     if len(shape) < len(sizes):
         raise refused(name, argument, "a positive integer or a tuple of them", operation)
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
+        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in total", operation)
     return shape
 
 

@@ -193,7 +193,7 @@ def judged(data: Data) -> list[Row]:
     """Every claim; those whose figure was not run say so."""
     rows = []
     for claim, rule, figures, needed, judge in CLAIMS:
-        measured, verdict = judge(data) if needed in data else (f"figure {needed} was not asked for", ABSENT)
+        measured, verdict = judge(data) if needed in data else (f"figure {needed} was not requested", ABSENT)
         rows.append(Row(claim, rule, measured, verdict, tuple(name for name in figures if name in data)))
     return rows
 

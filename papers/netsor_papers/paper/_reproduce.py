@@ -170,7 +170,7 @@ class PaperStudy(Study[Finished]):
     def estimate(self) -> Cost:
         """The trials that are not there yet, and all figures; the memory includes all draws, which are read here."""
         request, plan, backend = self.request, self.request.plan, self.request.backend
-        remedy = "fewer samples, trials, tokens or workers need less"
+        remedy = "use fewer samples, trials, tokens or workers"
         cases = dict.fromkeys(case for figure in request.figures for case in plan.cases(figure))
         large = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)  # bytes, whatever the plan
         check_memory(large, f"{request.tokens:,} tokens", remedy)  # it could not even be planned

@@ -91,7 +91,7 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
     if keep_head_dim and options["head_dim"] is None:
         raise UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
-        raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity")
+        raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the second takes d to infinity")
     if tolerance is not None and infinite_heads:
         raise UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with out.stdout_to_stderr(as_json):

@@ -99,7 +99,7 @@ def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
     if source.endswith(".py"):
-        raise UsageError(f"{option} {shown(source)} must name what is in the file, as {source}:build")
+        raise UsageError(f"{option} {shown(source)} must name a function in the file, as {source}:build")
     with usage_errors(f"{option} {shown(source)}"):
         try:
             return read(source)

@@ -33,7 +33,7 @@ from ._output import echo_error
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
-SMALLER = "smaller numbers need less"
+SMALLER = "choose smaller numbers"
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k in "qkvow"))  # fmt: skip
@@ -135,10 +135,10 @@ def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Targe
     target = Target(net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"])
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
-    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
+    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "use fewer vectors")
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
         part = f"{options['program']}[0]".replace("][", ",")
-        raise UsageError(f"{net.name} has several outputs: ask for one of them, {part}")
+        raise UsageError(f"{net.name} has several outputs: choose one, {part}")
     if both:
         _refuse_limit("--bind", target.widths)
     return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}
@@ -179,7 +179,7 @@ def _refuse_limit(option: str, widths: dict[str, float]) -> None:
     if not widths:
         raise UsageError("PROGRAM has no width: there is no limit to compare it with")
     if all(width == math.inf for width in widths.values()):
-        raise UsageError(f"{option} inf is what it is compared with; {option} must give a positive integer somewhere")
+        raise UsageError(f"{option} inf is the limit itself: {option} must give a positive integer")
 
 
 def _is_given(name: str) -> bool:

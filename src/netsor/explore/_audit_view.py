@@ -94,7 +94,7 @@ class AuditViewRequest:
                 at = f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
                 long = f"{at} would take about {in_time(seconds)}, too long for a page"
                 if view is None:
-                    raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
+                    raise ValueError(f"{long}: choose fewer tokens, or use ns.audit, which has no such limit")
                 yield view._replace(notes=(*view.notes, f"{long}; the Python below does it"))
                 return
             view = self._view(_done(request, seconds, tell))

@@ -128,9 +128,9 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
         need = f"{draws:,} draws would need {in_bytes(block)} of memory"
-        raise ValueError(f"{need}: smaller numbers on the sliders need less")
+        raise ValueError(f"{need}: choose smaller numbers on the sliders")
     if seconds(draws) > (SLOW if wanted is None else MAX_SECONDS):
-        remedy = "smaller widths, fewer tokens or heads, or fewer draws need less; the library itself has no such bound"
+        remedy = "choose smaller widths, or fewer tokens, heads or draws; the library itself has no such limit"
         raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s, too long for a page: {remedy}")
     return draws, "" if wanted is not None or draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
@@ -226,7 +226,7 @@ def program_view(
     part = net if target.part is None else net[target.part]
     entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
     if not 0 <= output < len(entries):
-        raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
+        raise ValueError(f"output {output} does not exist: the program has {len(entries)} outputs, counted from 0")
     i, at = entries[output]
     keys: list[Any] = [] if target.part is None else [target.part]
     keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)

@@ -230,7 +230,7 @@ def checked_draws(argument: Any) -> Array:
     if draws is None:
         allowed = "not be masked: take draws.compressed()" if np.ma.is_masked(argument) else "be real numbers"
     elif draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"be at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
+        allowed = f"be at least two finite numbers, not all equal and at most {MAX_MAGNITUDE:g} in size"
     else:
         return draws.ravel()
     raise LawError("draws", f"{shown(argument)} must {allowed}")

@@ -224,7 +224,7 @@ class Several(Generic[T]):
 
     def __getitem__(self, key: str | int) -> T:
         if isinstance(key, str) and key not in self._by_name:
-            raise KeyError(f"{key!r} was not asked for; {', '.join(self._by_name)} were")
+            raise KeyError(f"{key!r} was not requested; {', '.join(self._by_name)} were")
         return self._by_name[key] if isinstance(key, str) else list(self)[key]
 
 

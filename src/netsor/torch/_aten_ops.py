@@ -167,7 +167,7 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table."""
-    refuse_if(not isinstance(table, Random), "rows of a table that is no parameter")
+    refuse_if(not isinstance(table, Random), "rows of a table that is not a parameter")
     return Vectors.of(call.draws.rows(table, indices.numpy()))
 
 

@@ -229,7 +229,7 @@ def settled(linear: Linear) -> Vectors:
             (slope,) = torch.autograd.grad(image.square().sum(), probe, retain_graph=True)
         used = np.flatnonzero(slope.numpy().any(axis=tuple(range(slope.ndim - 1))))
         start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-    refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is no rotary position")
+    refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is not a rotary position")
     part = x.part(start, stop)
     before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
     factor = after[0]  # what ones become

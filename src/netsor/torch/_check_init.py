@@ -228,7 +228,7 @@ def load_weights(module: Any, path: Path) -> None:
     except OSError as error:
         raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"weights={str(path)!r} is no safetensors file: {error}") from None
+        raise ValueError(f"weights={str(path)!r} is not a safetensors file: {error}") from None
     every = module.named_parameters(remove_duplicate=False)
     given = {id(p): tensors[name] for name, p in every if name in tensors}  # one that is tied is in the file once
     with torch.no_grad():

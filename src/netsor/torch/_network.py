@@ -128,7 +128,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
             mask = every[0] if mask is None else mask
             if (every != mask).any():
-                raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
+                raise UnsupportedError(f"the heads of {block.path} have different masks: an audit takes one per block")
             probes.append(Probe(what, value.reshape(-1, *size), mask))
         masks.append(mask)
         named = {**block.branches, "middle": block.middle, "stream": block.stream}
@@ -179,7 +179,7 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     net = read_network(factory, args, trained=True)
     parts, targets, name = net.structure, net.targets, net.program.name
     if parts.words is None or targets is None or len(targets) < 2:
-        raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: there is no loss to train by")
+        raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: training needs them")
     logits = net.logits.reshape(-1)[: len(targets)]
     size, ids = logits.width.factor, parts.words[1].tolist()[: len(targets)]
     words = unit_vectors(ids, size) if parts.head == parts.words[0] else None

@@ -145,7 +145,7 @@ def parameters(
     64
     """
     if samples < 2:
-        raise ArgumentError("samples", samples, "2 or more: one sample does not show what is random")
+        raise ArgumentError("samples", samples, "2 or more: one sample does not show which entries are random")
     seed, by_name = chosen_seed(seed, rng), dict[str, list[Sample]]()
     with torch.random.fork_rng(devices=[]):
         for k in range(samples):

@@ -117,7 +117,7 @@ class Draws:
         law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
         pieces = (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows
-        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are no rows")
+        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are not rows")
         rows = at // size
         new = [int(row) for row in np.unique(rows) if int(row) not in known]
         if new:

@@ -91,7 +91,7 @@ class Baseline:
         if isinstance(given, Baseline):
             return given
         if not isinstance(given, str | Path | Mapping):
-            raise ArgumentError("baseline", given, "the path of a JSON file, or what as_dict() gave")
+            raise ArgumentError("baseline", given, "the path of a JSON file, or the result of as_dict()")
         source = given if isinstance(given, Mapping) else str(given)
         try:
             content: Mapping[str, Any] = given if isinstance(given, Mapping) else fields(Path(given))
@@ -120,10 +120,10 @@ class Baseline:
         for tokens in request.lengths:
             if tokens not in self.lengths:
                 known = join_words([f"{length:,}" for length in self.lengths])
-                refuse(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
+                refuse(f"an audit of {tokens:,} tokens, not of {known}")
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
-                refuse(f"at the same widths, and is at {earlier.widths!r}")
+                refuse(f"at the same widths, not at {earlier.widths!r}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
@@ -133,7 +133,7 @@ class Baseline:
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
-                refuse(f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more")
+                refuse(f"comparable with {draws} draws of {tokens:,} tokens, but has {before}: give {fewest} or more")
 
     def compared(self, request: Request, model: Model) -> int:
         """The number of comparisons."""

@@ -276,7 +276,7 @@ def _comparison_sections(audits: Sequence[LengthResult], differences: Difference
 
 
 def _range_blocks(draws: Draws) -> list[doc.Block]:
-    """The table of activations and formats, and how to read it; nothing if ranges were not asked for."""
+    """The table of activations and formats, and how to read it; nothing if ranges were not requested."""
     rows: list[doc.Row] = []
     for each in (ranges := ranges_of(draws.arrays)):
         median, low, high = (f"{value:.3g}" for value in each.largest.values())

@@ -158,7 +158,7 @@ class LengthResult(Mapping[str, Band]):
 
     def __getitem__(self, name: str) -> Band:
         if name not in self.best:
-            raise KeyError(f"{name!r} was not measured; what was: {', '.join(self.best)}")
+            raise KeyError(f"{name!r} was not measured; measured: {', '.join(self.best)}")
         return self.best.band(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -177,12 +177,12 @@ class LengthResult(Mapping[str, Band]):
         lengths = {result.tokens: result for result in self.lengths}
         if tokens not in lengths:
             known = ", ".join(map(str, lengths))
-            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
+            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; measured: {known}")
         return lengths[tokens]
 
     @property
     def best(self) -> Draws:
-        """The draws at the model's own widths, or at infinity if these were not asked for."""
+        """The draws at the model's own widths, or at infinity if these were not requested."""
         return self.measured[0]
 
     @property
@@ -213,7 +213,7 @@ class LengthResult(Mapping[str, Band]):
         """Why no limit is compared with the model's own widths."""
         request = self.request
         if request.widths != "both":
-            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not asked for"
+            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not requested"
         if self.tokens > request.lengths[0]:
             return f"infinite width is measured at {request.lengths[0]} tokens only"
         return f"infinite width has no limit: {request.refused.get(self.model, '')}"
@@ -280,7 +280,7 @@ class Range(NamedTuple):
 
 
 def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
-    """What was measured of each activation; nothing, if ranges were not asked for."""
+    """What was measured of each activation; nothing, if ranges were not requested."""
     ranges = []
     for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
         if f"{name}_largest" in arrays:

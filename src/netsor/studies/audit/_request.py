@@ -31,7 +31,7 @@ TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
 MAX_TRIED_TOKENS = 256  # longer inputs have gradients only if asked for: these cost much, also to plan
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
-MOST_TIMES = 2.0  # the largest cost of gradients that were not asked for, over the cost without them
+MOST_TIMES = 2.0  # the largest cost of gradients that were not requested, over the cost without them
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Request(_study.Request):
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
-            raise ValueError("compare: a program is compared with programs that have as many tokens")
+            raise ValueError("compare: programs must have the same number of tokens")
         if self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
         return own[0].lengths

@@ -16,7 +16,7 @@ from ._findings import EQUALITY_RTOL, FEWEST, Finding, above, band, below, draws
 from ._quantities import BLOCKS, EVERY, KINDS, number
 
 BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
-NO_GRADIENTS = "gradients were not asked for"
+NO_GRADIENTS = "gradients were not requested"
 
 
 class RuleInput(NamedTuple):

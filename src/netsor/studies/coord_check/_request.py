@@ -85,7 +85,7 @@ def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
     """A program whose output is the loss, and which names what to measure with `ns.probe`."""
     if not net.probes:
-        raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
+        raise ValueError(f"{net.name} has no probes: name its activations with ns.probe")
     loss = net.output
     if not isinstance(loss, Scalar) or loss.shape:
         raise ValueError(f"{net.name} must return its loss, one scalar; it returned {loss!r}")
@@ -279,7 +279,7 @@ class Request(TrainingRequest):
         if isinstance(self.lr, int | float):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
-            raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
+            raise ValueError("widths and depths: one of them must be a single number")
         if not (callable(self.eps) and self.own):
             real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:

@@ -51,7 +51,7 @@ class Check(Mapping[str, Verdict]):
         An array of replicas for each width (or depth): √(mean square) of an activation (`entry.what` is "size"), of
         its change ("change"), and of the change that the update of a kind of weight makes ("update").
     limit : mapping of Entry to numpy.ndarray, or None
-        The same at infinite width, for entries that have a limit; None if it was not asked for.
+        The same at infinite width, for entries that have a limit; None if it was not requested.
     refused : mapping of Entry to str
         Why entries have no limit.
     errors : mapping of Entry to float
@@ -147,7 +147,7 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def no_limit(self) -> dict[str, str]:
-        """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
+        """Why activations have no limit, by name; empty if all have one or infinite width was not requested."""
         last = {entry: why for entry, why in self.refused.items() if entry.what == CHANGE and entry.step is None}
         names = {why: dict.fromkeys(entry.name for entry in last if last[entry] == why) for why in last.values()}
         return {", ".join(some): why for why, some in names.items()}
@@ -227,7 +227,7 @@ def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         if verdict.entry.name == name:
             return verdict
-    raise KeyError(f"{name!r} is not watched; {', '.join(v.entry.name for v in verdicts)} are")
+    raise KeyError(f"{name!r} is not measured; {', '.join(v.entry.name for v in verdicts)} are")
 
 
 def _item(check: Check) -> doc.Item:

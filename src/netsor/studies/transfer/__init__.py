@@ -222,7 +222,7 @@ class Request(TrainingRequest):
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
         rates = np.sort(given)
         if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
-            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart: between them lies the best one")
+            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart, to find the best one")
         return tuple(rates.tolist())
 
     @property
