@@ -291,7 +291,7 @@ def test_plan(folder, monkeypatch):
 
 def test_help_says_that_the_file_is_run():
     for command in ("check", "law", "compare", "plan"):
-        assert "is run" in " ".join(netsor(command, "--help").stdout.split())
+        assert "executed" in " ".join(netsor(command, "--help").stdout.split())
 
 
 def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
@@ -348,7 +348,7 @@ def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_program_commands.time, "perf_counter", lambda: next(seconds))
     result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
-    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 of them, so it takes that much longer\n")
+    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 plans, which adds to its time\n")
     found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)
     assert found["planning_seconds"] == 7
 

@@ -75,7 +75,7 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     assert "not repeated" not in capsys.readouterr().err
     run(Request(out=tmp_path))
     text = " ".join(capsys.readouterr().err.split())
-    assert "on 1 worker. What is finished in --out is not repeated. And more." in text
+    assert "on 1 worker. Finished parts in --out are reused. And more." in text
 
 
 def test_on_a_device_no_time_is_told(capsys):

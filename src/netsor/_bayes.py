@@ -33,7 +33,7 @@ from .laws._estimate import Array, combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
 MAX_RHAT = 1.05  # a larger R-hat gives a warning
-LONGEST = 16  # the largest factor by which a warning asks for longer chains
+LONGEST = 16  # largest factor by which a warning suggests longer chains
 SPREAD = 0.7  # standard deviation of the evidence between runs, over its mean: above, the error is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
 ANNOUNCE_SECONDS = 10.0  # a longer computation prints its cost before it starts, on a terminal
@@ -189,7 +189,7 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     def on_device(z: Array) -> Array:
         height = ask(z)
         unsure = ~np.isfinite(height)
-        if unsure.any():  # the host can avoid rounding, and says what is wrong
+        if unsure.any():  # the host can avoid rounding, and its error names the cause
             height[unsure] = on_host(z[unsure])
         return height
 
@@ -331,7 +331,7 @@ class _Bar:
 
 @dataclass(frozen=True)
 class InfiniteHeads:
-    """One head at some examples; the covariance is a mean over draws of what it attends to."""
+    """One head at some examples; the covariance is the mean over draws of its covariance given scores."""
 
     head: Latent
     draws: int

@@ -49,7 +49,7 @@ class Traced(Generic[P]):
         return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
 
     def __reduce__(self) -> str:
-        return self._function.__qualname__  # by name, so that it can be sent to another process
+        return self._function.__qualname__  # by name, to pickle it for another process
 
 
 def program(function: Callable[P, Any]) -> Traced[P]:

@@ -34,7 +34,7 @@ from .laws._likelihood import checked_data
 
 
 class Program:
-    """A traced program: what a function decorated with `ns.program` returns, or one made from values.
+    """A traced program: returned by a function decorated with `ns.program`, or made from values.
 
     `net[i]` is the program of one output of a tuple, or of an index into the only output.
 
@@ -81,7 +81,7 @@ class Program:
     def shape(self) -> tuple[int, ...]:
         """The shape of the only output: the numbers of vectors or scalars along its axes."""
         if isinstance(self.output, tuple):
-            raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
+            raise ValueError(f"{self.name} returns {len(self.output)} values: use the shape of net[i]")
         return self.output.shape
 
     @property
@@ -211,7 +211,7 @@ class Program:
     ) -> Mixture | HeadSum | Joint:
         """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
 
-        `plan` shows what will be drawn and what it costs. The result is a `Mixture` of Gaussians over replicas, a
+        `plan` shows what would be drawn, and its cost. The result is a `Mixture` of Gaussians over replicas, a
         `Joint` mixture for several entries, or a `HeadSum`, accurate to many digits, for one output of an attention
         layer at infinite width. Raises NoLimitError if the program provably has no limit at an infinite width, and
         ExactError if the law cannot be computed.

@@ -52,7 +52,7 @@ class ArgumentError(ValueError):
     """An argument that is not allowed: its name, what was given, and the words after "must be"."""
 
     def __init__(self, name: str, value: Any, allowed: str) -> None:
-        super().__init__(name, value, allowed)  # the three parts, so that it can be pickled
+        super().__init__(name, value, allowed)  # the three parts, for pickle
         self.name, self.value, self.allowed = name, value, allowed
 
     @property
@@ -153,7 +153,7 @@ class TraceError(PlacedError):
 
 
 class TraceIndexError(TraceError, IndexError):
-    """An index outside the shape of a value; also an IndexError, so that values can be iterated over."""
+    """An index outside the shape of a value; also an IndexError, which ends iteration over values."""
 
 
 Shape = tuple[int, ...]

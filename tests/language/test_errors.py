@@ -272,7 +272,7 @@ def test_no_width_to_bind():
 
 
 def test_shape_of_a_tuple():
-    with pytest.raises(ValueError, match="returns 2 values: ask for the shape of net"):
+    with pytest.raises(ValueError, match="returns 2 values: use the shape of net"):
         _ = ns.Program((x(), x())).shape
 
 

@@ -1,7 +1,7 @@
 """The entry point: every error in one line, and Ctrl-C ends the command within a second, whatever it is doing.
 
 Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if the reader of the output closed
-it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process wherever
+it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process whenever
 a worker or a cluster closes a connection. Commands add codes of their own, such as 1 for a program without a limit.
 """
 
@@ -30,7 +30,7 @@ from ._output import echo_error
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
 GRACE = 0.7  # seconds for the main thread to clean up and end
-# What a process that is ended leaves behind is cleaned up by one of Python's own, which would say so after us.
+# Python's resource tracker cleans up after a killed process, and would print a warning after our last line.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     except KeyboardInterrupt:  # while the watch was set up, or ended
         watch.say()
         code = INTERRUPTED
-    if code == INTERRUPTED:  # at its end Python might send itself the signal once more, though it was handled
+    if code == INTERRUPTED:  # Python might raise the handled signal again while it exits
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # it may be None, or closed
                 stream.flush()
@@ -89,7 +89,7 @@ def _run(watch: Watch) -> int:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """What the library logs becomes lines on stderr."""
+    """Print log messages of the library to stderr."""
     log, lines = logging.getLogger("netsor"), logging.Handler()
     lines.emit = lambda record: echo_error(record.getMessage())  # type: ignore[method-assign]
     before, log.propagate = (log.level, log.propagate), False

@@ -73,7 +73,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         self.name, self.read, self.allowed = name, read, allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """What it says, or an error in one line."""
+        """The parsed value, or an error in one line."""
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
@@ -98,7 +98,7 @@ def _width(word: str) -> float:
 
 
 def _swept(text: str) -> tuple[str, tuple[float, ...]]:
-    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    """A field and its values; integers if the field takes integers."""
     from ..models import settings
 
     field, values = text.split("=")
@@ -204,7 +204,7 @@ def pop_backend(options: dict[str, Any]) -> Place:
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in ("backend", "device", "precision"))
-    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
+    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision lists what a command allows
     if address is None:
         return Place(chosen)
     match = ADDRESS.fullmatch(address)

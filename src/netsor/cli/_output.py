@@ -1,4 +1,4 @@
-"""What a command prints: one JSON object, or lines; and where a picture may go."""
+"""Output of commands: one JSON object, or lines; and checks of plot files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def stdout_to_stderr(as_json: bool) -> Iterator[None]:
-    """With --json, what is printed within this context goes to stderr: stdout is for the one JSON object."""
+    """With --json, redirect prints to stderr: stdout is for the JSON object."""
     if not as_json:
         yield
         return

@@ -158,7 +158,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
     content = {"program": target.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text}
     if seconds > NOTICED:
         count = PLANS[math.inf in target.widths.values()]
-        text += f"\n  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer"
+        text += f"\n  the plan itself took {seconds:.2g} s; a law makes {count} plans, which adds to its time"
     out.echo_either(as_json, content, text)
 
 

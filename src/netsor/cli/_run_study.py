@@ -1,4 +1,4 @@
-"""What the commands that run studies do: options become a request, the study is announced, run and printed."""
+"""Runs studies for commands: options become a request; the study is announced, run and printed."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def run(options: dict[str, Any], make: Callable[[dict[str, Any]], Study[Any]], a
 
 
 def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
-    """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
+    """Run the study that `make` returns: reject it if it is too long; print its cost and what is left of it."""
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
     with usage_errors(), slow_notice("planning"):
         study = make()
-        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
+        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # times on a device are not estimated
         less = study.cheaper(cost) if on_cores else ""
     request = study.request
     if on_cores and cost.clock > LONGEST:
         less = less or f"{request.smaller} take less.".capitalize()
         raise UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
     kept = request.store is not None and request.store.any()
-    finished = "What is finished in --out is not repeated." if kept else ""
+    finished = "Finished parts in --out are reused." if kept else ""
     left = f"finished {request.kept} are kept, and the same command goes on from there"
     if request.out is None:
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
@@ -85,7 +85,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
 
 
 def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_json: Any = None) -> None:
-    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
+    """Print the verdict, the findings and the path of the report; `more_json` is added to the JSON object."""
     if as_json:
         echo_json({**result.as_dict(), **(more_json or {})})
         return
@@ -108,7 +108,7 @@ def model_of(option: str, source: str) -> Transformer:
 
 
 def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
-    """The model with some fields changed, and what was changed in its name."""
+    """The model with some fields changed; its name lists the changes."""
     if not texts:
         return model
     with usage_errors(f"{option} {shown(', '.join(texts))}"):
@@ -276,7 +276,7 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
-    """What has a name in the file of a function."""
+    """The object of this name in the file of a function."""
     value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
     if value is None:
         raise UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
@@ -284,7 +284,7 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
 
 
 def _rates(lr: str, function: Any) -> Any:
-    """A number, one for each of some kinds of weights, or what has this name in the file of a function."""
+    """A number, numbers by kind of weight, or the object of this name in the file of a function."""
     try:
         if "=" not in lr:
             return float(lr)

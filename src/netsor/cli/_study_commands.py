@@ -75,7 +75,7 @@ def audit_command(**options: Any) -> None:
 def training_options(
     widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
 ) -> Callable[[Decorated], Decorated]:
-    """The options of a study that trains networks for a few steps; the arguments are what differs between studies."""
+    """The options of a study that trains networks for a few steps; the arguments differ between studies."""
     grow = "What grows with the width: the number of heads, or their dimension."
     rules = "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; repeatable.  [default: sp and mup]"
     return opt.all_of(

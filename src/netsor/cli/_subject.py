@@ -40,7 +40,7 @@ LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", 
 
 
 def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend, options: str) -> float:
-    """About the time of so many draws at each of some widths; refused, with the options, if it is too much."""
+    """Estimated time of these draws at all widths; rejected, naming the options, if it is too long."""
     start = time.perf_counter()
     with slow_notice("planning"):
         # the plans are kept for the draws themselves
@@ -65,7 +65,7 @@ def announce(seconds: float) -> None:
 
 @contextmanager
 def slow_notice(what: str) -> Iterator[None]:
-    """Say what is being done, if it is not done within SILENT seconds."""
+    """Print a notice if the work takes longer than SILENT seconds."""
     timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C stops it"])
     timer.daemon = True
     if threads_start():
@@ -109,12 +109,12 @@ class Target:
         formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
-        # what is no sum over heads, with 1/n scaling, is Gaussian already
+        # with 1/n scaling the law is not a sum over heads, and is Gaussian already
         return cast(Law, law.infinite_heads() if self.infinite_heads and isinstance(law, HeadSum) else law)
 
 
 def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend: Backend | None = None) -> Target:
-    """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
+    """The program and widths of the options; rejected if the draws (with `both`, also of the limit) cost too much."""
     own = options["program"] is not None
     target, sizes = (_own_program if own else _built_in)(options, draws, both)
     limit = target.limit({}).widths
@@ -177,7 +177,7 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
     """Refuse to compare a limit with itself."""
     if not widths:
-        raise UsageError("PROGRAM has no width: there is no limit to compare it with")
+        raise UsageError("PROGRAM has no width, and so no limit to compare with")
     if all(width == math.inf for width in widths.values()):
         raise UsageError(f"{option} inf is the limit itself: {option} must give a positive integer")
 
@@ -187,6 +187,6 @@ def _is_given(name: str) -> bool:
 
 
 def _written(sizes: dict[str, Any]) -> str:
-    """Those of these options that the command line has; all of them if it has none."""
+    """The options given on the command line; all of them if none was given."""
     given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
     return " and ".join(f"--{name} {size}" for name, size in given.items())

@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def constant(self) -> bool:
-        """Whether the law depends on no random number, so that one replica is the law."""
+        """Whether the law depends on no random number: one replica is then the law."""
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def averaged(self) -> bool:
-        """Whether random numbers only shift quadrature nodes, so that the mean over replicas is the law."""
+        """Whether random numbers only shift quadrature nodes: the mean over replicas is then the law."""
         drawn = [step for step in self.steps if step.kind in DRAWS]
         return bool(drawn) and all(step.params["key"][-2] == NODE_SHIFTS for step in drawn)
 

@@ -79,7 +79,7 @@ def law_view(net: Program, widths: Mapping[str, float], wanted: int | None, line
     name, _, law, _ = laws[-1]
     if isinstance(law, HeadSum):
         laws.append(Named("gaussian", "infinitely many heads", law.infinite_heads(), "limit.infinite_heads()"))
-        # with H heads the excess kurtosis of the limit is that of one head over H
+        # the excess kurtosis of the limit with H heads is 1/H of that with one head
         enough = math.floor(law.kurtosis() * law.heads / GAUSSIAN_KURTOSIS) + 1
         below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
         notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
@@ -105,7 +105,7 @@ def law_view(net: Program, widths: Mapping[str, float], wanted: int | None, line
 
 
 def _rows(laws: list[Named]) -> Rows:
-    """The numbers of each law; means only if one of them is not 0."""
+    """The numbers of each law; means only if one is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
     for name, label, law, _ in laws:
         known = law.with_error

@@ -52,7 +52,7 @@ def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> i
     ndim = len(shape) + new
     axis = as_whole(argument)
     if axis is None or not -ndim <= axis < ndim:
-        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
+        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: no axis in"
         raise refused("axis", argument, f"{allowed} shape {shape}", operation)
     return axis % ndim
 
@@ -345,7 +345,7 @@ class Value:
         return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
-        """Move the given axes (None: all) to the end and merge them into one, so that a sum can run over it."""
+        """Move the given axes (None: all) to the end and merge them into one, for a sum over it."""
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
         last = [as_axis(a, self.shape, operation) for a in axes]
         if len(set(last)) < len(last):

@@ -68,7 +68,7 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
 def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
     """The status of the limit: proved or conjectured."""
     if report.verdict == NO_LIMIT:
-        return f"There is no limit: {escape('; '.join(report.reasons))}."
+        return f"The limit does not exist: {escape('; '.join(report.reasons))}."
     return sentence % escape("conjectured" if report.verdict == CONJECTURED else f"proved, {report.theorem}")
 
 
