@@ -270,7 +270,7 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     if not is_target(source):
         return changed(model_of("MODEL", source), "--set", changes), by
     if changes:
-        raise UsageError("--set is for models; a function of the width has its fields in it")
+        raise UsageError("--set is for models; a function of the width defines its own fields")
     model = find(source).value
     return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
 

@@ -94,7 +94,7 @@ class DistanceEstimator:
         smoothed = any(isinstance(law, Empirical) if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of the kernels at most doubles their bias: we subtract the change, and the whole bias
-            # counts as an error; without noise, because narrow kernels have more of it
+            # counts as an error; without noise, because narrow kernels add noise
 
             def without_noise(factor: float) -> float:
                 return float(self._with_kernels(factor, couple=False)._distance(name).value)

@@ -13,7 +13,7 @@ from ._estimate import Array, batches, tail_error
 from ._law_base import MAX_MAGNITUDE, LawError
 
 VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
-FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
+FAR = 1e6  # standard deviations between means above which points are compared with each mean separately, to keep digits
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 ROOT = float(np.sqrt(2 * np.pi))
 

@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             if (kind := str(about["kind"])) not in KINDS:
                 raise ValueError(f"its kind is {shown(kind)}")
             return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
-        except Exception as error:  # nobody documents what a damaged archive can raise
+        except Exception as error:  # the errors of a damaged archive are not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
@@ -213,7 +213,7 @@ whole = partial(_validate.whole, error=LawError)
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a finite double
 HIGHEST = 300  # highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
-HEADS = 2**63  # a number of heads must be below it; with more, the law is that of infinitely many
+HEADS = 2**63  # largest number of heads; with more, the law is as for infinitely many
 
 
 def points(argument: Any, name: str, operation: str) -> Array:

@@ -83,7 +83,7 @@ class Folder:
                     (self.path / name).unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
-        """The manifest of an earlier run; None if there is none, or it is of another program."""
+        """The manifest of an earlier run; None if it is missing or from another program."""
         try:
             manifest = fields(self.path / MANIFEST)
         except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """How standard deviations and learning rates of each kind of weight scale with the width n and the depth.
 
-All are powers of the width and the depth over those of the model. "Matrices" are those of the blocks.
+All are powers of width and depth, relative to the model's. "Matrices" are the matrices of the blocks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Parametrisation:
         return self.kinds.get(kind, Scaling())
 
     def promise(self, name: str, axis: str) -> float | None:
-        """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs.
+        """The exponent of the change of a watched activation, or of the update ΔW·x of a kind of weight.
 
         Nothing is promised of the whole vocabulary: most of its words are not in the batch.
         """

@@ -37,7 +37,7 @@ NOTHING: Iterator[None] = iter(())
 
 
 class Task(Protocol):
-    """A unit of work, and of what is kept on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
+    """A unit of work, and of storage on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Request:
     """The validated options that all studies have."""
 
     command: ClassVar[str]  # such as "netsor audit"; manifests that begin with it are of earlier runs
-    kept: ClassVar[str] = "draws"  # what a finished task contains
+    kept: ClassVar[str] = "draws"  # the content of a finished task
     smaller: ClassVar[str]  # what would take less time, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # runs that differ only in these options may share a folder
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
@@ -229,7 +229,7 @@ class Several(Generic[T]):
 
 
 class Study(ABC, Generic[Found]):
-    """What differs between studies: the tasks of a request, their cost, and the result of their numbers."""
+    """The part that differs between studies: tasks, their cost, and the result from their numbers."""
 
     request: Any  # of the study's own type
 
@@ -326,7 +326,7 @@ class Run:
     ) -> None:
         """Wait for some tasks, or for all, and show progress.
 
-        `meanwhile` is other work: a piece of it is done here after each task.
+        `meanwhile` is other work, done here piece by piece after each task.
         """
         left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
         wanted = set(left)

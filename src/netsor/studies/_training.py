@@ -100,7 +100,7 @@ class TrainingRequest(_study.Request):
     """A model or a function of the width, parametrisations, an optimiser and a batch, validated."""
 
     model: Transformer | Build
-    rules: tuple[Parametrisation, ...] = ()  # none, for a program
+    rules: tuple[Parametrisation, ...] = ()  # empty for a program
     widths: Any = None  # a tuple once it is validated, as are ids, targets and vectors
     steps: Positive = 1
     optimiser: Any = "sgd"
@@ -124,9 +124,7 @@ class TrainingRequest(_study.Request):
     case_options: ClassVar[Any]  # (rule, width, depth): other fields of a case; width and depth are over the model's
     default_widths: ClassVar[tuple[float, ...]]
     # options for models alone, and for programs alone, with the reason
-    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("ids", "targets", "tokens"), "a program has its batch in it"
-    )
+    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "targets", "tokens"), "a program defines its batch")
     of_programs: ClassVar[Mapping[str, str]]
 
     def __post_init__(self) -> None:
@@ -142,7 +140,7 @@ class TrainingRequest(_study.Request):
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         elif self.rules:
-            allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
+            allowed = "left out: a program defines its standard deviations and learning rates"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
@@ -331,7 +329,7 @@ def is_function(model: Any) -> bool:
 
 
 def call_build(build: Build, width: float) -> Any:
-    """What a function of the width returns; refuses one that takes other arguments."""
+    """The result of a function of the width; rejects functions that take other arguments."""
     try:
         inspect.signature(build).bind(width)
     except TypeError as error:

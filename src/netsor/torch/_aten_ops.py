@@ -226,7 +226,7 @@ OPS: dict[str, Callable[..., Any]] = {
 
 
 def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
-    """What an operation returns; an argument that is None counts as not given."""
+    """The result of an operation; arguments that are None count as omitted."""
     refuse_if(name not in OPS, "this operation is not supported; docs/torch.md lists those that are")
     (_, x), *rest = arguments.items()
     takes = inspect.signature(OPS[name]).parameters

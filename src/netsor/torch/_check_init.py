@@ -26,7 +26,7 @@ from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modu
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
-SCORES = tuple(name for names in ATTENTION.values() for name in names)  # what a mask changes
+SCORES = tuple(name for names in ATTENTION.values() for name in names)  # quantities that a mask changes
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
 EXACT = ("value", "tie", "mask")  # comparisons without a p-value
@@ -44,7 +44,7 @@ class InitCheck:
     findings : list of InitFinding
         All departures: parameters in the order of the module, then the pass in the order of the forward pass.
     first : InitFinding or None
-        The first of them along the network.
+        The first finding along the network.
     tests : int
         How many tests there were.
     draws : int
@@ -313,7 +313,7 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
         names = path.split(".") if path else []
         places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}  # of those that it is inside of, too
         places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
-    end = len(places)  # the backward pass comes last, wherever it ends
+    end = len(places)  # the backward pass comes last
     return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
 
 

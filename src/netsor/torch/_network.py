@@ -23,7 +23,7 @@ from ._program import Reader, UnsupportedError, captured, name_of
 from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
-TRAINING_TOKENS = 4  # of the batch of a training step, unless ids are given: what a draw costs grows with their square
+TRAINING_TOKENS = 4  # of the batch of a training step, if no ids are given; the cost of a draw grows with their square
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
 KINDS = {"SGD": "sgd", "Muon": "muon", "Adam": "adam", "AdamW": "adam"}  # classes of torch.optim by their first step
 
@@ -33,7 +33,7 @@ def network(
 ) -> Program:
     """The program of a module with the probes of an audit, which `ns.audit` takes.
 
-    Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches by what is added to the
+    Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches as terms of the
     stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
     itself where it is not, and of one class where there is one row of logits. The parameters are those of `program`;
     the inputs are one sequence, or one image.
@@ -81,7 +81,7 @@ class Network(NamedTuple):
 def read_network(
     module: ModuleOrFactory, args: Any, kwargs: Any = None, laws: Parameters | None = None, trained: bool = False
 ) -> Network:
-    """`network`, with what it was made from; `trained`: every table and matrix is a weight that an optimiser moves."""
+    """`network` and its structure; `trained`: every table and matrix is a weight that an optimiser moves."""
     graph = captured(module, args, kwargs, laws)
     try:
         parts = structure(graph)
@@ -140,7 +140,7 @@ def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
     rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
     if rows == 1:
-        return (0,)  # of a class: all are alike
+        return (0,)  # of a class: all are equal
     ids = () if parts.words is None else tuple(parts.words[1].tolist())
     bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
     return None if not rows or len(ids) != rows else ids if bidirectional else ids[1:]
@@ -156,7 +156,7 @@ def training(
     """A function of the width that returns the program of the loss and its learning rates; the name of the step."""
     kind: Any = optimiser
     if not isinstance(optimiser, str):
-        made = optimiser(build(width))  # to see what it is
+        made = optimiser(build(width))  # to see its type
         kind = KINDS.get(type(made).__name__)
         if kind is None or not hasattr(made, "param_groups"):
             raise ArgumentError("optimiser", type(made).__name__, f"an optimiser of torch.optim: {', '.join(KINDS)}")

@@ -44,7 +44,7 @@ class Parameter:
     zero_rows : tuple of int
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
-        What is unusual about it.
+        Its peculiarities.
     kurtosis : float
         E x⁴/(E x²)² of the centred entries: 3 if they are normal.
 
@@ -135,7 +135,7 @@ def parameters(
         A generator, from which a seed is drawn, or an integer, instead of `seed`.
     declared : mapping of str to float or Parameter, optional
         Laws of parameters, by name or pattern such as ``"*.bias"``; a number is the standard deviation of a Gaussian.
-        They replace what the samples show.
+        They override the samples.
 
     Examples
     --------

@@ -87,7 +87,7 @@ def test_the_lesser_evil():
     assert not found.changed
     assert differences(made({"entropy": [0.3] * 4}, {"entropy": [0.4] * 4})).preferred == "b"  # below is found
     same = differences(made(GROWN, GROWN))
-    assert (same.rules, same.preferred, same.verdict) == ((), None, "no rule prefers one of them")
+    assert (same.rules, same.preferred, same.verdict) == ((), None, "no rule prefers a model")
 
 
 def test_rules_may_disagree():

@@ -89,7 +89,7 @@ def audit(
     ids : sequence of int, optional
         The token ids themselves, in place of `tokens`.
     draws : int, optional
-        Initialisations, 15 or more. By default 200 of 16 tokens, and fewer of n tokens like 1/n², but 16 or more:
+        Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens fewer, like 1/n², but 16 or more:
         these decide every rule that is not near its threshold.
     widths : str, optional
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
@@ -181,7 +181,7 @@ class AuditStudy(Study[Audit | Comparison]):
     def cheaper(self, cost: Cost) -> str:
         """Fewer blocks, fewer tokens or finite widths, with their costs by shallow plans, if this takes long.
 
-        Each is exact for what it reports: the law of the first blocks does not depend on the others.
+        Each is exact for its quantities: the law of the first blocks does not depend on the others.
         """
         request = self.request
         models = [model for model in request.models if isinstance(model, Transformer)]
@@ -242,7 +242,7 @@ class AuditStudy(Study[Audit | Comparison]):
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
-        result_of(request, ones).failed(rules)  # the rules say which of them have nothing to judge
+        result_of(request, ones).failed(rules)  # each rule says whether it has something to judge
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""

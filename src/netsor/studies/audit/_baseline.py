@@ -61,7 +61,7 @@ class Departure(NamedTuple):
     def __str__(self) -> str:
         where = "" if self.block is None else " at the embedding" if self.block == 0 else f" in block {self.block}"
         side = "above" if self.median > self.high else "below"
-        for digits in range(4, 18):  # as many as distinguish the median from the ends
+        for digits in range(4, 18):  # enough to distinguish the median from the ends
             median, low, high = (f"{value:.{digits}g}" for value in (self.median, self.low, self.high))
             if median not in (low, high):
                 break
@@ -81,7 +81,7 @@ class EarlierLength(NamedTuple):
 class Baseline:
     """A validated earlier audit of a model."""
 
-    source: Any  # the path, or what was given instead of a file
+    source: Any  # the path, or the given object
     sizes: str
     lengths: dict[int, EarlierLength]
 
@@ -127,7 +127,7 @@ class Baseline:
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
-                    remedy = "audit what the baseline has, or write it again"
+                    remedy = "audit the same quantities, or write the baseline again"
                     refuse(f"an audit with {what}, which this audit measures: {remedy}")
             draws, before, level = request.draws_of(tokens), earlier.draws, LEVEL / (2 * self.compared(request, model))
             if _beyond(draws, draws, before) > level:

@@ -40,7 +40,7 @@ ACTIVATIONS = {  # that are not called by their names
     "attention": "attention's output", "hidden": "hidden of the MLP", "mlp": "MLP's output",
 }  # fmt: skip
 RANGE_NOTE = (
-    "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
+    "The largest absolute value is taken over all blocks: its median over initialisations, and the 5–95 % band. An "
     "activation overflows in a format if this median is above the largest number of the format. It underflows if, in "
     f"some block, more than {UNDERFLOW_SHARE:g} of its nonzero numbers are below the smallest subnormal number. The "
     "power of two is the largest scale with which 95 % of initialisations fit."
@@ -102,7 +102,7 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
     rules: list[doc.Row] = [
         [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
     ]
-    return [  # the figure before the rules that are ok, so that the first screen has it
+    return [  # the figure before the rules that are ok: the first screen shows it
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
         Section("", [doc.Items(items[len(urgent) :]), *advice]),
@@ -172,7 +172,7 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 
 
 def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bool = True) -> Table:
-    """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
+    """Medians, and bands if requested, at the embedding and after three blocks; with the limit of the last."""
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
     head = [f"{counted(result.tokens, 'token')}, median", "embedding", *(f"block {i}" for i in chosen)]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
@@ -223,7 +223,7 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
 
 
 def _comparison_sections(audits: Sequence[LengthResult], differences: Differences) -> list[Section]:
-    """The sections of several models, what separates them first; those without blocks are left out."""
+    """The sections of several models, with their differences first; empty sections are left out."""
     names, (field, values) = [audit.model.name for audit in audits], audits[0].request.swept or ("", ())
     short = dict(zip(names, strip_common_prefix(names), strict=True))
     rules: list[doc.Row] = []

@@ -204,7 +204,7 @@ class LengthResult(Mapping[str, Band]):
         facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
             return judged(facts)
-        # each verdict, and what it would be for each way in which Gaussian expectations may be wrong
+        # each verdict, also with Gaussian expectations shifted by their errors
         infinite = [self.limit.arrays, *self.limit.shifted]
         every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
         return tuple(within_error(*same) for same in zip(*every, strict=True))
@@ -247,7 +247,7 @@ class LengthResult(Mapping[str, Band]):
 
 
 def draws_of_ones(case: AuditCase) -> Draws:
-    """Draws of a subject as if every number were 1: what will be measured of it, before anything is drawn."""
+    """Draws of a subject with every number 1: shows which quantities will be measured, before sampling."""
     probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
     ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
     return Draws(case, ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)}, 0.0)

@@ -29,7 +29,7 @@ DRAWS = 200  # of the shortest of these by default; fewer of longer inputs
 MIN_DRAWS = 16  # of a quick audit, and of long inputs: one more than decides a rule
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
-MAX_TRIED_TOKENS = 256  # longer inputs have gradients only if asked for: these cost much, also to plan
+MAX_TRIED_TOKENS = 256  # gradients of longer inputs are expensive, also to plan: only on request
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
 MOST_TIMES = 2.0  # the largest cost of gradients that were not requested, over the cost without them
 
@@ -68,7 +68,7 @@ class Request(_study.Request):
                 raise ArgumentError("ids", self.ids, "a sequence of token ids") from None
         self._set("tokens", self._lengths_of_programs() if self.own else self._lengths())
         for model, tokens in itertools.product(self.models, self.lengths):
-            self._subject(model, tokens, False, False).probes()  # refuses what it cannot read
+            self._subject(model, tokens, False, False).probes()  # rejects unreadable files
             infinite = self._with_limit(tokens)
             if isinstance(model, ProgramModel):
                 remedy = "take fewer tokens, or smaller widths"
@@ -113,7 +113,7 @@ class Request(_study.Request):
         if not self.quick:
             return ""
         words = [] if self.typed is None else shlex.split(self.typed)
-        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only if you ask for them
+        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only on request
         left = [] if any(map(self.backward, self.lengths)) else [gradients]
         left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
         takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
@@ -173,7 +173,7 @@ class Request(_study.Request):
         return self._subject(model, tokens, infinite, wanted)
 
     def backward(self, tokens: int, infinite: bool = False) -> bool:
-        """Whether to measure gradients: if asked for, or by default at the shortest length if they cost little."""
+        """Whether to measure gradients: on request, or by default at the shortest length if they cost little."""
         if self.gradients is not None:
             return self.gradients
         return not infinite and tokens == self.lengths[0] and self.times <= MOST_TIMES
@@ -237,7 +237,7 @@ class Request(_study.Request):
 
     @property
     def subjects(self) -> tuple[AuditCase, ...]:
-        """The cases that are measured: those asked for that have a law."""
+        """The requested cases that have a law."""
         there = (case for case in self.asked if not (case.infinite and case.model in self.refused))
         return tuple(self.subject(case.model, case.tokens, case.infinite) for case in there)
 

@@ -118,7 +118,7 @@ class AuditResult(TableResult):
 
 
 class Audit(AuditResult, LengthResult):
-    """What was measured of one model, at one input length or several; `ns.audit` makes it.
+    """The audit of one model, at one input length or several; returned by `ns.audit`.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
     `blocks`, where 0 is the embedding. These numbers are of the first length; `audit.at(128)` has those of another.
@@ -239,8 +239,8 @@ def _summaries(draws: Draws) -> dict[str, Any]:
     places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):
-            raise ValueError("what was measured is not finite: the numbers leave double precision")
-        ends = list(numbers)[: None if draws.subject.infinite else -1]  # at finite widths there is no error
+            raise ValueError("a measured number is not finite: it leaves double precision")
+        ends = list(numbers)[: None if draws.subject.infinite else -1]  # finite widths have no error
         places.setdefault(block, {})[name] = {end: numbers[end] for end in ends}
     last, embedding = places.pop(None), places.pop(0)
     return {"embedding": embedding, "layers": list(places.values()), "final": last}

@@ -43,7 +43,7 @@ IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations with a block
 
 
 class Entry(NamedTuple):
-    """A measured number: what it is, of which activation or kind of weight, after which block."""
+    """A measured number: its quantity, its activation or kind of weight, and its block."""
 
     what: str
     name: str
@@ -266,8 +266,8 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
-    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program has its depth in it"}
-    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation says what it promises"}
+    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program defines its depth"}
+    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation has its own exponents"}
 
     def __post_init__(self) -> None:
         self._set("depths", sizes_of("depths", self.depths))

@@ -111,7 +111,7 @@ class Check(Mapping[str, Verdict]):
         what : str
             "change", "update" or "size".
         step : int, optional
-            After how many steps; by default all of them.
+            After how many steps; by default all.
         """
         every = []
         for entry, power in self.fits.items():
@@ -243,7 +243,7 @@ def _item(check: Check) -> doc.Item:
     parts += [f"{undecided} undecided"] if undecided else []
     more = [check.rule.words, *check.advice]
     if undecided and check.kept:
-        more.append(f"more draws, or {axis}s further apart, settle what is undecided")
+        more.append(f"use more draws, or {axis}s further apart, to decide the rest")
     worst = FLAG if not check.kept else UNDECIDED if undecided else OK
     return doc.Item(worst, check.name, "; ".join(parts), [f"{line[0].upper()}{line[1:]}." for line in more])
 
