@@ -298,7 +298,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
     for name in ("plan", "law"):
         monkeypatch.setattr(ns.Program, name, lambda *_, **__: pytest.fail("it is begun"))
     for words, said in {
-        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
+        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: choose one",
         ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: choose one",
         ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: choose one, mine.py:several[0]",
         ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is the limit itself",
@@ -378,6 +378,6 @@ def test_an_entry_of_one_of_several_outputs(tmp_path):
         "two = ns.Program((ns.mean_dot(x[0], x[1]), ns.mean_dot(x, x)[0]))\n"
     )
     words = ("--bind", "n=8", "--draws", "100")
-    assert "ask for one of them, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
+    assert "choose one, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
     assert netsor("law", "two.py:two[1,0]", *words, cwd=tmp_path).returncode == 0
     assert "has no such part" in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr

@@ -1,4 +1,4 @@
-"""Keys of random streams: they determine every random number: a law depends only on its seed.
+"""Keys of random streams. They determine every random number: a law depends only on its seed.
 
 Each random array of a plan has a stream with the key (position of the value in the original program, a count, its
 group, purpose, a count). numpy's generator is keyed by (seed, *key, chunk). Chunks depend neither on the workers nor on

@@ -23,8 +23,7 @@ MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 DASHED = (0, (4.0, 2.0))
 MOST_DECADES = 8.0  # of a logarithmic axis
 
-# Looks of curves: finite widths dotted, limits solid, the Gaussian black. Audits: bands at the model's widths, a colour
-# for each of two models, limits dashed
+# Finite widths dotted, limits solid, the Gaussian black; in an audit a colour for each of two models, limits dashed
 LOOKS: dict[str, tuple[str, Any, float]] = {
     "law": (VERMILLION, DOTTED, 1.9),
     "limit": (BLUE, "-", 1.4),

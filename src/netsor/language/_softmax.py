@@ -13,6 +13,7 @@ from ._scalar import Floats, Scalar, applied, as_scalar, constant
 
 SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
 MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
+MAX_TOKENS = int(NUMBERS**0.5)  # a mask or a bias has a number for each pair of tokens
 
 
 def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
@@ -80,14 +81,9 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool]:
      [1 1 0]
      [0 1 1]]
     """
-    tokens = token_count(tokens, "causal")
+    tokens = whole(tokens, "tokens", "causal", most=MAX_TOKENS)
     far = tokens if window is None else whole(window, "window", "causal")
     return np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-far, dtype=bool)
-
-
-def token_count(tokens: int, operation: str) -> int:
-    """A number of tokens: a mask or a bias has an entry for each pair."""
-    return whole(tokens, "tokens", operation, most=int(NUMBERS**0.5), why=": netsor stores all pairs")
 
 
 @lru_cache(maxsize=4)  # masks are large, and layers share them

@@ -14,7 +14,7 @@ from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot,
 from ..language import rotary as rotate
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, broadcast_shapes, constant
-from ..language._softmax import causal, token_count
+from ..language._softmax import MAX_TOKENS, causal
 from ..language._width import as_width
 from ._block import affine, call_layer, scales
 
@@ -87,7 +87,7 @@ def relative_bias(
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
-    places = np.arange(token_count(tokens, operation))
+    places = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
     return np.asarray(np.subtract.outer(places, places))
 
 

@@ -64,11 +64,8 @@ class Parametrisation:
         return self.kinds.get(kind, Scaling())
 
     def promise(self, name: str, axis: str) -> float | None:
-        """The exponent of the change of a watched activation, or of the update ΔW·x of a kind of weight.
-
-        Nothing is promised of the whole vocabulary: most of its words are not in the batch.
-        """
-        if name == "vocabulary":
+        """The expected exponent of the change of an activation, or of the update ΔW·x of a kind of weight."""
+        if name == "vocabulary":  # most of its words are not in the batch
             return None
         return 0.0 if axis == "depth" else self.outputs if name in ("logits", "loss", "head") else self.features
 

@@ -104,8 +104,7 @@ class InitCheck:
         notes = []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            count = counted(len(self.undeclared), "parameter")
-            notes.append(f"{count} not checked, because the reference says nothing: {some}")
+            notes.append(f"{counted(len(self.undeclared), 'parameter')} not checked, unknown to the reference: {some}")
         sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
         return Document(f"Initialisation of {self.name}", verdict, subject, [s for s in sections if s.blocks])
 

@@ -33,10 +33,9 @@ def network(
 ) -> Program:
     """The program of a module with the probes of an audit, which `ns.audit` takes.
 
-    Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches as terms of the
-    stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
-    itself where it is not, and of one class where there is one row of logits. The parameters are those of `program`;
-    the inputs are one sequence, or one image.
+    Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as terms of the stream. If the
+    module returns logits, the loss predicts the next token (the token itself without a mask; a class for one row of
+    logits). The parameters are those of `program`; the inputs are one sequence, or one image.
 
     Examples
     --------

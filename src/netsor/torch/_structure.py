@@ -1,7 +1,6 @@
 """The parts of a network, found in the graph of a module: streams, blocks, branches, attention and matrices.
 
-Blocks are modules with numbered paths (`model.layers.0`, `h.1`). Each term that a block adds is a branch, and an
-attention branch if it has a softmax.
+Blocks have numbered paths (`model.layers.0`, `h.1`). A term that a block adds is a branch; with a softmax, attention.
 """
 
 from __future__ import annotations

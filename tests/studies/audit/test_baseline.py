@@ -135,7 +135,7 @@ def test_what_is_no_baseline_is_refused(change, said):
     change(old)
     with pytest.raises(ValueError, match=said):
         audit.departures(old)
-    with pytest.raises(ValueError, match="baseline=3 must be the path of a JSON file, or what as_dict"):
+    with pytest.raises(ValueError, match="baseline=3 must be the path of a JSON file, or the result of as_dict"):
         audit.departures(3)
 
 

@@ -135,7 +135,7 @@ class Request(_study.Request):
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
-            raise ValueError("compare: programs must have the same number of tokens")
+            raise ValueError("compare: a program is compared with programs of the same number of tokens")
         if self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
         return own[0].lengths
