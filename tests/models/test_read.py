@@ -353,7 +353,7 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
     for config in (own, SimpleNamespace(**own)):
         assert models.nanogpt(config).replace(name=same.name, family=same.family) == same
     assert models.nanogpt({}).vocabulary == 50304
-    with pytest.raises(ValueError, match="n_kv: no field of nanoGPT"):
+    with pytest.raises(ValueError, match="n_kv: not a field of nanoGPT"):
         models.nanogpt({**own, "n_kv": 2})
 
 
