@@ -68,7 +68,7 @@ def reproduce(
     Returns
     -------
     Finished
-        What was made: the report's path, and the claims.
+        The result: the report's path, and the claims.
 
     Examples
     --------

@@ -65,7 +65,7 @@ def document(
     sections = [
         Section("", [*map(Paragraph, more), *main, *opening]),
         Section(
-            "What the paper says, and what was measured",
+            "The paper's claims, and our measurements",
             [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
         ),
         *([_separations(apart)] if apart else []),
@@ -145,7 +145,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
         first, last = measured.many[0].value, measured.many[-1].value
         text = "KL between the limit and the Gaussian of infinitely many heads is"
         return [*lines, f"{text} {first:.2e} for one head and {last:.2e} for 256."]
-    return [*lines, "For how KL falls with the width, ask for figure 1b."]
+    return [*lines, "To see how KL falls with the width, add figure 1b."]
 
 
 SECTION = """\

@@ -84,7 +84,7 @@ class Request(studies.Request):
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work, in a few words."""
         plan = self.plan
         samples = "50,000 draws (100,000 for ReLU)" if plan.samples is None else f"{plan.samples:,} draws"
         named = (
@@ -100,7 +100,7 @@ class Request(studies.Request):
         return file_names(self.chosen)
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
+        """The options for the manifest."""
         return {
             "figures": self.chosen,
             "samples": self.plan.samples or "50000, and 100000 for relu",
@@ -112,7 +112,7 @@ class Request(studies.Request):
 
 
 class Finished(FigureResult):
-    """Where the report is, and what it says in three lines, `summary`."""
+    """The path of the report, and its `summary` in three lines."""
 
     request: Request
 

@@ -173,7 +173,7 @@ def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, mo
     head, row, *_ = found.table().split("\n\n")[2].splitlines()
     assert head.split() == ["result", "agree", "disagree", "outside", "undecided"]
     assert row.split() == ["Halves", "<of", "numbers>", "*", "1", "0", "1", "1"]
-    assert "* Not all of the paper could be read; verdicts are on what was read." in found.table()
+    assert "* We could read only a part of the paper; verdicts are about that part." in found.table()
     assert max(map(len, found.table(verbose=True).splitlines())) <= 80
     page = found.report.read_text()
     assert "Not read: the second half." in page
