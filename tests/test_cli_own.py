@@ -247,7 +247,7 @@ OWN = {
         "--draws",
         "1000000000000000",
     ): "--bind n=4 --bind d=4 and --draws 1000000000000000 would take about",
-    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
+    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: it does not exist",
 }
 
 

@@ -97,7 +97,7 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     ("request_", "left"),
     [
         (Request(), "nothing was kept; with --out DIR finished draws are"),
-        (Request(out=Path("out")), "finished draws are kept, and the same command goes on from there"),
+        (Request(out=Path("out")), "finished draws are kept; the same command resumes"),
         (Request(True, out=Path("out")), "nothing was kept: finished draws are kept of models only"),
     ],
 )

@@ -149,7 +149,7 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
-        ask(z)  # what is made once
+        ask(z)  # made once
         times = [time.perf_counter()]
         for points in (z[:1], z):
             height = ask(points)

@@ -103,7 +103,7 @@ class AtWidths(PlanQuery):
         return quadrature.moves_of_draws(replace(self, prices=where.prices), where)
 
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
-        """What chains move over, and the provenance of their law."""
+        """The random numbers that chains move over, and the provenance of their law."""
         plan = self.plan()
         error = quadrature.checked_quadrature_error(quadrature.moves(self))
         origin = self._provenance("chains over what the exact engine draws", where, seed, plan, error)

@@ -22,7 +22,7 @@ class Traced(Generic[P]):
             raise TraceError("program", "function", function, "a function that returns vectors or scalars")
         functools.update_wrapper(self, function)
         self._function = function
-        self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
+        self._name = str(getattr(function, "__name__", type(function).__name__))  # a callable object has no name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
         signature = inspect.signature(self._function)

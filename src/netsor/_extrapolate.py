@@ -1,4 +1,4 @@
-"""Limits by extrapolation over the width, for programs whose limit the engine refuses; docs/theory.md, "Extrapolation".
+"""Limits by extrapolation over the width, for limits that the engine cannot compute; docs/theory.md, "Extrapolation".
 
 A statistic at width n is S(n) = a + Σ_k b_k n^(−kp) with p = 1, 1/2 or 1/4, and S(2n) − S(n) ~ n^γ.
 """
@@ -34,7 +34,7 @@ Statistic = Callable[[Any], npt.ArrayLike]
 FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use
 FIRST_WIDTH_OF_PRODUCTS = 2**24  # if only products are needed: a law costs the same at every width
 LEVELS = 4  # widths, each twice the one before
-BLOCKS = 16  # of draws, each with a seed of its own at all widths
+BLOCKS = 16  # of draws; each uses its own seed at all widths
 SCALE_DRAWS = 256  # to see which arguments of functions narrow as the width grows
 FALL = 0.7  # from the smallest to the largest width, 8 times as wide, n^(−1/4) falls to 0.59
 TAIL = 8.0  # times the median of |u|: larger ones are clipped, because the square of one outlier hides growth
@@ -117,7 +117,7 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
 
 
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
-    """Refuse a scale that the widths have not passed: numbers at these widths do not tend to the limit."""
+    """Reject a scale that the widths have not passed: numbers at these widths do not tend to the limit."""
     for value in values:
         if any(step.eps(finite[0].bound) == step.eps(finite[-1].bound) > 0 for step in optimiser_steps(value.op)):
             problem = "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps"
@@ -144,7 +144,7 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
 
 
 def _refuse_growing_steps(at: AtWidths) -> None:
-    """Refuse a step that grows with the width: at these widths a small learning rate hides it."""
+    """Reject a step that grows with the width: at these widths a small learning rate hides it."""
     try:
         at.plan()
     except GrowingStepError:

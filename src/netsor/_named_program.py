@@ -28,7 +28,7 @@ class NamedProgram:
         return callable(self.value) and not isinstance(self.value, Program)
 
     def build(self, **arguments: Any) -> Any:
-        """What the function returns for these arguments and its own."""
+        """The result of the function for its own and these arguments."""
         return self.value(**{**self.arguments, **arguments}) if self.is_function else self.value
 
     def program(self, **arguments: Any) -> Program:

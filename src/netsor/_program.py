@@ -74,7 +74,7 @@ class Program:
             raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
         self.output, self.name = output, name
         self.outputs = outputs  # a tuple, also if there is only one
-        self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
+        self.probes = tuple(probes)  # values named by `ns.probe`, in order; empty for a part of a program
         self._whole = outputs  # a part of a program has the seeds and the widths of the whole
 
     @property
@@ -238,7 +238,7 @@ class Program:
         precision
             "float64" or "float32", which raises an error where it is not accurate enough.
         method
-            "exact", or "extrapolate" for a limit that the engine refuses: exact laws at four finite widths are
+            "exact", or "extrapolate" for a limit that the engine cannot compute: exact laws at four finite widths are
             extrapolated to the infinite ones, which gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
@@ -386,7 +386,7 @@ class Program:
         return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
-        """The program at these widths, with the status of its law there; an error if it needs a limit and has none."""
+        """The program at these widths, with the status of its law; an error if it needs a limit that does not exist."""
         bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
         infinite = [width == inf for width in bound.values()] if need_limit else []
         # weights that are not Gaussian have the same limit, and another law at finite width

@@ -38,7 +38,7 @@ def shown(argument: object) -> str:
     write = reprlib.repr if isinstance(argument, list | tuple | dict | set) else repr
     try:
         brief = " ".join(write(argument).split())
-    except ValueError:  # Python refuses to write an integer of thousands of digits
+    except ValueError:  # Python does not print integers of thousands of digits
         return f"an object of type {type(argument).__name__}"
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
 
@@ -161,7 +161,7 @@ Shape = tuple[int, ...]
 LARGEST = 2**53  # integers below it are doubles without rounding
 SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
 NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
-AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes of its own
+AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
@@ -172,7 +172,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return None  # numpy would read the masked entries
     frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
     if frozen and argument.dtype == np.float64:
-        return argument  # type: ignore[no-any-return]  # nobody can write to it, and the largest are gigabytes
+        return argument  # type: ignore[no-any-return]  # read-only, and possibly gigabytes: no copy
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects

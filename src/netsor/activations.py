@@ -92,7 +92,7 @@ ROOT = float(np.sqrt(2.0 / np.pi))  # no numpy scalar: that would make double pr
 
 
 def _special(name: str, x: Array) -> Array:
-    # special functions are no part of the array API, but every library has these
+    # special functions are not part of the array API, but every library has these
     if is_jax_array(x):
         from jax.scipy import special as in_jax
 

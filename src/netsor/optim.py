@@ -38,7 +38,7 @@ class Rates(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """What an update does with one kind of parameters, in addition to sums and multiples."""
+    """The operations of an update on one kind of parameters, in addition to sums and multiples."""
 
     def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
         """A function of entries."""
@@ -299,7 +299,7 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know about an optimiser from its name."""
+    """The properties of an optimiser by name, for commands and studies."""
 
     first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults

@@ -2,7 +2,7 @@
 
 Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if the reader of the output closed
 it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process whenever
-a worker or a cluster closes a connection. Commands add codes of their own, such as 1 for a program without a limit.
+a worker or a cluster closes a connection. Commands add their own codes, such as 1 for a program without a limit.
 """
 
 from __future__ import annotations

@@ -222,5 +222,5 @@ def pop_backend(options: dict[str, Any]) -> Place:
             own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
             address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
         return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
-    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
+    except Exception as error:  # Dask and its libraries raise many kinds of errors
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None

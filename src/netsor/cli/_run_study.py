@@ -60,7 +60,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         raise UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
     kept = request.store is not None and request.store.any()
     finished = "Finished parts in --out are reused." if kept else ""
-    left = f"finished {request.kept} are kept, and the same command goes on from there"
+    left = f"finished {request.kept} are kept; the same command resumes"
     if request.out is None:
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
     elif request.own:
@@ -238,7 +238,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if own:
             model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
             if rates is None:
-                call_build(model, 64)  # refuses a function of other arguments
+                call_build(model, 64)  # rejects a function of other arguments
                 raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
         subject = subject_of(model, options.pop("rules") or None, by)
         return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))

@@ -228,7 +228,7 @@ def explore_command(program: str | None, arguments: tuple[str, ...], port: int, 
     get_current_context().obj.message = "stopped"
     try:
         _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C stops it)"))
-    except BrokenPipeError:  # nobody reads the address
+    except BrokenPipeError:  # the reader closed stdout
         raise
     except OSError as error:
         raise UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

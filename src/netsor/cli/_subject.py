@@ -32,7 +32,7 @@ from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
-LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
+LONGEST = 86_400.0  # seconds, a day: longer commands are rejected
 SMALLER = "choose smaller numbers"
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
@@ -175,7 +175,7 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
-    """Refuse to compare a limit with itself."""
+    """Do not compare a limit with itself."""
     if not widths:
         raise UsageError("PROGRAM has no width, and so no limit to compare with")
     if all(width == math.inf for width in widths.values()):

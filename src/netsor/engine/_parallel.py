@@ -40,7 +40,7 @@ def cores() -> int:
 
 
 class Cancelled(Exception):
-    """Raised in a worker whose result is no longer wanted."""
+    """Raised in a worker after cancellation."""
 
 
 class Tick:

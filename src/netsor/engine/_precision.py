@@ -5,7 +5,7 @@ lose their digits; no array library reports this. So netsor first computes some 
 same random numbers. If they nearly agree, so do the laws: the paired differences bound the shift of the mean and of the
 standard deviation, and the replicas that cross a point bound the shift of the distribution function. If they differ,
 the law may still be right: rounding decides the direction in which nearly equal vectors differ, and deep networks can
-be chaotic. Then a test with as many replicas as the law has must find no difference between the precisions.
+be chaotic. Then a test with all replicas of the law must find no difference between the precisions.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Compare both precisions on the same random numbers."""
-    # With numpy, since the other libraries round alike; for long plans on the device, if double precision fits.
+    # With numpy, since other libraries round in the same way; for long plans on the device, if double precision fits.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):

@@ -136,7 +136,7 @@ def _seconds(request: Request) -> float:
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, in this thread; kept draws are not made again. An error that `tell` raises ends it."""
     tell(0.0, seconds)
-    AuditStudy(request).estimate()  # refuses what does not fit in memory
+    AuditStudy(request).estimate()  # raises an error if memory is too small
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
     left, done = [key for key in keys if key not in _kept], 0.0
     total = sum(case.draw.seconds * draws for case, draws in left)

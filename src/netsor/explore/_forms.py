@@ -58,7 +58,7 @@ def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = No
                 except ValueError as error:
                     wrong = f"KL: {error_text(error)}"
             emit("html", view_html(view, more, wrong, saved))
-    except ConnectionError:  # nobody listens
+    except ConnectionError:  # the page was closed
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
         emit("error", error_text(error))

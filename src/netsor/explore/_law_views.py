@@ -30,7 +30,7 @@ DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn o
 DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
 QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
 SLOW = 3.0  # seconds that even the fewest draws may take
-# What sliders move over
+# Values of sliders
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)

@@ -1,4 +1,4 @@
-"""What the page shows: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
+"""Content of the page: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Rows = dict[str, dict[str, Estimate | str]]  # name of a number â†’ which law â†
 
 
 class View(NamedTuple):
-    """What the page shows."""
+    """The content of the page."""
 
     panels: tuple[Panel, ...]
     rows: Rows

@@ -76,7 +76,7 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
         problem = f"is outside shape {shape}" if outside else f"on shape {shape}: {problem}"
         raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
-        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {shape}")
+        raise TraceError(operation, f"index {shown(key)} selects nothing from shape {shape}")
     return positions
 
 
@@ -305,7 +305,7 @@ class Value:
             if min(given, default=0) < -1:  # numpy reads every negative size as -1
                 raise ValueError
         except (TypeError, ValueError):
-            allowed = "as many entries, by positive integers; one may be -1"
+            allowed = "positive integers with the same product; one may be -1"
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}: give {allowed}") from None
         return self if wanted == self.shape else self.take(self._positions().reshape(wanted))
 

@@ -122,7 +122,7 @@ class Writer:
     # Names
 
     def given(self, *values: Value) -> str:
-        """What an expectation of these values is conditional on."""
+        """The condition of an expectation of these values."""
         return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:

@@ -88,7 +88,7 @@ class Correction:
     amounts: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density from the limit's; refused where it is not resolved."""
+        """g(y): n times the difference of the density from the limit's; raises an error where it is not resolved."""
         points = np.asarray(y, dtype=float)
         g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
         typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)

@@ -62,7 +62,7 @@ class GaussianMixture1D(NamedTuple):
         return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """What components that were not among `count` draws may add to the sum; see `tail_error`."""
+        """The possible contribution of components beyond `count` draws to the sum; see `tail_error`."""
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
         errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]

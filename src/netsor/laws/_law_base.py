@@ -115,7 +115,7 @@ class LawBase:
 
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
-    _arrays: Callable[[], dict[str, Any]]  # what `save` writes and `_from_arrays` takes
+    _arrays: Callable[[], dict[str, Any]]  # written by `save`, read by `_from_arrays`
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
@@ -142,7 +142,7 @@ class LawBase:
 
     @property
     def _words(self) -> list[str]:
-        """What its representations say about it."""
+        """The words of its representations."""
         numbers = [f"{self.random_numbers:,} random numbers per replica"] if self.random_numbers else []
         return [self.method, self.status, *numbers]
 

@@ -43,7 +43,7 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
-    """Refuse models that are too large to plan."""
+    """Reject models that are too large to plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
         raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"

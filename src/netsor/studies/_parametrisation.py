@@ -163,7 +163,7 @@ def _merged(old: Any, given: Any, place: str) -> Any:
     return {**old, **new} if isinstance(old, dict) else old._replace(**new)
 
 
-GROW = ("heads", "head-dim")  # what grows with the width, while the other stays
+GROW = ("heads", "head-dim")  # the one that grows with the width; the other stays
 STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
 
 

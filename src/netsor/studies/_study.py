@@ -85,12 +85,12 @@ class Request:
 
     command: ClassVar[str]  # such as "netsor audit"; manifests that begin with it are of earlier runs
     kept: ClassVar[str] = "draws"  # the content of a finished task
-    smaller: ClassVar[str]  # what would take less time, such as "fewer draws"
+    smaller: ClassVar[str]  # a remedy for long runs, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # runs that differ only in these options may share a folder
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     title: ClassVar[Any]  # the work, in a few words
     files: ClassVar[Any]  # the names of the files that it writes, except the manifest
-    remark: ClassVar[Any] = ""  # what else is printed before the study begins
+    remark: ClassVar[Any] = ""  # also printed before the study begins
     own: ClassVar[Any] = False  # whether it runs programs of the user: in this process, and nothing is kept on disk
     out: Path | None = None
     seed: Seed = 0
@@ -239,21 +239,21 @@ class Study(ABC, Generic[Found]):
 
     @abstractmethod
     def estimate(self) -> Cost:
-        """The cost; refuses what does not fit in memory."""
+        """The cost; raises an error if memory is too small."""
 
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs, if this takes long; "" if there are none."""
         return ""
 
     def check(self) -> None:
-        """Refuse other impossible requests before anything is drawn."""
+        """Reject other impossible requests before anything is drawn."""
 
     @abstractmethod
     def result(self, run: Run) -> Found:
         """The result of the numbers; `run.wait()` waits for them."""
 
     def prepare(self) -> None:
-        """Refuse impossible requests, and a folder with other files."""
+        """Reject impossible requests, and a folder with other files."""
         self.check()
         if self.request.out is not None:
             self.request.folder(self.request.out).prepare(self.request.files)

@@ -1,4 +1,4 @@
-"""What coordinate checks and learning-rate sweeps share: networks trained for a few steps, in parts of draws."""
+"""The common part of coordinate checks and learning-rate sweeps: networks trained for a few steps."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
-        self.cases(self.rules[0])  # refuses widths that the heads do not divide
+        self.cases(self.rules[0])  # rejects widths that the heads do not divide
         # the ids of the tokens, and a target for each: by default the next id
         ids, targets, most = self.ids, self.targets, model.vocabulary or 1
         if ids is not None and self.tokens is not None:
@@ -185,7 +185,7 @@ class TrainingRequest(_study.Request):
 
     @property
     def name(self) -> str:
-        """What is trained."""
+        """The trained network, in words."""
         return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
 
     @property
@@ -264,7 +264,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         return sorted(every, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
-        """The cost, from the plans; refuses what does not fit in memory."""
+        """The cost, from the plans; raises an error if memory is too small."""
         request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
@@ -287,7 +287,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision where it is not accurate enough."""
+        """Reject single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for case in self.cases:
                 _check_single(case, self.request.backend, self.request.draws)

@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 def kind(x: Tensor) -> str:
-    """What an argument is, for messages."""
+    """The kind of an argument, for messages."""
     names = {Vectors: "vectors", Scalars: "scalars", Linear: "coordinates", Random: "a parameter"}
     return names.get(type(x), "numbers")
 

@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 
 def refuse_if(wrong: object, why: str) -> None:
-    """Refuse to read an operation."""
+    """Raise an error: the operation cannot be read."""
     if wrong:
         raise Refusal(why)
 
@@ -146,7 +146,7 @@ class Scalars:
     base: Scalar
     factor: float = 1.0
     allowed: Bools | None = None  # the scores that a mask leaves
-    root: Root | None = None  # what `base` is, if it is known
+    root: Root | None = None  # the value of `base`, if known
 
     @property
     def shape(self) -> Shape:
@@ -232,7 +232,7 @@ def settled(linear: Linear) -> Vectors:
     refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is not a rotary position")
     part = x.part(start, stop)
     before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
-    factor = after[0]  # what ones become
+    factor = after[0]  # the image of ones
     if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=1e-12 * np.abs(after).max()):
         return _rotated(part, before, after)
     if np.ptp(factor, axis=-1).any():

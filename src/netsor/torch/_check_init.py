@@ -110,7 +110,7 @@ class InitCheck:
 
 
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
-    """What was expected and found, with the p-value; the first `most` of the findings."""
+    """The first `most` findings: expected and found values, with the p-value."""
     texts: dict[tuple[str, str], str] = {}
     wrong_std = {each.where for each in findings if each.what == "std"}  # by which a mean is judged
     for each in (each for each in findings if each.what != "mean" or each.where not in wrong_std):

@@ -110,7 +110,7 @@ class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
 
 IS_META = torch.Tensor.is_meta.__get__
 ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
-UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # what parameters are made by, while masks begin with given numbers
+UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # these functions make parameters; masks start from given numbers
 CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged so

@@ -196,7 +196,7 @@ def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | 
 
 
 def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
-    """What samples of one parameter say."""
+    """The law of one parameter, from samples."""
     problem = next((sample.problem for sample in samples if sample.problem), "")
     if problem:
         law = "orthogonal" if "qr" in problem else "unknown"

@@ -94,7 +94,7 @@ class Graph(NamedTuple):
     laws: Parameters
     nodes: list[Node]
     parameters: dict[Node, str]  # placeholders of parameters; of those that are tied, the first name
-    constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
+    constants: dict[Node, Any]  # nodes without a random parameter: inputs, buffers, positions, masks
     outputs: list[Any]  # nodes, or other things that are returned
     inputs: set[Node]  # placeholders of the arguments of the call
 

@@ -162,7 +162,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     size, own = _shape(before), set(nodes)
     if len(size) != 3 or size[0] != 1:
         return None
-    carriers = {before: False}  # what holds the stream, and whether a norm was the last that was done to it
+    carriers = {before: False}  # the node of the stream, and whether its last operation was a norm
     added: list[Node] = []
     middle = last = None
     for node in nodes:

@@ -114,7 +114,7 @@ class Orders:
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
         self.infinite = infinite  # whether vectors have infinite width
         self._count = 1
-        self._reach: dict[int, int] = {}  # what an output of a nonlinearity has products of order 1 with
+        self._reach: dict[int, int] = {}  # basis functions with products of order 1 with a nonlinear output
         self._outputs = 0  # the set of these outputs
         self._related = cache(self._expanded)  # many vectors have the same set
         self._initial: dict[Source, Sets] = {}  # of initial vectors

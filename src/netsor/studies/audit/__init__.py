@@ -96,7 +96,7 @@ def audit(
     workers : int, optional
         Worker processes; by default one on each core.
     out : str or pathlib.Path, optional
-        A folder for the report. It also keeps finished parts: an interrupted audit goes on where it stopped.
+        A folder for the report. It also keeps finished parts: an interrupted audit resumes where it stopped.
     precision : str
         "float64", "float32", or "auto": single precision where a few draws agree with double precision to five digits
         or a hundredth of their spread, and double precision for a `Program`. Both have the same draws, up to rounding.
@@ -206,7 +206,7 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(ways)}."
 
     def estimate(self) -> Cost:
-        """The cost, from the plans; refuses what does not fit in memory."""
+        """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
         seconds, numbers, held, one = 0.0, 0.0, 0.0, 0.0
         parts = Counter[AuditCase]()  # by plan
@@ -229,13 +229,13 @@ class AuditStudy(Study[Audit | Comparison]):
         return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision where it is not accurate enough."""
+        """Reject single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for subject in self.request.subjects:
                 resolve_precision(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
-        """Refuse rules on what will not be measured, before anything is drawn."""
+        """Reject rules on quantities that will not be measured, before anything is drawn."""
         request, ones = self.request, []
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which the limit is planned

@@ -110,7 +110,7 @@ class Baseline:
         raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
 
     def check(self, request: Request, model: Model) -> None:
-        """Refuse an audit of other quantities, or of a model of other sizes."""
+        """Reject an audit of other quantities, or of a model of other sizes."""
 
         def refuse(allowed: str) -> NoReturn:
             raise ArgumentError("baseline", self.source, allowed)

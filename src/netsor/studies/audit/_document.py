@@ -82,7 +82,7 @@ def headline(audit: LengthResult) -> str:
 
 
 def unavailable(result: LengthResult) -> dict[str, str]:
-    """What could not be computed, with the reason: the limit, or its gradients."""
+    """Missing results with the reason: the limit, or its gradients."""
     model, request = result.model, result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}

@@ -267,7 +267,7 @@ class FormatFit(NamedTuple):
     underflow: str  # is the share of numbers below its smallest above SMALL, in some block?
     below: float  # that share, its median in the worst block
     scale: int  # 2^scale: the largest power of two with which 95 % of initialisations fit
-    scaled: float  # the share below if each tensor has a scale of its own, from its largest number
+    scaled: float  # the share below if each tensor is scaled by its largest number
 
 
 class Range(NamedTuple):
@@ -280,7 +280,7 @@ class Range(NamedTuple):
 
 
 def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
-    """What was measured of each activation; nothing, if ranges were not requested."""
+    """The ranges of each activation; empty if not requested."""
     ranges = []
     for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
         if f"{name}_largest" in arrays:

@@ -1,4 +1,4 @@
-"""What an audit measures: the words for each quantity, in tables, figures and files."""
+"""The quantities of an audit, and their names in tables, figures and files."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Request(_study.Request):
         return MIN_DRAWS if self.quick else max(MIN_DRAWS, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
 
     def subject(self, model: Model, tokens: int, infinite: bool) -> AuditCase:
-        """A model at one length and one set of widths; with gradients, if they were asked for and have a law."""
+        """A model at one length and one set of widths; with gradients, if requested and known."""
         wanted = self.backward(tokens, infinite) and not (infinite and model in self.no_gradients)
         return self._subject(model, tokens, infinite, wanted)
 
@@ -228,7 +228,7 @@ class Request(_study.Request):
 
     @property
     def asked(self) -> list[AuditCase]:
-        """All cases that were asked for: model by model, short inputs before long ones, infinity last."""
+        """All requested cases: model by model, short inputs before long ones, infinity last."""
         return [
             self._subject(model, tokens, infinite, self.backward(tokens, infinite))
             for model, tokens, infinite in itertools.product(self.models, self.lengths, (False, True))

@@ -22,7 +22,7 @@ from ._request import Request
 
 
 class AuditResult(TableResult):
-    """What an `Audit` and a `Comparison` share: printing, saving, plots and tests."""
+    """The common part of `Audit` and `Comparison`: printing, saving, plots and tests."""
 
     audits: tuple[Audit, ...]
     request: Request
@@ -50,7 +50,7 @@ class AuditResult(TableResult):
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
+        """The object that `netsor audit --json` prints."""
         every = []
         for audit in self.audits:  # the numbers of the first length and the verdicts of all; then those of each
             every.append(_of(audit))

@@ -143,7 +143,7 @@ def joined(entries: Mapping[Entry, Scalar]) -> Program:
 
 
 def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """The entries that have a limit at n = ∞, and why the others have none."""
+    """The entries that have a limit at n = ∞, and why the others do not."""
     refused: dict[Entry, str] = {}
     try:
         joined(entries).plan(n=inf)

@@ -342,7 +342,7 @@ class CoordCheck(ByParametrisation[Check]):
         verdict = "; ".join(f"{check.name}: {count}" for check, count in zip(checks, counts, strict=True))
         caption = (
             f"√(mean square) of what {steps} of {r.optimiser} changes, against the {r.axis}: geometric means over "
-            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates need "
             f"flat lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
         )
         rows: list[doc.Row] = []
