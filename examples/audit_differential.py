@@ -1,7 +1,7 @@
 """An audit of differential attention (Ye et al. 2024): the difference of two softmaxes in each head.
 
-The paper trains λ, starting at 0.8; here λ is 0.8. The difference of softmaxes is not a distribution over tokens, so the
-audit measures both softmaxes.
+The paper trains λ, starting at 0.8; here λ is 0.8. The difference of softmaxes is not a distribution over tokens, so
+the audit measures both softmaxes.
 """
 
 import netsor as ns
