@@ -83,7 +83,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool]:
     """
     tokens = whole(tokens, "tokens", "causal", most=MAX_TOKENS)
     far = tokens if window is None else whole(window, "window", "causal")
-    return np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-far, dtype=bool)
+    return np.asarray(np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-far, dtype=bool))
 
 
 @lru_cache(maxsize=4)  # masks are large, and layers share them
