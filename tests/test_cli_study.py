@@ -69,10 +69,10 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     for out in (tmp_path, None):
         run(Request(out=out))
-        assert "not repeated" not in capsys.readouterr().err
+        assert "are reused" not in capsys.readouterr().err
     (tmp_path / "parts" / "0.npz").write_bytes(b"")
     run(Request(True, out=tmp_path))  # whose parts are never kept
-    assert "not repeated" not in capsys.readouterr().err
+    assert "are reused" not in capsys.readouterr().err
     run(Request(out=tmp_path))
     text = " ".join(capsys.readouterr().err.split())
     assert "on 1 worker. Finished parts in --out are reused. And more." in text
