@@ -1,7 +1,7 @@
 """An audit of differential attention (Ye et al. 2024): the difference of two softmaxes in each head.
 
-λ is learned from 0.8 in the paper, and is 0.8 here. The difference is no distribution over tokens: the two that it is
-made of are what is watched.
+The paper trains λ, starting at 0.8; here λ is 0.8. The difference of softmaxes is not a distribution over tokens, so
+the audit measures both softmaxes.
 """
 
 import netsor as ns

@@ -64,19 +64,19 @@ class Broken(Model):
     """The same, initialised wrongly."""
 
     def _init_weights(self, name, module):
-        """The same with two mistakes: `mlp.down` is no name here, and biases keep what their constructor drew."""
+        """The same with two mistakes: `mlp.down` is not a name here, and biases keep their constructor's numbers."""
         if isinstance(module, nn.Linear | nn.Embedding):
             std = 0.02 / math.sqrt(2 * LAYERS) if name.endswith(("proj", "mlp.down")) else 0.02
             nn.init.normal_(module.weight, std=std)
 
 
 def intended():
-    """What is declared."""
+    """The declared initialisation."""
     return Model()
 
 
 def broken():
-    """What the code makes."""
+    """The actual initialisation."""
     return Broken()
 
 

@@ -113,7 +113,7 @@ def test_compare_takes_the_head_dimension_to_infinity_unless_told():
 
 BAD_OPTIONS = {
     ("audit",): "Missing argument 'MODEL': see netsor audit --help",
-    ("audit", "my_model.py"): "MODEL 'my_model.py' must name what is in the file, as my_model.py:build",
+    ("audit", "my_model.py"): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
     ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
@@ -161,7 +161,7 @@ BAD_OPTIONS = {
     ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 and --width 8 would take about",
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
-    ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",
+    ("plan", "--infinite-heads"): "--infinite-heads has no plan: the law is a formula",
     ("law", "--activation", "tanh", "--clip", "2"): "--clip 2 is for --activation clip, not tanh",
     ("law", "--token", "5"): "--token 5 must be at most --tokens 4",
     ("law", "--mask", "none"): "'--mask': 'none' is not",
@@ -225,14 +225,14 @@ def test_slow_planning_is_said(monkeypatch, capsys):
     monkeypatch.setattr(_subject, "echo_error", lambda text: (echo_error(text), said.set()))
     with _subject.slow_notice("planning"):
         assert said.wait(60)
-    assert capsys.readouterr().err == "netsor: planning …; Ctrl-C ends it\n"
+    assert capsys.readouterr().err == "netsor: planning …; Ctrl-C stops it\n"
 
 
 def test_what_is_long_is_announced(capsys):
     _subject.announce(9.0)
     assert capsys.readouterr().err == ""
     _subject.announce(300.0)
-    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C ends it\n"
+    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C stops it\n"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "there is not enough memory: fewer draws"),
+        (MemoryError(), "there is not enough memory: use fewer draws"),
         (RuntimeWarning("overflow"), "the numbers leave double precision (overflow)"),
         (OSError(28, "No space left"), "a file cannot be read or written: [Errno 28] No space left"),
         (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
@@ -356,4 +356,4 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     monkeypatch.setattr(_subject, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")
+    assert result.stderr.startswith("netsor: no more threads can be started: use fewer --workers")

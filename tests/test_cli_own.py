@@ -215,7 +215,7 @@ OWN = {
     ("mine.py:own[0]", "--bind", "m=4"): "--bind width m=4 is not used; this program's widths are d, n",
     ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
     ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
-    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: ask for one of them",
+    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: choose one",
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
     ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
@@ -247,7 +247,7 @@ OWN = {
         "--draws",
         "1000000000000000",
     ): "--bind n=4 --bind d=4 and --draws 1000000000000000 would take about",
-    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
+    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: it does not exist",
 }
 
 
@@ -267,7 +267,7 @@ def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder)
 def test_everything_at_infinity_is_nothing_to_compare(folder):
     result = netsor("compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder)
     assert result.returncode == 2
-    assert result.stderr.startswith("netsor: --bind inf is what it is compared with")
+    assert result.stderr.startswith("netsor: --bind inf is the limit itself")
 
 
 class Plan:
@@ -291,17 +291,17 @@ def test_plan(folder, monkeypatch):
 
 def test_help_says_that_the_file_is_run():
     for command in ("check", "law", "compare", "plan"):
-        assert "is run" in " ".join(netsor(command, "--help").stdout.split())
+        assert "executed" in " ".join(netsor(command, "--help").stdout.split())
 
 
 def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
     for name in ("plan", "law"):
         monkeypatch.setattr(ns.Program, name, lambda *_, **__: pytest.fail("it is begun"))
     for words, said in {
-        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
-        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: ask for one of them",
-        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, mine.py:several[0]",
-        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is what it is compared with",
+        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: choose one",
+        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: choose one",
+        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: choose one, mine.py:several[0]",
+        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is the limit itself",
         (
             "law",
             "mine.py:own",
@@ -313,7 +313,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
         ("compare", "mine.py:good", "--bind", "n=8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
         ("compare", "--width", "8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
         ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "cannot be combined",
-        ("compare", "--width", "inf"): "--width inf is what it is compared with",
+        ("compare", "--width", "inf"): "--width inf is the limit itself",
         ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     }.items():
         result = netsor(*words, cwd=folder)
@@ -339,7 +339,7 @@ def test_plans_are_counted(folder, monkeypatch):
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
     monkeypatch.setattr(_subject, "ANNOUNCE_SECONDS", 1.0)
-    for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C ends it\n")):
+    for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C stops it\n")):
         assert netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder).stderr == said
 
 
@@ -348,7 +348,7 @@ def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_program_commands.time, "perf_counter", lambda: next(seconds))
     result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
-    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 of them, so it takes that much longer\n")
+    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 plans, which adds to its time\n")
     found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)
     assert found["planning_seconds"] == 7
 
@@ -378,6 +378,6 @@ def test_an_entry_of_one_of_several_outputs(tmp_path):
         "two = ns.Program((ns.mean_dot(x[0], x[1]), ns.mean_dot(x, x)[0]))\n"
     )
     words = ("--bind", "n=8", "--draws", "100")
-    assert "ask for one of them, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
+    assert "choose one, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
     assert netsor("law", "two.py:two[1,0]", *words, cwd=tmp_path).returncode == 0
     assert "has no such part" in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr

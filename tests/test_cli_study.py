@@ -69,13 +69,13 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     for out in (tmp_path, None):
         run(Request(out=out))
-        assert "not repeated" not in capsys.readouterr().err
+        assert "are reused" not in capsys.readouterr().err
     (tmp_path / "parts" / "0.npz").write_bytes(b"")
     run(Request(True, out=tmp_path))  # whose parts are never kept
-    assert "not repeated" not in capsys.readouterr().err
+    assert "are reused" not in capsys.readouterr().err
     run(Request(out=tmp_path))
     text = " ".join(capsys.readouterr().err.split())
-    assert "on 1 worker. What is finished in --out is not repeated. And more." in text
+    assert "on 1 worker. Finished parts in --out are reused. And more." in text
 
 
 def test_on_a_device_no_time_is_told(capsys):
@@ -97,7 +97,7 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     ("request_", "left"),
     [
         (Request(), "nothing was kept; with --out DIR finished draws are"),
-        (Request(out=Path("out")), "finished draws are kept, and the same command goes on from there"),
+        (Request(out=Path("out")), "finished draws are kept; the same command resumes"),
         (Request(True, out=Path("out")), "nothing was kept: finished draws are kept of models only"),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_is_left_is_told(request_, left, capsys):
     assert stop.value.exit_code == 1
     assert watch.message == f"interrupted; {left}"
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"netsor: a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}"
+        f"netsor: a worker was killed, perhaps because memory ran out: use fewer --workers; {left}"
     )
 
 

@@ -75,7 +75,7 @@ def test_table_and_folder(folder):
     assert len(parts) == 2
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
-    assert "What is finished in --out is not repeated" in again.stderr
+    assert "Finished parts in --out are reused" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
 
 

@@ -105,7 +105,7 @@ def test_what_a_device_takes_is_not_estimated():
     """Seconds are those of cores: a day of one is minutes of an accelerator."""
     net = ns.paper.layer(activation="tanh")
     how = net, [{"n": 4096}], 10**11
-    with pytest.raises(click.UsageError, match=r"--draws 10 would take about .* days; smaller numbers need less"):
+    with pytest.raises(click.UsageError, match=r"--draws 10 would take about .* days; choose smaller numbers"):
         _subject.sampling_seconds(*how, Numpy(), "--draws 10")
     assert _subject.sampling_seconds(*how, Elsewhere(), "--draws 10") == 0.0
 

@@ -81,7 +81,7 @@ def test_programs_checks_and_plans():
     assert "random numbers" in words(net.plan(n=8))
     tied = ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2))
     assert "fails" in words(tied.check())
-    assert "There is no limit" in tied._repr_latex_()
+    assert "The limit does not exist" in tied._repr_latex_()
 
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}

@@ -249,7 +249,7 @@ def test_parts_of_a_program_of_several_values():
     for key in (3, True, "a", [0], (0,), None, slice("a", None)):
         with pytest.raises(IndexError, match="program program: index "):
             net[key]
-    with pytest.raises(ns.TraceError, match="leaves nothing"):
+    with pytest.raises(ns.TraceError, match="selects nothing"):
         net[3:]
 
 

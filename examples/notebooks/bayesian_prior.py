@@ -67,8 +67,8 @@ for name, functions in (("one head", attention), ("Gaussian", gaussian)):
     print(f"{name}: below 0.1 of its mean in {small:.1%} of the draws, above 4 times its mean in {large:.1%}")
 
 # %% [markdown]
-# **Squares at distant inputs.** For Gaussians, $f(t)^2$ and $f(t')^2$ have the correlation $\rho^2$, with $\rho$ that
-# of $f(t)$ and $f(t')$, which is zero a quarter turn apart, by symmetry. Given the scores, $f$ is Gaussian with random
+# **Squares at distant inputs.** For Gaussians, $f(t)^2$ and $f(t')^2$ have the correlation $\rho^2$, where $\rho$ is
+# that of $f(t)$ and $f(t')$: zero a quarter turn apart, by symmetry. Given the scores, $f$ is Gaussian with random
 # covariance $C$, and squares have the covariance $\operatorname{Cov}(C_{tt}, C_{t't'}) + 2\,\mathbb{E}[C_{tt'}^2]$. A
 # quarter turn apart it is the second part that counts: given the scores the two values are correlated, with one sign or
 # the other, and only the mean over the scores is zero.

@@ -11,7 +11,7 @@
 # %% [markdown]
 # # The paper's attention layer, from scratch
 #
-# A network is written once, as the theory writes it, and then read at any width. Here it is one attention layer over
+# Write a network once, in the notation of the theory, and evaluate it at any width. Here it is one attention layer over
 # tokens $x^i = \mathrm{clip}(W^i h)$, with one matrix $W^i$ for each token. Head $a$ has the scores
 #
 # $$p^a_{ij} = n^{-1/2} \langle W^{Q,a} x^i, W^{K,a} x^j \rangle ,$$
@@ -28,7 +28,7 @@ from scipy import stats
 import netsor as ns
 from netsor import inf
 
-n = ns.Width("n")  # a name: it becomes a number, or infinity, only when you ask for a law
+n = ns.Width("n")  # a name: it becomes a number, or infinity, only when you compute a law
 
 
 def attention(x, heads):
@@ -75,8 +75,8 @@ for width, law in laws.items():
 print(f"  inf   {limit.var():.4f}            {limit.kurtosis():.4f}            ({limit.status})")
 
 # %% [markdown]
-# Is the law at width 16 really that of the network? Simulate it literally, with every matrix drawn and multiplied, and
-# compare. The Kolmogorov–Smirnov test asks how often the distance between draws and law would be as large by chance.
+# Is this really the law of the network at width 16? Simulate the network, with every matrix sampled and multiplied, and
+# compare. The Kolmogorov–Smirnov test says how often the distance between draws and law would be as large by chance.
 
 # %%
 draws = first.simulate(n=16, draws=20_000, coordinates=0)
@@ -99,4 +99,4 @@ right.legend(frameon=False, loc="lower left", fontsize=8)
 plt.show()
 
 # %% [markdown]
-# **Try next:** replace `ns.clip(…, 100)` by `ns.relu(…)` and ask `check()` again, or use one head instead of two.
+# **Try next:** replace `ns.clip(…, 100)` by `ns.relu(…)` and run `check()` again, or use one head instead of two.

@@ -13,7 +13,7 @@
 #
 # In practice queries, keys and values live in $\mathbb{R}^d$ with $d$ smaller than the width $n$ of the tokens, and $d$
 # is often 64. The scores are $p^a_{ij} = d^{-1/2} \langle W^{Q,a} x^i, W^{K,a} x^j \rangle$ with matrices in
-# $\mathbb{R}^{d \times n}$. Here $n$ goes to infinity and $d$ stays. The theorem of the paper wants every width to go
+# $\mathbb{R}^{d \times n}$. Here $n$ goes to infinity and $d$ stays. The theorem of the paper needs every width to go
 # to infinity, so the library labels such a law *conjectured*; we check it below against exact laws at finite $n$.
 
 # %%
@@ -43,7 +43,7 @@ print(f"d = inf: {limit.status}; variance {limit.var():.4f}, excess kurtosis {li
 # %% [markdown]
 # Why does a finite $d$ matter? A score is a product of two Gaussian vectors of $\mathbb{R}^d$, so it is Gaussian only
 # given the queries; and the products of the values $W^{V,a} x^j$ over $d$ are random too. So the variance of the
-# output, given all that the heads draw, is more random than at $d = \infty$, and the tails are heavier.
+# output, given everything that the heads sample, is more random than at $d = \infty$, and the tails are heavier.
 
 # %%
 dims = 2 ** np.arange(2, 8)

@@ -9,10 +9,10 @@
 # ---
 
 # %% [markdown]
-# # An activation of your own, and the temperature that suits it
+# # A custom activation, and the temperature that suits it
 #
 # Any function of numpy arrays can be a nonlinearity. Ours is a wavelet, $\phi(u) = c\,(1 - u^2)\,\exp(-u^2/2)$. We want
-# tokens of second moment 1, so that scores have variance $\sigma_Q^2 \sigma_K^2$: this fixes $c$. The library computes
+# tokens of second moment 1, so scores have variance $\sigma_Q^2 \sigma_K^2$: this fixes $c$. The library computes
 # the second moment at infinite width, as the limit of `ns.mean_dot` of the tokens.
 
 # %%
@@ -47,7 +47,7 @@ K = gain**2 * np.where(np.eye(4), same, other)  # the kernel of four tokens
 
 
 # %% [markdown]
-# **What the checker wants to know.** It cannot look into a function, so it reports what it does not know. This $\phi$
+# **Help the checker.** It cannot look into a function, so it reports unknown properties. This $\phi$
 # is bounded, and its derivative is bounded too, so it is Lipschitz: we may declare both.
 
 

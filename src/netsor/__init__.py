@@ -22,8 +22,7 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# A name is loaded when it is first used, so that a command loads only what it needs. The stub, which type checkers and
-# editors read, says from where.
+# Names are loaded when first used: a command loads only what it needs. The stub, for type checkers, says from where.
 with open(__file__.rpartition(".")[0] + ".pyi", encoding="utf-8") as _stub:
     _IMPORTS = [line.split() for line in _stub if line.startswith("from ")]
 _MODULES = [name for _, module, _, name, *_ in _IMPORTS if module == "."]
@@ -52,7 +51,7 @@ def __getattr__(name: str) -> Any:
                 needed = "ns.AttentionRegressor needs scikit-learn, pip install scikit-learn"
                 raise ImportError(f"{needed}: {error}") from error
     hint = ""
-    if not name.startswith("_"):  # Python itself asks for names with an underscore
+    if not name.startswith("_"):  # Python itself looks up names with an underscore
         import difflib  # seldom needed
 
         import numpy as np

@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 
 from ._array_api import Ints, one_blas_thread
-from ._validate import ArgumentError, whole
+from ._validate import ArgumentError, counted, whole
 from .engine._latent import Latent, matched
 from .engine._memory import check_memory, in_bytes
 from .engine._parallel import Progress, on_terminal
@@ -33,7 +33,7 @@ from .laws._estimate import Array, combined
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
 MAX_RHAT = 1.05  # a larger R-hat gives a warning
-LONGEST = 16  # the largest factor by which a warning asks for longer chains
+LONGEST = 16  # largest factor by which a warning suggests longer chains
 SPREAD = 0.7  # standard deviation of the evidence between runs, over its mean: above, the error is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
 ANNOUNCE_SECONDS = 10.0  # a longer computation prints its cost before it starts, on a terminal
@@ -96,9 +96,9 @@ class Posterior:
 
     def __repr__(self) -> str:
         return (
-            f"<Posterior of {self.law.dim} entries given {self.observed} observations: {self.law.replicas} replicas of "
-            f"{self.chains} chains, R-hat {self.r_hat:.3f}, effective sample size {self.effective:.0f}, "
-            f"acceptance {self.acceptance:.2f}>"
+            f"<Posterior of {self.law.dim} entries given {counted(self.observed, 'observation')}: "
+            f"{counted(self.law.replicas, 'replica')} of {counted(self.chains, 'chain')}, "
+            f"R-hat {self.r_hat:.3f}, effective sample size {self.effective:.0f}, acceptance {self.acceptance:.2f}>"
         )
 
 
@@ -149,7 +149,7 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
-        ask(z)  # what is made once
+        ask(z)  # made once
         times = [time.perf_counter()]
         for points in (z[:1], z):
             height = ask(points)
@@ -189,7 +189,7 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     def on_device(z: Array) -> Array:
         height = ask(z)
         unsure = ~np.isfinite(height)
-        if unsure.any():  # the host can avoid rounding, and says what is wrong
+        if unsure.any():  # the host can avoid rounding, and its error names the cause
             height[unsure] = on_host(z[unsure])
         return height
 
@@ -241,7 +241,7 @@ def posterior(
 ) -> Posterior:
     """The law of all outputs given data; one replica, a Gaussian process, if the plan draws nothing."""
     size, number = latent.entries, len(data.entries)
-    method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
+    method = f"{origin.method}, given {counted(number, 'observation')}"
     kept = 1 if latent.plan.constant else how.draws
     check_memory(
         16.0 * kept * size**2 + thread_bytes(latent),
@@ -296,7 +296,7 @@ def _announce(what: str, progress: Progress, *work: Any) -> None:
     if progress is True and on_terminal() and (expected := cost(*work)).seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
-        tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
+        tqdm.write(f"{what}: {expected}; Ctrl-C stops it", file=sys.stderr)
 
 
 class _Bar:
@@ -331,7 +331,7 @@ class _Bar:
 
 @dataclass(frozen=True)
 class InfiniteHeads:
-    """One head at some examples; the covariance is a mean over draws of what it attends to."""
+    """One head at some examples; the covariance is the mean over draws of its covariance given scores."""
 
     head: Latent
     draws: int

@@ -42,7 +42,7 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     if not widths:
         raise ArgumentError("coordinates", argument, "left out: a scalar has no coordinates")
     for width in widths:
-        low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
+        low = 0 if math.isinf(width) else -int(width)  # infinitely many coordinates have no last one
         if not all(low <= place < width for place in chosen):
             allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
@@ -53,12 +53,12 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
 
 @dataclass(frozen=True)
 class AtWidths(PlanQuery):
-    """A program with its widths bound: what the engine is asked for, and the status of the law there."""
+    """A program with its widths bound: calls the engine, and knows the status of the law."""
 
     status: str = field(default="exact", compare=False)
 
     def titled_plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
-        """What would be drawn and computed, for a program of this name."""
+        """The plan, titled with this name of the program."""
         places = picked(coordinates, self.outputs, self.bound)
         at = ", ".join(f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths)
         title = f"plan of {name}" + (f" at {at}" if at else "")
@@ -103,7 +103,7 @@ class AtWidths(PlanQuery):
         return quadrature.moves_of_draws(replace(self, prices=where.prices), where)
 
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
-        """What chains move over, and the provenance of their law."""
+        """The random numbers that chains move over, and the provenance of their law."""
         plan = self.plan()
         error = quadrature.checked_quadrature_error(quadrature.moves(self))
         origin = self._provenance("chains over what the exact engine draws", where, seed, plan, error)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-Emit = Callable[[str, str], None]  # what it is ("text", "html", "image", "error") and its content
+Emit = Callable[[str, str], None]  # the kind ("text", "html", "image", "error") and the content
 BLOCK = "<block>"  # the name of the code in error messages
 
 _names: dict[str, Any] = {"__name__": "__main__"}  # of the blocks of a page, which follow each other
@@ -64,7 +64,7 @@ def _run(code: str, emit: Emit) -> None:
 
 
 class _Printed(io.TextIOBase):
-    """What is printed, emitted as it comes."""
+    """A stream that emits printed text at once."""
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit

@@ -22,7 +22,7 @@ class Traced(Generic[P]):
             raise TraceError("program", "function", function, "a function that returns vectors or scalars")
         functools.update_wrapper(self, function)
         self._function = function
-        self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
+        self._name = str(getattr(function, "__name__", type(function).__name__))  # a callable object has no name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
         signature = inspect.signature(self._function)
@@ -49,7 +49,7 @@ class Traced(Generic[P]):
         return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
 
     def __reduce__(self) -> str:
-        return self._function.__qualname__  # by name, so that it can be sent to another process
+        return self._function.__qualname__  # by name, to pickle it for another process
 
 
 def program(function: Callable[P, Any]) -> Traced[P]:

@@ -107,7 +107,7 @@ def count_statuses(statuses: Sequence[str]) -> str:
 
 
 def to_text(document: Document, verbose: bool = False) -> str:
-    """The document for a terminal of 80 columns: the verdict first, details only if asked for."""
+    """The document for a terminal of 80 columns: the verdict first, details only if requested."""
     shown = ("always", "text", "verbose") if verbose else ("always", "text")
     parts = [wrap(document.verdict), wrap(document.subject)]
     for section in document.sections:

@@ -1,4 +1,4 @@
-"""Limits by extrapolation over the width, for programs whose limit the engine refuses; docs/theory.md, "Extrapolation".
+"""Limits by extrapolation over the width, for limits that the engine cannot compute; docs/theory.md, "Extrapolation".
 
 A statistic at width n is S(n) = a + Σ_k b_k n^(−kp) with p = 1, 1/2 or 1/4, and S(2n) − S(n) ~ n^γ.
 """
@@ -32,27 +32,27 @@ from .laws._estimate import combined, student
 Statistic = Callable[[Any], npt.ArrayLike]
 
 FIRST_WIDTH = 32  # the smallest width, or eight times the vectors of a value: above the directions in use
-FIRST_WIDTH_OF_PRODUCTS = 2**24  # where products are all that is asked for: a law costs as much at every width
+FIRST_WIDTH_OF_PRODUCTS = 2**24  # if only products are needed: a law costs the same at every width
 LEVELS = 4  # widths, each twice the one before
-BLOCKS = 16  # of draws, each with a seed of its own at all widths
+BLOCKS = 16  # of draws; each uses its own seed at all widths
 SCALE_DRAWS = 256  # to see which arguments of functions narrow as the width grows
 FALL = 0.7  # from the smallest to the largest width, 8 times as wide, n^(−1/4) falls to 0.59
-TAIL = 8.0  # times the median of |u|: larger arguments count as so large, for the square of one outlier hides growth
+TAIL = 8.0  # times the median of |u|: larger ones are clipped, because the square of one outlier hides growth
 RAY = 4.0 ** -np.arange(21.0)  # fractions of an argument at which a function is compared with itself
 RAY_RTOL = 1e-9  # smaller changes of a function are rounding errors
 BEND = 0.1  # exponents of a function along a ray that differ by less count as one
-STEEP = 6.0  # a larger exponent is that of a function that grows faster than powers
+STEEP = 6.0  # a larger exponent means that the function grows faster than powers
 NARROWEST = 1e-6  # of its spread: the narrowest law that counts as the limit of one
 CENTRE_LEVELS = (np.arange(8) + 0.5) / 8  # of the quantiles that locate a law: exist for all tails
 ARITHMETIC = ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL  # functions without a scale
 ROUNDING = 1e-9  # relative to a statistic: changes of a law that change it by less do not count
 PART = 0.1  # of a move of a law, by which a statistic is seen to be linear or not
-LINEAR = 0.1  # relative to a change of a statistic: less of it is due to its curvature if it counts as linear
+LINEAR = 0.1  # a statistic counts as linear if its curvature explains a smaller share of a change
 SLOW = 2**0.1 - 1  # of the noise of a number: a smaller difference adds less than noise even if it falls like n^(−1/10)
 SIGNIFICANT = 3.0  # standard errors: a larger difference is not 0
 SLOWEST = -0.25  # the exponent γ of limits that are reached most slowly
 DECISIVE = 0.06  # standard error of γ that tells SLOWEST from 0, by two errors to each side
-LEAST_MORE, MORE = 4, 100  # the smallest and the largest factor of draws that a message asks for
+LEAST_MORE, MORE = 4, 100  # smallest and largest factor of draws that a message suggests
 POWERS = {1.0: 0.5, 0.5: 0.35, 0.25: 0.15}  # p, with its prior probability: most programs have whole powers
 SIZES = 2.0 ** np.arange(-6, 7)  # of b_1 n^(−p) at the smallest width, over the change from there: equally probable
 NEXT_TERMS = 4.0 ** -np.arange(3)  # sizes of the terms k = 1, 2, 3 at the smallest width, over that of the first
@@ -117,7 +117,7 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
 
 
 def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
-    """Refuse a scale that the widths have not passed: numbers at these widths do not tend to the limit."""
+    """Reject a scale that the widths have not passed: numbers at these widths do not tend to the limit."""
     for value in values:
         if any(step.eps(finite[0].bound) == step.eps(finite[-1].bound) > 0 for step in optimiser_steps(value.op)):
             problem = "Adam with eps > 0, extrapolated: entries of gradients fall with the width towards eps"
@@ -144,7 +144,7 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
 
 
 def _refuse_growing_steps(at: AtWidths) -> None:
-    """Refuse a step that grows with the width: at these widths a small learning rate hides it."""
+    """Reject a step that grows with the width: at these widths a small learning rate hides it."""
     try:
         at.plan()
     except GrowingStepError:
@@ -282,7 +282,7 @@ class ExtrapolatedLaw:
         return Estimate(value, error) if shape else Estimate(float(value), float(error))
 
     def _refuse(self, one: Extrapolated) -> NoReturn:
-        """Raise an error: there is no limit, or the draws do not decide whether there is one."""
+        """Raise an error: no limit exists, or the draws do not decide whether one exists."""
         exponent = f"n^({one.growth:.2f} ± {one.growth_error:.2g})"
         of = f"extrapolation of {self.name} from widths {', '.join(map(str, self.widths))}"
         if one.growth - 2 * one.growth_error > SLOWEST:

@@ -18,7 +18,7 @@ LONGEST = 200  # characters of a path in a message
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, or leave the one that is there; create its folder if needed."""
+    """Replace a file atomically: on failure the old file stays. Creates the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
     try:
@@ -81,5 +81,5 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise ValueError(f"it has the field {shown(key)} twice: remove the one that is not meant")
+            raise ValueError(f"it has the field {shown(key)} twice: remove one")
     return dict(pairs)

@@ -95,7 +95,7 @@ def title(name: str, *words: str) -> str:
 
 
 def verdict(word: str, colour: str) -> str:
-    """A verdict after a coloured mark; the words differ too, for those who do not see colours."""
+    """A verdict after a coloured mark; the words differ too, for readers who cannot see colours."""
     return f'<span style="border-left: 0.5em solid {colour}; padding-left: 0.4em">{html.escape(word)}</span>'
 
 
@@ -105,7 +105,7 @@ def note(text: str) -> str:
 
 
 def publish_with_formula(markup: str, formula: str, plain: str) -> None:
-    """Show HTML in a notebook cell, then the formula by itself: VS Code typesets no formula within HTML."""
+    """Show HTML in a notebook cell, then the formula separately: VS Code typesets no formula within HTML."""
     from IPython.display import publish_display_data  # the caller, IPython, has it
 
     publish_display_data({"text/html": markup, "text/plain": plain})

@@ -11,7 +11,7 @@ from ._program import Program
 
 @dataclass(frozen=True)
 class NamedProgram:
-    """What a file or module has under a name, a part of it, and arguments of its function."""
+    """An object in a file or module, an optional part of it, and arguments for its function."""
 
     module: str  # a file or a module
     name: str
@@ -24,11 +24,11 @@ class NamedProgram:
 
     @property
     def is_function(self) -> bool:
-        """Whether it has to be called."""
+        """Whether it must be called to get the program."""
         return callable(self.value) and not isinstance(self.value, Program)
 
     def build(self, **arguments: Any) -> Any:
-        """What the function returns for these arguments and its own."""
+        """The result of the function for its own and these arguments."""
         return self.value(**{**self.arguments, **arguments}) if self.is_function else self.value
 
     def program(self, **arguments: Any) -> Program:

@@ -17,12 +17,12 @@ from ._bayes import ChainCost, Schedule
 from ._bound_program import AtWidths
 from ._extrapolate import extrapolate
 from ._html import note, publish_with_formula, scrolled, table, title
-from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, index_text, one_of, shown
+from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
-from .language._array import Value, index_positions
+from .language._array import Value, index_positions, index_text
 from .language._graph import bind_names, source_order, topological_order, widths_of
 from .language._latex import formula, latex
 from .language._notation import parts, text
@@ -34,7 +34,7 @@ from .laws._likelihood import checked_data
 
 
 class Program:
-    """A traced program: what a function decorated with `ns.program` returns, or one made from values.
+    """A traced program: returned by a function decorated with `ns.program`, or made from values.
 
     `net[i]` is the program of one output of a tuple, or of an index into the only output.
 
@@ -74,14 +74,14 @@ class Program:
             raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
         self.output, self.name = output, name
         self.outputs = outputs  # a tuple, also if there is only one
-        self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
+        self.probes = tuple(probes)  # values named by `ns.probe`, in order; empty for a part of a program
         self._whole = outputs  # a part of a program has the seeds and the widths of the whole
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the only output: the numbers of vectors or scalars along its axes."""
         if isinstance(self.output, tuple):
-            raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
+            raise ValueError(f"{self.name} returns {len(self.output)} values: use the shape of net[i]")
         return self.output.shape
 
     @property
@@ -211,7 +211,7 @@ class Program:
     ) -> Mixture | HeadSum | Joint:
         """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
 
-        `plan` shows what will be drawn and what it costs. The result is a `Mixture` of Gaussians over replicas, a
+        `plan` shows what would be drawn, and its cost. The result is a `Mixture` of Gaussians over replicas, a
         `Joint` mixture for several entries, or a `HeadSum`, accurate to many digits, for one output of an attention
         layer at infinite width. Raises NoLimitError if the program provably has no limit at an infinite width, and
         ExactError if the law cannot be computed.
@@ -238,7 +238,7 @@ class Program:
         precision
             "float64" or "float32", which raises an error where it is not accurate enough.
         method
-            "exact", or "extrapolate" for a limit that the engine refuses: exact laws at four finite widths are
+            "exact", or "extrapolate" for a limit that the engine cannot compute: exact laws at four finite widths are
             extrapolated to the infinite ones, which gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
@@ -386,7 +386,7 @@ class Program:
         return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
-        """The program at these widths, with the status of its law there; an error if it needs a limit and has none."""
+        """The program at these widths, with the status of its law; an error if it needs a limit that does not exist."""
         bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
         infinite = [width == inf for width in bound.values()] if need_limit else []
         # weights that are not Gaussian have the same limit, and another law at finite width

@@ -138,7 +138,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True  # the draws for new examples depend on all that you ask for together
+        tags.non_deterministic = True  # the draws for new examples depend on all examples of the call
         return tags
 
     def fit(self, X: Any, y: Any) -> AttentionRegressor:
@@ -215,7 +215,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return [self._checked(given, labels) for given in tried]
 
     def _checked(self, given: dict[str, Any], labels: Mapping[str, str]) -> Combination:
-        """Check one combination; `labels` are the names in messages of what is no parameter itself."""
+        """Check one combination; `labels` name arguments and grid values in messages."""
         noise = real(given.pop("noise"), labels.get("noise", "noise"), least=1 / SCALE, most=SCALE)
         used, label = dict(given), labels.get("heads", "heads")
         if "heads" in given and checked_count(given["heads"], label) == inf:
@@ -254,7 +254,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.ChainCost(count * (planned + each.seconds), max(each.bytes, size), count * each.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples. Other parameters are those of `fit`.
+        """The posterior mean of the function at new examples (best in one call). Other parameters are those of `fit`.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return mean, cov, replace(origin, quadrature_error=combined(origin.quadrature_error, error))
         large, origin = self._latent(whole, self.arguments_) if len(more) else (self.latent_, self.origin_)
         places = embedding(self.latent_, large)
-        if places is None:  # the engine draws other numbers for more examples: run chains over these
+        if places is None:  # more examples can change the pivots of a low-rank kernel, and so its normals
             z = self._sampled(large).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
@@ -353,7 +353,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.evidence(latent, self._data(noise), how, self.runs, self.seed_, self.progress, shifted)
 
     def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
-        """The bytes that a plan for so many examples needs; an error if they are not there."""
+        """The bytes that a plan for `count` examples needs; raises an error if memory is too small."""
         counts = [given.get("heads", 1) for _, given in tried]
         heads = max(1.0 if count == inf else float(count) for count in counts)  # infinitely many are planned as one
         tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""

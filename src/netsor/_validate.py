@@ -38,24 +38,21 @@ def shown(argument: object) -> str:
     write = reprlib.repr if isinstance(argument, list | tuple | dict | set) else repr
     try:
         brief = " ".join(write(argument).split())
-    except ValueError:  # Python refuses to write an integer of thousands of digits
+    except ValueError:  # Python does not print integers of thousands of digits
         return f"an object of type {type(argument).__name__}"
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
 
 
-def index_text(key: object) -> str:
-    """An index as Python code: `2`, `1:3`."""
-    if isinstance(key, slice):
-        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
-        return f"{start}:{stop}" + (f":{step}" if step else "")
-    return shown(key) if as_whole(key) is None else str(as_whole(key))
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: `1 draw`, `2,000 draws`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, what was given, and the words after "must be"."""
 
     def __init__(self, name: str, value: Any, allowed: str) -> None:
-        super().__init__(name, value, allowed)  # the three parts, so that it can be pickled
+        super().__init__(name, value, allowed)  # the three parts, for pickle
         self.name, self.value, self.allowed = name, value, allowed
 
     @property
@@ -156,7 +153,7 @@ class TraceError(PlacedError):
 
 
 class TraceIndexError(TraceError, IndexError):
-    """An index outside the shape of a value; also an IndexError, so that values can be iterated over."""
+    """An index outside the shape of a value; also an IndexError, which ends iteration over values."""
 
 
 Shape = tuple[int, ...]
@@ -164,7 +161,7 @@ Shape = tuple[int, ...]
 LARGEST = 2**53  # integers below it are doubles without rounding
 SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
 NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
-AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes of its own
+AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
@@ -175,7 +172,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return None  # numpy would read the masked entries
     frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
     if frozen and argument.dtype == np.float64:
-        return argument  # type: ignore[no-any-return]  # nobody can write to it, and the largest are gigabytes
+        return argument  # type: ignore[no-any-return]  # read-only, and possibly gigabytes: no copy
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
@@ -301,13 +298,6 @@ def flag(argument: Any, name: str) -> bool:
     return bool(argument)
 
 
-def progress_of(argument: Any, name: str = "progress") -> Any:
-    """Whether and how to report progress."""
-    if not is_bool(argument) and not callable(argument):
-        raise ArgumentError(name, argument, "True, False or a function of (done, total)")
-    return argument
-
-
 def numbers(
     argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
 ) -> npt.NDArray[np.float64]:
@@ -345,18 +335,8 @@ def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     if len(shape) < len(sizes):
         raise refused(name, argument, "a positive integer or a tuple of them", operation)
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in all", operation)
+        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in total", operation)
     return shape
-
-
-def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
-    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
-    ndim = len(shape) + new
-    axis = as_whole(argument)
-    if axis is None or not -ndim <= axis < ndim:
-        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: there is no axis in"
-        raise refused("axis", argument, f"{allowed} shape {shape}", operation)
-    return axis % ndim
 
 
 def as_name(argument: Any, operation: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Functions φ, with what is known of them.
+"""Functions φ and their known properties.
 
-A function is known by what it computes, never by its name: two functions called "relu" may differ. Pseudo-Lipschitz
+A function is known by what it computes, not by its name: two functions called "relu" may differ. Pseudo-Lipschitz
 means |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
 """
 
@@ -22,7 +22,7 @@ from ._array_api import Array, array_namespace
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A named function of arrays with what is known of it, for `ns.nonlin` and `ns.apply`.
+    """A named function of arrays with its known properties, for `ns.nonlin` and `ns.apply`.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ ROOT = float(np.sqrt(2.0 / np.pi))  # no numpy scalar: that would make double pr
 
 
 def _special(name: str, x: Array) -> Array:
-    # special functions are no part of the array API, but every library has these
+    # special functions are not part of the array API, but every library has these
     if is_jax_array(x):
         from jax.scipy import special as in_jax
 
@@ -158,7 +158,7 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
-# E[φ(m + s z)], z ~ N(0, 1): what remains of φ when part of its argument is averaged.
+# E[φ(m + s z)], z ~ N(0, 1): φ averaged over part of its argument.
 
 
 def _density(t: Array) -> Array:

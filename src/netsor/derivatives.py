@@ -103,7 +103,7 @@ def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
 
 def _tanh_family(name: str, parity: int | None, a: float, b: float, table: Table, smoothed: Any = None) -> Function:
     f = partial(_of_tanh, a=a, b=b, table=table)
-    # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
+    # t tends to ±1 so fast that the polynomial is bounded if all rows except the first are 0 there
     ends = [abs(sum(c * sign**j for j, c in enumerate(row))) for row in table[1:] for sign in (1, -1)]
     return Function(name, f, max(ends, default=0.0) < 1e-12, True, breaks=(), smoothed=smoothed, parity=parity)
 

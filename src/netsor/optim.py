@@ -20,7 +20,7 @@ Rate = float | Callable[[float, float], float]  # a number, or a function of fan
 Coefficients = tuple[tuple[float, float, float], ...]
 
 MAX_NS_STEPS = 100  # (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
-# Over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it
+# Singular values below this share of the largest count as 0. Five Newton–Schulz steps turn it into 0.005
 MUON_SINGULAR_VALUE_RTOL = 1e-5
 ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
     "original": lambda fan_in, fan_out: max(1.0, fan_out / fan_in) ** 0.5,
@@ -38,7 +38,7 @@ class Rates(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """What an update does with one kind of parameters, in addition to sums and multiples."""
+    """The operations of an update on one kind of parameters, in addition to sums and multiples."""
 
     def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
         """A function of entries."""
@@ -92,9 +92,9 @@ class SGD(Optimiser):
     lr : float, callable or Scalar
         The learning rate: a number, a function of fan-in and fan-out, or a scalar such as `ns.hyperparameter("lr")`.
     momentum : float
-        What the buffer b ← momentum·b + (1 − dampening)·g keeps of itself. It begins as the first gradient.
+        The decay of the buffer b ← momentum·b + (1 − dampening)·g. It starts as the first gradient.
     dampening : float
-        What the buffer leaves out of a gradient.
+        The share of a gradient that the buffer leaves out.
     weight_decay : float or Scalar
         λ, added to the gradient as λ·w.
     nesterov : bool
@@ -141,7 +141,7 @@ class Adam(Optimiser):
     Parameters
     ----------
     betas : tuple of float
-        What the averages of the gradient and of its square keep of themselves.
+        The decay rates of the averages of the gradient and of its square.
     eps : float or callable
         Added to the root of the second moment. A function of fan-in and fan-out scales it with the width.
 
@@ -182,7 +182,7 @@ class Adam(Optimiser):
             return w - rates.lr * on.elementwise(partial(unit, eps=rates.eps), g), (1, g, None)
         steps, m, v = state
         square = partial(_mean_square, keep=second)
-        if v is None:  # the first moments are made when a second step asks for them
+        if v is None:  # the first moments are made when a second step needs them
             m, v = (1.0 - first) * m, on.elementwise(square, m)
         m, v = on.elementwise(partial(_average, keep=first), m, g), on.elementwise(square, g, v)
         steps += 1
@@ -215,7 +215,7 @@ class AdamW(Adam):
 class Muon(Optimiser):
     """Momentum, orthogonalised (Jordan et al. 2024), with decoupled weight decay; `torch.optim.Muon` in full precision.
 
-    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised by itself. Other
+    It moves matrices only. Each matrix of a batch, such as a head of attention, is orthogonalised separately. Other
     parameters are those of `SGD`.
 
     Parameters
@@ -223,7 +223,7 @@ class Muon(Optimiser):
     weight_decay : float or Scalar
         λ: a step first multiplies the matrix by 1 − lr·λ, without the adjustment of lr.
     momentum : float
-        What the buffer b ← momentum·b + (1 − momentum)·g keeps of itself. It begins at 0.
+        The decay of the buffer b ← momentum·b + (1 − momentum)·g. It starts at 0.
     nesterov : bool
         Whether to orthogonalise (1 − momentum)·g + momentum·b instead of b.
     ns_coefficients : tuple of float
@@ -299,7 +299,7 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know about an optimiser from its name."""
+    """The properties of an optimiser by name, for commands and studies."""
 
     first: Callable[[Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser]  # without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults

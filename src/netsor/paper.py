@@ -63,7 +63,7 @@ def layer(
     clip : float
         The bound of clip.
     low_rank : bool
-        Whether the head dimension is a width of its own, `law(n=…, d=…)`.
+        Whether the head dimension is a separate width, `law(n=…, d=…)`.
     sigma_w : float
         The standard deviation of the matrices W^i.
     token : int

@@ -101,7 +101,7 @@ def test_the_page(browser, notebook, width):
     for words in (
         "excess kurtosis",
         "limit proved (Theorem 3.1)",
-        "random numbers a replica",
+        "random numbers per replica",
         "median and 5–95 % band",
     ):
         assert words in text

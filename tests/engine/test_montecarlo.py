@@ -140,10 +140,10 @@ def test_an_interrupt_is_not_held_up_by_busy_threads():
 def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**30)
     check_memory(2.0**30, "x", "y")
-    with pytest.raises(ValueError, match=r"x would need 2 GiB of memory, and there are 1 GiB; y"):
+    with pytest.raises(ValueError, match=r"x would need 2 GiB of memory \(available: 1 GiB\); y"):
         check_memory(2.0**31, "x", "y")
     net = ns.paper.layer()
-    with pytest.raises(ValueError, match=r"one draw at n=20000, every matrix of it, would need .* GiB"):
+    with pytest.raises(ValueError, match=r"one draw of all matrices at n=20000 would need .* GiB"):
         net.simulate(n=20000, draws=1, progress=False)
     with pytest.raises(ValueError, match="draws=1000000000 of 16 numbers would need"):
         net.simulate(n=16, draws=10**9, progress=False)

@@ -26,7 +26,7 @@ def test_what_is_shown(served, tmp_path):
     (tmp_path / "mine.py").write_text(GOOD)
     result = netsor("explore", "mine.py:net[1]", "--arg", "heads=3", "--port", "8123", "--no-browser", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "open http://127.0.0.1:1/?access_token=x (Ctrl-C ends it)\n"
+    assert result.stdout == "open http://127.0.0.1:1/?access_token=x (Ctrl-C stops it)\n"
     (target, port, browser), = served  # fmt: skip
     assert (port, browser) == (8123, False)
     assert (target.name, target.part, target.arguments) == ("net", 1, {"heads": 3})

@@ -79,15 +79,18 @@ def watched(tokens=3, sigma=1.0):
 
 def test_the_forms_of_a_program():
     """They begin with its defaults, and its law and its audit answer them."""
-    target = NamedProgram("x", "watched", watched)
+    calls = []
+    target = NamedProgram("x", "watched", lambda tokens=3, sigma=1.0: calls.append(tokens) or watched(tokens, sigma))
     said = Controls(_forms.form("program", target=target)).values
     assert said.pop("distances")
     assert said == {"argument tokens": 3, "argument sigma": 1.0, "width n": 256, "output": "", "draws": None}
     said |= {"distances": True, "width n": 16, "draws": 500}
     found = []
+    calls.clear()
     _forms.answer(
         "program", json.dumps(said), lambda *part: found.append(part), target, lambda _, name: f"<i>{name}</i>"
     )
+    assert calls == [3]  # the function runs once for each answer
     assert [what for what, _ in found] == ["html", "html"]
     assert "<i>program</i>" in found[1][1]
     assert "KL to the limit" in found[1][1]

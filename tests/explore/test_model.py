@@ -175,7 +175,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
     assert again.result is view.result
     assert f"{small.model.name} at 3 and 6 tokens would take about" in again.notes[-1]
     assert "tokens=[3, 6]" in again.code
-    with pytest.raises(ValueError, match=r"about \d+ \w+, too long for a page: fewer tokens take less"):
+    with pytest.raises(ValueError, match=r"about \d+ \w+, too long for a page: choose fewer tokens"):
         last(model_request(Variant("llama-3-405b"), tokens=(128,)))
 
 

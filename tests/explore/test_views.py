@@ -234,7 +234,7 @@ def test_own_program_that_has_no_limit():
 
 
 def test_own_programs_that_are_wrong():
-    with pytest.raises(ValueError, match="output 12 is not there: the program has 12"):
+    with pytest.raises(ValueError, match="output 12 does not exist: the program has 12"):
         program_view(OWN, {}, {"n": 16, "m": 16}, 12)
     with pytest.raises(TypeError, match="must return a program"):
         program_view(NamedProgram("x", "number", lambda: 3), {}, {})

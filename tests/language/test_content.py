@@ -37,7 +37,7 @@ def test_places_that_an_index_picks(shape, key, monkeypatch):
     if expected.size:
         np.testing.assert_array_equal(index_positions(shape, key, "index"), expected)
     else:
-        with pytest.raises(ns.TraceError, match="leaves nothing"):
+        with pytest.raises(ns.TraceError, match="selects nothing"):
             index_positions(shape, key, "index")
 
 

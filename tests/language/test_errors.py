@@ -61,7 +61,7 @@ CASES = {
     "mix batch": (lambda: np.ones((2, 3, 3)) @ x(4, 3), r"@: scalars of shape \(2, 3, 3\) do not combine"),
     "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) cannot be multiplied"),
     "index": (lambda: x(2)[4], r"indexing: index 4 is outside shape \(2,\)$"),
-    "index nothing": (lambda: x(2)[2:], r"index slice\(2, None, None\) leaves nothing of shape \(2,\)"),
+    "index nothing": (lambda: x(2)[2:], r"index slice\(2, None, None\) selects nothing from shape \(2,\)"),
     "reshape": (lambda: x(4).reshape(3), r"reshape: shape \(4,\) cannot become \(3,\)"),
     "transpose": (lambda: x(2, 3).transpose(0, 0), r"transpose: axes \(0, 0\) do not reorder shape \(2, 3\)"),
     "broadcast": (lambda: x(2).broadcast_to((3,)), r"broadcast_to: shape \(2,\) does not broadcast to \(3,\)"),
@@ -139,7 +139,7 @@ CASES = {
     "half a width": (lambda: n // 2, r'Width: n can only be multiplied .* d = ns\.Width\("d"\), and write 2 \* d'),
     "a width less": (lambda: n - 1, "Width: n can only be multiplied by positive integers"),
     "a quotient of widths": (lambda: 6 / n, "Width: n can only be multiplied by positive integers"),
-    "weight nothing": (lambda: ns.weight(n, n, 2)[2:], r"index .* leaves nothing of shape \(2,\)"),
+    "weight nothing": (lambda: ns.weight(n, n, 2)[2:], r"index .* selects nothing from shape \(2,\)"),
     "exponent": (lambda: ns.dot(x(), x()) ** np.ones(2), r"\*\*: exponent=array\(\[1., 1.\]\) must be a finite number"),
     "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
     "scalar matmul batch": (
@@ -272,7 +272,7 @@ def test_no_width_to_bind():
 
 
 def test_shape_of_a_tuple():
-    with pytest.raises(ValueError, match="returns 2 values: ask for the shape of net"):
+    with pytest.raises(ValueError, match="returns 2 values: use the shape of net"):
         _ = ns.Program((x(), x())).shape
 
 

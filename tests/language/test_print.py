@@ -141,7 +141,7 @@ def test_latex_states_the_limit_law():
     )
     assert scores in text
     assert "(proved, Theorem 3.1.)" in text
-    assert "There is no limit" in NETS["tied"]().latex()
+    assert "The limit does not exist" in NETS["tied"]().latex()
     assert "(conjectured.)" in residual_block.net().latex()
 
 

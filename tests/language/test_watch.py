@@ -60,7 +60,7 @@ def test_probes_are_printed():
         (lambda x: ns.probe("stream", x, mask=[True]), "mask is for scores and weights, not for stream"),
         (lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.ones((2, 2), bool)), "does not broadcast to scores"),
         (lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.eye(3)), "must be 'causal' or a boolean array"),
-        (lambda x: ns.nn.shared(lambda u: ns.probe("stream", u))(x), "is inside of ns.nn.shared"),
+        (lambda x: ns.nn.shared(lambda u: ns.probe("stream", u))(x), "is inside ns.nn.shared"),
     ],
 )
 def test_what_is_refused(call, message):

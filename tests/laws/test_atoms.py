@@ -32,7 +32,7 @@ def test_a_law_with_an_atom(half):
     assert half.ppf(below - 0.01) == pytest.approx(stats.norm.ppf((below - 0.01) / 0.875))
     assert half.ppf(0.99) == pytest.approx(stats.norm.isf(0.01 / 0.875))
     assert "P(Y = 0.5) = 0.125" in repr(half)
-    assert any("the density is that of the rest" in note for note in half.notes)
+    assert any("the density describes the rest" in note for note in half.notes)
     assert half.entropy() == -math.inf
 
 

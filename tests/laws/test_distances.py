@@ -148,7 +148,7 @@ def test_an_infinite_density_is_refused(law):
 
 
 def test_what_has_a_law_is_no_law():
-    with pytest.raises(ns.LawError, match="got Program; ask for its law first"):
+    with pytest.raises(ns.LawError, match="got Program; compute its law first"):
         ns.kl(ns.paper.layer(), gaussian(1.0))
 
 

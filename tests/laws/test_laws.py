@@ -214,7 +214,7 @@ def test_kernel_estimate_is_scipys():
 
 def test_bad_draws():
     for draws in ([1.0], [2.0, 2.0], [0.0, np.nan]):
-        with pytest.raises(ValueError, match="at least two finite numbers, not all alike"):
+        with pytest.raises(ValueError, match="at least two finite numbers, not all equal"):
             ns.Empirical(draws)
 
 

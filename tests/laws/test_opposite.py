@@ -48,6 +48,6 @@ def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches()
 
 
 def test_tokens_that_cancel_have_no_density():
-    with pytest.raises(TraceError, match="the tokens that token=0 sees cancel: there is no density"):
+    with pytest.raises(TraceError, match="the tokens that token=0 sees cancel: it has no density"):
         layer(-1.0, sigma_q=0.0).law(heads=1)
     assert layer(-0.5, sigma_q=0.0).law(heads=1).var() == pytest.approx(0.25)

@@ -97,7 +97,7 @@ def test_repeated_ids_and_padding():
         ("gpt2", {"ids": [31]}, "ids=31 must be an integer from 0 to 30"),
         ("gpt2", {"ids": [1.5]}, "ids=1.5 must be an integer"),
         ("gpt2", {"ids": [True]}, "ids=True must be an integer"),
-        ("gpt2", {"ids": [1] * 17}, "must be at most 16 tokens: gpt2 has as many positions"),
+        ("gpt2", {"ids": [1] * 17}, "must be at most 16 tokens: gpt2 has that many positions"),
         ("gpt2", {"tokens": 17}, "tokens=17 must be an integer from 1 to 16"),
         ("gpt2", {"ids": IDS, "decoder_ids": IDS}, "gpt2 has no decoder"),
         ("gpt2", {"patches": patches()}, "patches are for models of images"),

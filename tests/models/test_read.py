@@ -340,6 +340,7 @@ def test_settings_are_texts_of_fields():
         ("layers=x", "layers='x' must be a positive integer"),
         ("tied=maybe", "tied='maybe' must be True or False"),
         ("nothing=1", "nothing is not a field"),
+        ("foo=1", "foo is not a field of a Transformer: choose one of std, name, family, layers"),
         ("std=x", "std='x' must be a finite number"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -352,7 +353,7 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
     for config in (own, SimpleNamespace(**own)):
         assert models.nanogpt(config).replace(name=same.name, family=same.family) == same
     assert models.nanogpt({}).vocabulary == 50304
-    with pytest.raises(ValueError, match="n_kv: no field of nanoGPT"):
+    with pytest.raises(ValueError, match="n_kv: not a field of nanoGPT"):
         models.nanogpt({**own, "n_kv": 2})
 
 

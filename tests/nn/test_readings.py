@@ -99,7 +99,7 @@ ERRORS = {
         lambda: nn.Embedding([1], n).logits(tokens(), 7),
         r"fan_in=None needs a width that is a number, got R\^n",
     ),
-    "buckets": (lambda: nn.relative_bias(2, 3, buckets=5), "relative_bias: buckets=5 must be 2 or more, and with bid"),
+    "buckets": (lambda: nn.relative_bias(2, 3, buckets=5), "relative_bias: buckets=5 must be 2 or more, or, if bid"),
     "distance": (
         lambda: nn.relative_bias(2, 3, max_distance=8),
         "relative_bias: max_distance=8 must be an integer, 9 or more",

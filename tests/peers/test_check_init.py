@@ -174,7 +174,7 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     found = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "bad.safetensors")
     assert found.first.where == "layers.2.down.weight"
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "bad.safetensors").read_bytes()[:-5])
-    with pytest.raises(ValueError, match="is no safetensors file: "):
+    with pytest.raises(ValueError, match="is not a safetensors file: "):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
     with pytest.raises(ValueError, match=r"weights=.* must be a file that can be read: No such file"):

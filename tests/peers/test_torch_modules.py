@@ -322,7 +322,7 @@ def _mixed(x, positions, sign=-1.0):
         (lambda x: x + torch.cat((x[..., 3:], x[..., :3]), dim=-1), "by one angle each"),
         (lambda x: _mixed(x, torch.arange(6) ** 2), "positions are not consecutive"),
         (lambda x: _mixed(x, torch.arange(24).reshape(4, 6)), "differ between heads or sequences"),
-        (lambda x: x[..., :8] + x[..., 8:], "no rotary position"),
+        (lambda x: x[..., :8] + x[..., 8:], "not a rotary position"),
         (lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).sum(-1), "not set end to end"),
     ],
 )

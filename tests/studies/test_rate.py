@@ -71,7 +71,7 @@ def test_no_slope():
         ((ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]), "widths that are not given, none"),
         (
             (ns.Program(ns.weight(ns.Width("n"), 8) @ ns.gaussian(8, 2)), [2, 4]),
-            "must be a program with one entry; take one",
+            "must be a program with one entry, such as",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def literature(
     Parameters
     ----------
     results
-        Their names, such as "unit-scaling"; all of them if none is given.
+        Their names, such as "unit-scaling"; all if none is given.
     out
         The folder for the report, the figures and their data. Finished parts are kept there, and a run that was
         interrupted goes on where it stopped. Files that are not of an earlier run are never overwritten.

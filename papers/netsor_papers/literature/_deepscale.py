@@ -179,7 +179,7 @@ def mean(draws: Array) -> Estimate:
 
 
 def ratio(told: float, ours: Estimate) -> Estimate:
-    """What was published over ours."""
+    """The published number divided by ours."""
     return Estimate(told / ours.value, told * ours.error / ours.value**2)
 
 
@@ -205,7 +205,7 @@ def _grid(points: Points, which: int, name: str) -> Claim:
     width, r, score = worst
     return Claim(
         f"The formula for the {name} of attention's output holds over their grid.",
-        f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at every point of it: T = {TOKENS}, d = {HEAD}, input "
+        f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at all its points: T = {TOKENS}, d = {HEAD}, input "
         f"widths {', '.join(map(str, WIDTHS))}, scores of standard deviation up to 0.36.",
         f"Published over ours, farthest off: {ratios[worst]} (width {width}, correlation {r:.2f}, variance of scores "
         f"{score:.2g}), of {len(ratios)} points.",
@@ -348,7 +348,7 @@ RESULT = Result(
     f"finite input width by draws, T = {TOKENS} and d = {HEAD} throughout, and beyond that grid exact at infinite "
     "width: larger scores, fewer tokens and blocks in a row are outside the range that they state. Left out: dropout, "
     "547 and 1000 tokens, other head dimensions, correlated gradients from above.",
-    unread="the formula for whole blocks. The formulas judged here are those of the public simulation; blocks are "
+    unread="the formula for whole blocks. The formulas judged here come from the public simulation; blocks are "
     "these formulas in a row.",
     quick="correlation 0 alone, and a quarter of the draws or fewer.",
     parts=parts,

@@ -122,12 +122,12 @@ def composite(x: Array) -> Array:
 
 
 def coordinates(square: float, gram: Array, cross: Array, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Residuals and their mean in R^768, given their products: beyond these, LayerNorm leaves all directions alike.
+    """Residuals and their mean in R^768, given their products: beyond these, LayerNorm treats all directions equally.
 
     `gram` is of the residuals, `cross` of the mean with them, `square` of the mean with itself.
     """
     size, vectors = np.linalg.eigh(gram)
-    kept = size > 1e-10 * size.max()  # residuals add up to 0, so that one is 0 but for rounding
+    kept = size > 1e-10 * size.max()  # residuals add up to 0: one is 0 up to rounding
     root = vectors[:, kept] * np.sqrt(size[kept])
     frame = generator.standard_normal((WIDTH, kept.sum() + 1))
     frame = (
@@ -287,7 +287,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def draw(numbers: Numbers) -> Any:
-    """BERT's curves with what was published, and attention alone with the bound."""
+    """BERT's curves with the published ones, and attention alone with the bound."""
     deep = [name for name in ("with skip", "transformer") if name in numbers]
     figure = new(4.6 if deep else 2.6)
     places = figure.subplot_mosaic("ab;cc" if deep else "ab")
@@ -331,7 +331,7 @@ RESULT = Result(
     f"theorem: one head, no norm, {PURE['tokens']} independent tokens with mean square 1, weights N(0, 1/d), d = "
     f"{PURE_WIDTH} and ∞, written for the mean of the tokens and for their residual by itself, so that nothing "
     "cancels at 10^(−100). The bound is computed with sampled matrices.",
-    unread="the theorem. Its inequality is that of secondary sources, for one head; some have a factor γ of the "
+    unread="the theorem. Its inequality comes from secondary sources, for one head; some have a factor γ of the "
     "attention weights next to β.",
     quick="the curves with residual connections are left out, others have fewer draws.",
     parts=parts,

@@ -174,7 +174,7 @@ def _gradients(numbers: Numbers, key: str) -> Claim:
         verdict = combine(*(decide_below(e, 1.0) for e in values.values()))
     return Claim(
         words,
-        f"The growth per layer of what the code measures for ∂X_L/∂W_l, from L = {FIRST} to {LAST}, {rule}.",
+        f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST} to {LAST}, {rule}.",
         f"{_listed(values)}; exponent {found}.",
         verdict,
     )
@@ -247,7 +247,7 @@ RESULT = Result(
     ),
     setting="One layer of attention on orthonormal tokens, T = 20 to 150 as in the public code, width T. The paper's "
     "model of attention is the softmax of independent normal scores of variance log 2: the law of queries and keys "
-    "at infinite head dimension. Gradients are those of the code's model without norms and residual connections: ten "
+    "at infinite head dimension. Gradients use the code's model without norms and residual connections: ten "
     "such layers with values of variance 1, where tokens, attention and values are drawn anew. Ours: one layer with "
     f"heads of dimension {HEAD_DIMS[0]} and {HEAD_DIMS[1]} too, where scores ⟨q, k⟩ have the exact law and at most "
     f"that rank, up to T = {LONGER[-1]}.",
@@ -263,6 +263,6 @@ RESULT = Result(
         ),
     ),
     unread="the paper beyond its abstract and introduction; the public code has no results to compare with, and "
-    "whether the paper shows its product of norms is not known. The exponent −1/2 is that of large random matrices "
+    "whether the paper shows its product of norms is not known. The exponent −1/2 belongs to large random matrices "
     "with independent entries.",
 )

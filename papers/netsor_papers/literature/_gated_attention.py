@@ -139,7 +139,7 @@ def _rank(numbers: Numbers, kind: str) -> Claim:
     without = found["none"].value
     ratio = Estimate(-found[kind].value / without, math.hypot(*(e.error for e in found.values())) / without)
     return Claim(
-        f"A {LOOKS[kind][0]} raises the rank of what a head computes.",
+        f"A {LOOKS[kind][0]} raises the rank of a head's outputs.",
         f"The rank of one head's outputs for {TOKENS} tokens in {DIRECTIONS} directions is more than {RANK_FACTOR:g} "
         "times that without a gate.",
         f"{_words(found)}.",
@@ -201,7 +201,7 @@ def draw(numbers: Numbers) -> Any:
     depth = max(_stack(numbers, "none"))
     shown, without = {}, _stack(numbers, "none")[depth].mean(axis=0)
     for kind, (label, colour) in LOOKS.items():
-        size = 6 if kind == "none" else 3  # so that it is seen below the others
+        size = 6 if kind == "none" else 3  # to show it below the others
         style: dict[str, Any] = {"marker": MARK_OF[colour], "ms": size, "mfc": "none", "color": colour}
         if kind in ALONE:
             values = numbers[f"head {kind}"]["spectrum"].mean(axis=0)
@@ -228,7 +228,7 @@ RESULT = Result(
     setting="Both dense models of the paper, 1.7B parameters each: 28 blocks of width 2048 with perceptrons (SwiGLU) "
     f"of 6144, and 48 blocks of 1536 with 4608; {HEADS} heads of dimension {HEAD_DIM}, {GROUPS} for keys and values, "
     f"and norms of tokens, queries and keys. Weights have standard deviation {STD:g}, as in the public code. Gates "
-    "are σ(W x), one per element or one per head; with gates perceptrons are narrower, for the same number of "
+    "are σ(W x), one per element or one per head; with gates the perceptrons are narrower, to keep the number of "
     f"parameters. Ours: without rotations, with {DEEP_TOKENS} tokens in stacks. Draws have the exact law at these "
     "widths. The mixture of experts is not run. The text of the paper was read in a public copy. What it says about "
     "training is not judged: losses, scaling, larger learning rates, attention sinks, massive activations and long "

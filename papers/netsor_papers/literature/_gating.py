@@ -26,13 +26,13 @@ COLD_OVER_N = {100: 1.1524947e-2, 250: 1.8689397e-3, 500: 2.1221957e-3, 1000: 1.
                5000: 1.2760665e-4, 8000: 1.0028013e-4, 10_000: 1.6161092e-4}  # fmt: skip
 WARM_OVER_N = {100: 0.5023247, 250: 0.3355942, 500: 0.3232797, 1000: 0.3267391, 2500: 0.3288150, 5000: 0.3443579,
                8000: 0.3405167, 10_000: 0.3368921, 20_000: 0.3438847}  # fmt: skip
-# What a gate's query has in common with its key, for the inputs (1, 1) and (1, −1): drawn once, the same at every N.
+# The common part of a gate's query and key, for the inputs (1, 1) and (1, −1): drawn once, the same at every N.
 COMMON = {
     4: ((0.4128, -1.0847), (0.6144, 0.6611), (-2.1408, 0.2257), (0.5336, 0.9813)),
     6: ((0.9485, 0.5915), (1.5751, 1.7746), (1.3769, -0.6188), (0.0755, 1.0207), (-0.2211, -0.252), (-0.8979, -0.8871)),
     8: ((0.0, 0.0),) * 8,
 }
-# name: (gates, largest correlation of a key and its query, power of N that scores are divided by, what was printed)
+# name: (gates, largest correlation of a key and its query, power of N that scores are divided by, the printed number)
 RUNS: dict[str, tuple[int, float, float, Mapping[int, float]]] = {
     "warm": (4, 0.8, 0.5, WARM),
     "cold": (8, 0.0, 0.5, COLD),
@@ -151,7 +151,7 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Quantiles of each law, with what was printed."""
+    """Quantiles of each law, with the printed numbers."""
     for name, (*_, printed) in RUNS.items():
         for width in (*printed, None):
             low, middle, high = np.quantile(numbers[f"{name} {width}"]["order"], (0.05, 0.5, 0.95))
@@ -160,7 +160,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def draw(numbers: Numbers) -> Any:
-    """What was printed, with the law, for scores over √N and over N."""
+    """The printed numbers, with the law, for scores over √N and over N."""
     figure = new(2.4)
     both = figure.subplots(1, 2)
     for axes, name, title, colour in zip(

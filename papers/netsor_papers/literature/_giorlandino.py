@@ -23,7 +23,7 @@ READ = {  # their measured means, off the figure in their notebook
     0.5: {10: 0.278, 15: 0.497, 20: 0.705, 25: 0.865, 30: 0.940},
     3.0: {10: 0.138, 15: 0.220, 20: 0.328, 25: 0.452, 30: 0.604, 35: 0.774, 40: 0.886, 45: 0.952},
 }
-MODELS, READING = 3, 0.01  # theirs are means over so many models; and how well a figure can be read
+MODELS, READING = 3, 0.01  # theirs are means over this many models; and how precisely a figure can be read
 COSINE_ATOL = 0.03  # of cosines
 GRADIENT = {
     0.65: 0.4e-6,
@@ -117,7 +117,7 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
         f"Their measured cosine at β = {beta:g}, a mean over {MODELS} models.",
         f"It is within four standard errors of such a mean from our law at width {WIDTH}, and {READING} for reading "
         "the figure, at every layer that was read.",
-        f"Theirs and ours: {listed}. Largest against what is allowed: {off[worst]:.3f} of {allowed[worst]:.3f}.",
+        f"Theirs and ours: {listed}. Largest difference: {off[worst]:.3f}, allowed {allowed[worst]:.3f}.",
         AGREES if off[worst] <= allowed[worst] else DISAGREES,
     )
 
@@ -270,7 +270,7 @@ RESULT = Result(
     "mean cosine of 0.024 at first, as theirs (0.025). Their measured means are published as a picture, and were read "
     "off it. Gradients: one layer, d = 256, the loss of masked language modelling with the input as its labels; their "
     "notebook does not switch dropout off, so ours is with it and without. Their T = 2048 and 4096 are run in part, at "
-    "960. Their theory is of infinitely many tokens, so that a gap at finitely many is outside its range.",
+    "960. Their theory is about infinitely many tokens: a gap at finitely many is outside its range.",
     unread="the text beyond the abstract, the statement on gradients among it; the notebooks were read.",
     quick="4 draws at width 720 instead of 24, the limit at β = 3 alone, and gradients at up to 240 tokens.",
     parts=parts,

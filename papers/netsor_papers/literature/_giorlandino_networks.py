@@ -14,7 +14,7 @@ from netsor.nn import Embedding, embedding, mlp
 from ._result import Array
 
 VARIANCE, BIAS = 0.2, 4e-4  # of weights, over the fan-in, and of biases
-DROPOUT = 0.1  # of a configuration of BERT that says nothing of it
+DROPOUT = 0.1  # the default of a configuration of BERT
 VOCABULARY_SIZE = 2000  # of the vocabulary
 TEXT = """
 Once upon a time there was a small grey cat named Tom who lived near the sea . Every morning he walked down to the
@@ -39,7 +39,7 @@ def ids(tokens: int) -> list[int]:
 def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Program:
     """The mean cosine of two tokens before the first layer and after each: post-norm, one head, width n throughout.
 
-    After a layer norm it is that of the squared length of the sum of all tokens.
+    After a layer norm it follows from the squared length of the sum of all tokens.
     """
     n = ns.Width("n")
     queries = math.sqrt(beta) * math.log(longest) ** 0.25
@@ -88,7 +88,7 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:
-    """Each coordinate 0 with this probability, the others divided by what is left: a function of one more normal."""
+    """Dropout: each coordinate 0 with this probability, the others rescaled; a function of one more normal."""
     if not share:
         return x
     return x * ns.nonlin(_Kept(share), ns.gaussian(x.width, x.shape), derivative=_nothing)

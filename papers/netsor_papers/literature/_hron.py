@@ -124,7 +124,7 @@ def _tied(numbers: Numbers) -> Claim:
     return Claim(
         "With scores over d and tied queries and keys the kernel is A K A^T, A = softmax(K), and the tangent kernel "
         "twice that.",
-        f"Our program at infinite width, which does not know of it, gives the same to {SAME:g}.",
+        f"Our program at infinite width, which does not use it, gives the same to {SAME:g}.",
         f"Largest relative difference {off:.1e}.",
         AGREES if off < SAME else DISAGREES,
     )
@@ -232,7 +232,7 @@ RESULT = Result(
     "(ICML 2020), and GlobalSelfAttention of the authors' library neural-tangents.",
     links=("https://arxiv.org/abs/2006.10540", "https://github.com/google/neural-tangents"),
     setting="One attention layer on the seven words of a sentence (the products of their GloVe vectors, from GP4A, "
-    "normed to 1), all σ = 1 but σ_Q as said. Formulas are those of the library's kernel function; the paper's "
+    "normed to 1), all σ = 1 except σ_Q. Formulas come from the library's kernel function; the paper's "
     "experiments with CIFAR-10 and IMDb are not run. Ours: nn.Attention for kernels and laws by heads, ns.ntk at "
     "infinite width for tangent kernels, whose mean over draws is the kernel of infinitely many heads. The "
     "transformers of GP4A and NTK4A, with scores over the width, are under tensor-programs.",

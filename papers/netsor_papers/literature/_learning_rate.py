@@ -83,7 +83,7 @@ def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
         nodes = np.linspace(0.0, 2.0, 3 if network == "over root n" else 7)
         unit = TOKENS / 2  # values and outputs, on the mean of orthogonal tokens
         net = attention(nodes * unit, network == "over root n")
-    seed = derive_seed(seed, width or 0)  # widths are independent, so that their differences have known errors
+    seed = derive_seed(seed, width or 0)  # widths are independent: their differences have known errors
     found = net.draw(n=math.inf if width is None else width, draws=draws, seed=seed, workers=1, progress=False)
     return {"rate": best(nodes, np.asarray(found, dtype=np.float64))}
 
@@ -165,7 +165,7 @@ def _random(numbers: Numbers) -> Claim:
     low, high = np.quantile(rate, (0.05, 0.95))
     relative = Estimate(spread / centre.value, spread / centre.value / math.sqrt(2 * len(rate)))
     return Claim(
-        "For attention with scores over √n there is no proof that the best rate converges to a constant.",
+        "For attention with scores over √n it is not proved that the best rate converges to a constant.",
         f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of its mean.",
         f"The limit is random: standard deviation {100 * relative.value:.1f} ± {100 * relative.error:.1f} % of the "
         f"mean, 5 % of networks below {low:.3f} and 5 % above {high:.3f} of the rate for uniform attention.",

@@ -46,7 +46,7 @@ def layer(cosine: float, scale: float) -> Any:
 
 @program
 def last_layer(depth: int, scale: float) -> Any:
-    """The same for the last of so many layers with residual connections and no norm."""
+    """The same for the last of several layers with residual connections and no norm."""
     x = gaussian(N, DEEP_TOKENS)
     for _ in range(depth):
         before = x
@@ -237,7 +237,7 @@ RESULT = Result(
     name="noci",
     title="Noci et al.: gradients of queries and values when tokens collapse",
     source="Noci et al., Signal Propagation in Transformers: Theoretical Perspectives and the Role of Rank Collapse "
-    "(NeurIPS 2022), whose formulas for gradients assume that every token attends to all alike.",
+    "(NeurIPS 2022), whose formulas for gradients assume that every token attends equally to all.",
     links=("https://arxiv.org/abs/2206.03126",),
     setting=f"One attention layer S = A X W^V, one head, {TOKENS} tokens of width {WIDTH} with mean square 1 and one "
     "cosine between any two, weights N(0, σ²/n), scores over √n; and the last of 1 to 12 such layers with residual "

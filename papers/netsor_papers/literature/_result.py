@@ -1,4 +1,4 @@
-"""What a published result is here: its source and setting, what is computed, how it is judged, and its figures."""
+"""A published result: its source and setting, the computation, the verdicts, and the figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from netsor.studies import Arrays
 from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, decide_below
 
 Array = npt.NDArray[np.float64]
-Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
+Numbers = Mapping[str, Arrays]  # computed numbers, by the label of the part
 EXPONENT_ATOL = 0.1  # of a power of a width or a length, for all results; fixed before any was computed
 
 
@@ -25,9 +25,9 @@ EXPONENT_ATOL = 0.1  # of a power of a width or a length, for all results; fixed
 class Part:
     """A part of a result: `work(**given, seed=seed)` returns arrays by their names.
 
-    `work` is a function of a module, not a lambda, so that another process finds it; what is `given` can be written as
-    JSON, so that all that its numbers depend on has a name. If the numbers of `work` change, so must `version`.
-    `seconds` is about what it takes on one core.
+    `work` is a function of a module, not a lambda: another process must find it. `given` can be written as JSON, and
+    determines the numbers. If the numbers of `work` change, `version` must change too. `seconds` is a rough estimate of
+    the time on one core.
     """
 
     label: str
@@ -59,7 +59,7 @@ class PartTask:
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the report: what was published, by which rule it is judged, what our law says, and the verdict."""
+    """A row of the report: the published statement, the rule, our result, and the verdict."""
 
     published: str
     rule: str
@@ -79,7 +79,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Result:
-    """A published result: where it stands, what is run of it, and what that says.
+    """A published result: its source, the work, and the verdicts.
 
     `setting` says what was published and what is run; `unread` what of the source could not be read, so that verdicts
     are on the rest; `quick` what a quick run leaves out. `parts(quick)` is the work; `judge` and the pictures get the
@@ -99,7 +99,7 @@ class Result:
 
 
 def within(published: float, ours: Estimate, share: float) -> str:
-    """Is what was published within this share of our number? By four standard errors, one way or the other."""
+    """Is the published number within this share of ours? By four standard errors, one way or the other."""
     off = abs(published / ours.value - 1)
     error = abs(published / ours.value) * ours.error / abs(ours.value)
     if off + SIGMAS * error < share:

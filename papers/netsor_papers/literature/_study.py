@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import netsor.studies as studies
-from netsor._validate import ArgumentError, check_fields
+from netsor._validate import ArgumentError, check_fields, counted
 from netsor.studies import (
     FLAG,
     Block,
@@ -76,7 +76,7 @@ RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MO
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:
-    """The results of these names, all of them if there is none, in the order of the report."""
+    """The results of these names (all, if none is given), in the order of the report."""
     for name in names:
         if not isinstance(name, str) or name not in RESULTS:
             raise ArgumentError("names", name, f"one of {' '.join(RESULTS)}")
@@ -84,11 +84,11 @@ def chosen(names: tuple[str, ...]) -> list[Result]:
 
 
 RULE_NOTE = (
-    "A verdict is about what was published. A statement agrees with our law if its rule holds by four standard errors, "
+    "A published statement agrees with our law if its rule holds by four standard errors, "
     "and disagrees if it fails by four; otherwise it is undecided. If it fails where its authors do not say that it "
     "holds, it is outside its stated range. A quick run uses the same rules. Laws at finite width are exact."
 )
-UNREAD_NOTE = "* Not all of the paper could be read; verdicts are on what was read."
+UNREAD_NOTE = "* We could read only a part of the paper; verdicts are about that part."
 
 
 def document(
@@ -125,10 +125,10 @@ def document(
 
 
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
-    """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
+    """How many of each verdict there are, in one sentence; statements that a quick run leaves out do not count."""
     run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
     agree, disagree, outside, undecided = _counts(run)
-    text = f"{len(run)} statements from {len(claims)} papers: {agree} agree, {disagree} disagree"
+    text = f"{counted(len(run), 'statement')} from {counted(len(claims), 'paper')}: {agree} agree, {disagree} disagree"
     text += f", {outside} outside their stated range" if outside else ""
     return text + (f", {undecided} undecided." if undecided else ".")
 
@@ -179,12 +179,12 @@ class Request(studies.Request):
 
     @property
     def results(self) -> list[Result]:
-        """The results that are asked for."""
+        """The requested results."""
         return chosen(self.names)
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work, in a few words."""
         return f"literature: {', '.join(result.name for result in self.results)}"
 
     @property
@@ -193,7 +193,7 @@ class Request(studies.Request):
         return file_names(picture.name for result in self.results for picture in result.pictures)
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
+        """The options for the manifest."""
         return {"results": [result.name for result in self.results], "quick": self.quick}
 
 
@@ -235,13 +235,13 @@ class LiteratureStudy(Study[Finished]):
     request: Request
 
     def tasks(self) -> list[PartTask]:
-        """The parts of all results, long ones first, so that none is left alone at the end."""
+        """The parts of all results, long ones first, to keep all workers busy."""
         request = self.request
         every = [PartTask(r.name, part, request.seed) for r in request.results for part in r.parts(request.quick)]
         return sorted(every, key=lambda task: -task.part.seconds)
 
     def estimate(self) -> Cost:
-        """The parts that are not there yet, as they say what they take, and the figures."""
+        """The cost of the missing parts, by their own estimates, and of the figures."""
         store, request = self.request.store, self.request
         left = [task.part.seconds for task in self.tasks() if store is None or not store.has(task.key)]
         workers = worker_count(request.workers, max(1, len(left)), 1.0, request.backend)

@@ -59,7 +59,7 @@ def parts(quick: bool) -> list[Part]:
     made = []
     for kind, seconds in (("attention", 0.2), ("perceptrons", 0.08)):
         for norm in NORMS:
-            draws = 72 if norm == "pre-LN" else 24  # its growth is small, so that its exponent needs more
+            draws = 72 if norm == "pre-LN" else 24  # its growth is small: its exponent needs more draws
             given: dict[str, Any] = {"depth": 32, "draws": 8} if quick else {"depth": PLACES[-1], "draws": draws}
             given |= {"norm": norm, "with_attention": kind == "attention"}
             made.append(Part(f"{norm} {kind}", growth, given, seconds * given["depth"] * (1 + given["draws"] / 24) / 2))
@@ -135,7 +135,7 @@ RESULT = Result(
             rows,
         ),
     ),
-    unread="the paper beyond its abstract: sizes are those of the notes that came before it, and whether 128 layers "
+    unread="the paper beyond its abstract: sizes are from the notes that preceded it, and whether 128 layers "
     "are blocks or branches is not clear there. Its statements are on large depth, so that a failure at 128 blocks "
     "is outside their range.",
 )

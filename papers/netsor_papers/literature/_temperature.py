@@ -18,9 +18,9 @@ from .._significance import combine, decide_below, extrapolate
 from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near, within
 
 LENGTHS = (1024, 8192, 131_072, 10**6)
-SHORT, LONG = 8192, 131_072  # where exponents are taken, and what is said for practice
+SHORT, LONG = 8192, 131_072  # where exponents are measured, and the advice for practice
 HALF = 0.5  # the critical scale at finite length: half the attention is on one token
-FIXED_NORM = 10**8  # a head dimension at which |q|²/d is 1, so that scores are normal
+FIXED_NORM = 10**8  # a head dimension at which |q|²/d is 1: scores are normal
 DIMENSIONS = (128, 64, 32, 16)  # of tokens that are random
 RHO = 0.5  # the cosine of two tokens
 SHARES = (0.5, 1.0, 1.5)  # of the critical scale √(2 log T), at which entropies are computed
@@ -246,5 +246,5 @@ RESULT = Result(
         ),
     ),
     unread="both papers beyond their abstracts, and a review of Chen et al. that states their assumptions; so which "
-    "scores have (log T)² is not judged, and the constant √2 is that of the random energy model.",
+    "scores have (log T)² is not judged, and the constant √2 is from the random energy model.",
 )

@@ -21,7 +21,7 @@ DEPTH = 2  # of Tensor Programs I; II has 1
 TANGENT_DEPTHS, KERNEL_DEPTHS = [2, 4], [3, 5]  # at which recursions are compared
 NETWORKS = 10  # both papers publish the mean
 SAME = 1e-9  # two ways to compute one number: rounding of some hundred operations, with room
-MAX_Z = 4.0  # standard deviations of what was published, by our law
+MAX_Z = 4.0  # standard deviations of the published numbers, by our law
 
 # ‖Θ_n − Θ‖/‖Θ‖ by width, the mean of ten networks: from the file transformer_ntk.frob next to the notebook.
 TANGENT = {64: 0.11761, 128: 0.12027, 256: 0.07479, 512: 0.04158, 1024: 0.04423, 2048: 0.02521, 4096: 0.01253,
@@ -76,7 +76,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _table(numbers: Numbers, name: str) -> list[tuple[int, float, Estimate, float]]:
-    """At each width what was published, our mean, and how many standard deviations of the former they are apart.
+    """At each width the published number, our mean, and their distance in standard deviations of the first.
 
     Ten networks of Tensor Programs II are independent. Those of I share an embedding, and our draws are of their mean.
     """
@@ -94,8 +94,7 @@ def _recursion(found: Arrays, what: str, depths: list[int]) -> Claim:
     off = max(np.abs(ours / said - 1).max() for ours, said in zip(found["ours"], found["recursion"], strict=True))
     return Claim(
         f"{what} is given by a recursion over layers.",
-        f"The recursion and our program at infinite width, which does not know of it, agree to {SAME:g} in every "
-        "entry.",
+        f"The recursion and our program at infinite width, which does not use it, agree to {SAME:g} in every entry.",
         f"Largest relative difference {off:.1e}, at depth {' and '.join(map(str, depths[: len(found['ours'])]))}.",
         AGREES if off < SAME else DISAGREES,
     )

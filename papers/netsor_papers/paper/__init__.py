@@ -41,9 +41,9 @@ def reproduce(
     out : str or pathlib.Path
         The folder. Files in it that are not of an earlier run are never overwritten.
     samples : int, optional
-        Draws a trial, the paper's unless given.
+        Draws per trial. The default is the paper's number.
     trials : int, optional
-        The paper's ten unless given.
+        The default is ten, as in the paper.
     seed : int
         Of the first trial.
     rng : numpy.random.Generator or int, optional
@@ -68,7 +68,7 @@ def reproduce(
     Returns
     -------
     Finished
-        What was made: the report's path, and the claims.
+        The result: the report's path, and the claims.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The paper's claims, each with what was measured, and a verdict by a rule that can also go against the claim.
+"""The paper's claims, each with a measurement, and a verdict by a rule that can also go against the claim.
 
 A rule compares a measured number with a bound: it agrees or disagrees if the number is on that side of the bound by
 four standard errors, else the draws are too few to tell. Where the limit itself was used in what was measured, it must
@@ -42,7 +42,7 @@ def own(divergences: Divergences) -> str:
 
 
 def _checked(divergences: Divergences) -> str:
-    """What the comparison of limits with the engine found, in words."""
+    """The comparison of limits with the engine, in words."""
     deviations = [limit for limit in divergences.limits if limit is not None]
     if not deviations:
         return ""
@@ -54,7 +54,7 @@ def _checked(divergences: Divergences) -> str:
     )
 
 
-Data = Mapping[str, Any]  # what was measured, by figure
+Data = Mapping[str, Any]  # measurements, by figure
 
 
 def _falling(name: str, data: Data) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def judged(data: Data) -> list[Row]:
     """Every claim; those whose figure was not run say so."""
     rows = []
     for claim, rule, figures, needed, judge in CLAIMS:
-        measured, verdict = judge(data) if needed in data else (f"figure {needed} was not asked for", ABSENT)
+        measured, verdict = judge(data) if needed in data else (f"figure {needed} was not requested", ABSENT)
         rows.append(Row(claim, rule, measured, verdict, tuple(name for name in figures if name in data)))
     return rows
 
@@ -256,7 +256,7 @@ def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation
 
 
 def _with(limit: Case, heads: float) -> Law:
-    """The limit of the same layer with so many heads."""
+    """The limit of the same layer with this many heads."""
     if math.isinf(heads):
         return limit_law(limit).infinite_heads()
     return limit_law(replace(limit, heads=int(heads)))
@@ -264,6 +264,6 @@ def _with(limit: Case, heads: float) -> Law:
 
 @lru_cache(maxsize=64)  # figures share limits
 def _apart(limit: Case, heads: float) -> float:
-    """D(limit ‖ the limit with so many heads), by quadrature."""
+    """D(limit ‖ the limit with this many heads), by quadrature."""
     here, there = (np.asarray(law.logpdf(GRID)) for law in (limit_law(limit), _with(limit, heads)))
     return float(np.sum(WEIGHTS * kl_terms(np.exp(here), np.exp(there), there)))

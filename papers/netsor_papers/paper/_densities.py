@@ -61,7 +61,7 @@ class TrialTask:
         return cache_key(values, self.backend)
 
     def stream(self, purpose: int) -> int:
-        """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""
+        """A seed for one purpose; cases of one trial share it, which couples widths."""
         return derive_seed(self.seed, self.trial, purpose)
 
     def run(self) -> Arrays:
@@ -175,7 +175,7 @@ class Plan:
         return np.concatenate([arrays["density"] for arrays in self.load(case)])
 
     def agreement(self, case: Case) -> Agreement | None:
-        """Whether the limit is that of the engine at infinite width; None where nothing is coupled through it."""
+        """Whether the limit agrees with the engine at infinite width; None where nothing is coupled through it."""
         return self._agreement(case.limit) if _coupled(case) else None
 
     @lru_cache(maxsize=32)  # noqa: B019

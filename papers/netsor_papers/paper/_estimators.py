@@ -110,11 +110,11 @@ class Divergences:
 
     @property
     def parameters(self) -> list[float]:
-        """What the figure varies: n or H."""
+        """The varied parameter: n or H."""
         return [case.width if self.figure.parameter == "n" else case.heads for case in self.figure.cases]
 
     def best(self) -> list[Estimate]:
-        """Our estimates; if there are none, the paper's, less what that estimator gives for the limit with itself."""
+        """Our estimates; otherwise the paper's, minus its value for the limit against itself."""
         floors = self.floor or [[0.0] * len(trials) for trials in self.paper]
         less = [np.subtract(trials, floor) for trials, floor in zip(self.paper, floors, strict=True)]
         return self.exact or [_mean(trials) for trials in less]
@@ -150,7 +150,7 @@ def _trial_rows(place: Row, trials: Sequence[float]) -> Iterator[Row]:
 
 
 def _mean(trials: Array) -> Estimate:
-    """The mean, with its standard error; larger for few trials, so that four of it mean what they do for many."""
+    """The mean, with its standard error; larger for few trials: four standard errors have the same level for all."""
     if len(trials) < 2:
         return Estimate(float(np.mean(trials)), math.inf)
     student = float(scipy.special.stdtrit(len(trials) - 1, scipy.special.ndtr(4.0))) / 4
@@ -170,7 +170,7 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
 
 @lru_cache(maxsize=32)
 def _floor(plan: Plan, limit: Case) -> list[float]:
-    """What the paper's estimator gives for the limit against itself."""
+    """The value of the paper's estimator for the limit against itself."""
     return _kernel(plan.limit_draws(limit, AGAIN), plan.limit_draws(limit))
 
 
@@ -252,7 +252,7 @@ class Heads:
 
     @property
     def figure(self) -> Figure:
-        """What it is a figure of."""
+        """The subject of the figure."""
         return self.finite.figure
 
     def rows(self) -> Iterator[Row]:
@@ -288,7 +288,7 @@ def heads(plan: Plan, figure: Figure) -> Heads:
 
 
 def limits_ahead(plan: Plan, figure: Figure) -> Iterator[None]:
-    """Make what a figure needs of its limits, piece by piece: it is remembered."""
+    """Compute and cache the limits that a figure needs, piece by piece."""
     for limit in dict.fromkeys(case.limit for case in figure.cases if not case.score):
         if plan.exact:
             on_grid(limit)

@@ -1,4 +1,4 @@
-"""What the paper's figures draw: configurations of its layer, trials of them, and which figure needs which."""
+"""The data of the paper's figures: configurations of its layer, their trials, and which figure needs which."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of the layer at one width; `score` asks for the score p_11 instead of the output."""
+    """One configuration of the layer at one width; `score`: the score p_11 instead of the output."""
 
     tokens: int = 4
     heads: int = 2

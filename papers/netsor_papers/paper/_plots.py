@@ -52,7 +52,7 @@ def _densities(data: Densities) -> Any:
             line = DOTTED if role == "width n" else "-"
             top.plot(c.y, c.density, linestyle=line, color=colour, label=_label(parameter, c), zorder=2 + order,
                      lw=1.8 if role == "width n" else 1.0)  # fmt: skip
-    for c in data.curves:  # minus the exact limit if there is one, else minus the paper's estimate of it
+    for c in data.curves:  # minus the exact limit if it is known, else minus the paper's estimate of it
         reference = limits[c.case.limit, "exact" if (c.case.limit, "exact") in limits else "paper"]
         difference = c.density - reference.density
         if c.role == "width n" and c.estimator == chosen:

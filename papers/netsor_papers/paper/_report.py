@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+from netsor._validate import counted
 from netsor.paper import layer
 from netsor.studies import Block, Cell, Document, Figure, Figures, Paragraph, Raw, Section, Table, provenance
 
@@ -64,7 +65,7 @@ def document(
     sections = [
         Section("", [*map(Paragraph, more), *main, *opening]),
         Section(
-            "What the paper says, and what was measured",
+            "The paper's claims, and our measurements",
             [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
         ),
         *([_separations(apart)] if apart else []),
@@ -117,7 +118,7 @@ def _separated(separation: Separation) -> list[str | Cell]:
 def _heads(count: float) -> str:
     if math.isinf(count):
         return "infinitely many heads, a Gaussian"
-    return "1 head" if count == 1 else f"{count:.0f} heads"
+    return counted(round(count), "head")
 
 
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
@@ -126,7 +127,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
     count = {word: sum(row.verdict == verdict for row in judged) for verdict, word in words.items()}
     counts = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    first = f"{len(judged)} claims of the paper: {counts}."
+    first = f"{counted(len(judged), 'claim')} of the paper: {counts}."
     lines = [first if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         measured = data.get(name)
@@ -144,7 +145,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
         first, last = measured.many[0].value, measured.many[-1].value
         text = "KL between the limit and the Gaussian of infinitely many heads is"
         return [*lines, f"{text} {first:.2e} for one head and {last:.2e} for 256."]
-    return [*lines, "For how KL falls with the width, ask for figure 1b."]
+    return [*lines, "To see how KL falls with the width, add figure 1b."]
 
 
 SECTION = """\

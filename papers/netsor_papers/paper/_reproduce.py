@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import netsor.studies as studies
-from netsor._validate import ArgumentError, Positive, check_fields, choice, whole
+from netsor._validate import ArgumentError, Positive, check_fields, choice, counted, whole
 from netsor.engine._memory import check_memory, in_bytes
 from netsor.engine.backends import Backend
 from netsor.studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
@@ -84,7 +84,7 @@ class Request(studies.Request):
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work, in a few words."""
         plan = self.plan
         samples = "50,000 draws (100,000 for ReLU)" if plan.samples is None else f"{plan.samples:,} draws"
         named = (
@@ -92,7 +92,7 @@ class Request(studies.Request):
             if self.chosen == list(NAMES)
             else f"figure{'s' * (len(self.chosen) > 1)} {', '.join(self.chosen)}"
         )
-        return f"{named}: {plan.trials:,} trial{'s' * (plan.trials > 1)} of {samples}"
+        return f"{named}: {counted(plan.trials, 'trial')} of {samples}"
 
     @property
     def files(self) -> list[str]:
@@ -100,7 +100,7 @@ class Request(studies.Request):
         return file_names(self.chosen)
 
     def options(self) -> dict[str, Any]:
-        """What the manifest says of the options."""
+        """The options for the manifest."""
         return {
             "figures": self.chosen,
             "samples": self.plan.samples or "50000, and 100000 for relu",
@@ -112,7 +112,7 @@ class Request(studies.Request):
 
 
 class Finished(FigureResult):
-    """Where the report is, and what it says in three lines, `summary`."""
+    """The path of the report, and its `summary` in three lines."""
 
     request: Request
 
@@ -126,7 +126,7 @@ class Finished(FigureResult):
         self._parts = [{**task.key, "file": run.file(task), **_spent(run[task])} for task in run.tasks]
         plan, draws = self.request.plan, sum(part["samples"] for part in self._parts)
         self._quick = "" if not self.request.quick else (
-            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws instead of the paper's "
+            f"This is a quick look: {counted(plan.trials, 'trial')} of {plan.samples:,} draws instead of the paper's "
             "10 of 50,000 (100,000 for ReLU)."
         )  # fmt: skip
         spent = f"{draws:,} draws from {sum(part['random_numbers'] for part in self._parts):,} random numbers"
@@ -170,7 +170,7 @@ class PaperStudy(Study[Finished]):
     def estimate(self) -> Cost:
         """The trials that are not there yet, and all figures; the memory includes all draws, which are read here."""
         request, plan, backend = self.request, self.request.plan, self.request.backend
-        remedy = "fewer samples, trials, tokens or workers need less"
+        remedy = "use fewer samples, trials, tokens or workers"
         cases = dict.fromkeys(case for figure in request.figures for case in plan.cases(figure))
         large = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)  # bytes, whatever the plan
         check_memory(large, f"{request.tokens:,} tokens", remedy)  # it could not even be planned

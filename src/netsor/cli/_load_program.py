@@ -48,7 +48,7 @@ def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
 
 
 def program_of(named: NamedProgram) -> Program:
-    """The program, or the part of it that is named."""
+    """The program, or the named part of it."""
     net, what = _build(named), f"PROGRAM {shown(str(named))}"
     if not isinstance(net, Program):
         raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
@@ -77,7 +77,7 @@ def is_target(source: str) -> bool:
 
 
 def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
-    """What FILE:PROGRAM names, with a part of it, FILE:PROGRAM[0]; FILE is run."""
+    """The object that FILE:PROGRAM or FILE:PROGRAM[0] names; FILE is executed."""
     module_name, _, attribute = target.rpartition(":")
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
@@ -165,7 +165,7 @@ def _literal(text: str) -> Any:
 
 
 def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
-    """The widths of the program, all of them, by --bind."""
+    """All widths of the program, from --bind."""
     widths = {k: math.inf if v.lower() in INFINITE else _literal(v) for k, v in pairs("--bind", binds).items()}
     with usage_errors("--bind"):
         return bind_widths(widths_of(topological_order(net._whole)), widths, allow_inf=True)
@@ -183,7 +183,7 @@ def usage_errors(about: str = "") -> Iterator[None]:
         text = one_line(error)
         if argument is not None and (option == f"--{argument.name}" or value == shown(argument.value)):
             text = f"{about} must be {argument.allowed}"
-        elif about:  # a message that begins with what the option was given names it once
+        elif about:  # avoid repeating the value if the message begins with it
             named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
             text = f"{option} {text}" if named else f"{about}: {text}"
         raise UsageError(text) from None

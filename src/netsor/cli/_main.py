@@ -1,8 +1,8 @@
 """The entry point: every error in one line, and Ctrl-C ends the command within a second, whatever it is doing.
 
 Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if the reader of the output closed
-it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process wherever
-a worker or a cluster closes a connection. Commands add codes of their own, such as 1 for a program without a limit.
+it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process whenever
+a worker or a cluster closes a connection. Commands add their own codes, such as 1 for a program without a limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._output import echo_error
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
 GRACE = 0.7  # seconds for the main thread to clean up and end
-# What a process that is ended leaves behind is cleaned up by one of Python's own, which would say so after us.
+# Python's resource tracker cleans up after a killed process, and would print a warning after our last line.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     except KeyboardInterrupt:  # while the watch was set up, or ended
         watch.say()
         code = INTERRUPTED
-    if code == INTERRUPTED:  # at its end Python might send itself the signal once more, though it was handled
+    if code == INTERRUPTED:  # Python might raise the handled signal again while it exits
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # it may be None, or closed
                 stream.flush()
@@ -78,17 +78,18 @@ def _run(watch: Watch) -> int:
         if isinstance(error, click.MissingParameter) and error.ctx is not None:
             text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
         echo_error(" ".join(text.split()))
-        return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return INTERRUPTED
     except (Exception, SystemExit) as error:
-        return _report_unexpected(error)
+        if not _report_unexpected(error):
+            return 1
+    return 2
 
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """What the library logs becomes lines on stderr."""
+    """Print log messages of the library to stderr."""
     log, lines = logging.getLogger("netsor"), logging.Handler()
     lines.emit = lambda record: echo_error(record.getMessage())  # type: ignore[method-assign]
     before, log.propagate = (log.level, log.propagate), False
@@ -102,8 +103,8 @@ def _logged() -> Iterator[None]:
         log.propagate = before[1]
 
 
-def _report_unexpected(error: BaseException) -> int:
-    """An error that no command expected."""
+def _report_unexpected(error: BaseException) -> bool:
+    """Print an error that no command expected; False if it is netsor's own."""
     from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
@@ -115,11 +116,11 @@ def _report_unexpected(error: BaseException) -> int:
         case SystemExit():
             echo_error(f"FILE:PROGRAM: {one_line(error)}")
         case RuntimeWarning():
-            echo_error(f"the numbers leave double precision ({one_line(error)}): less extreme options are needed")
+            echo_error(f"the numbers leave double precision ({one_line(error)}): choose less extreme options")
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            echo_error("no more threads can be started: fewer --workers, or a higher limit of this system, are needed")
+            echo_error("no more threads can be started: use fewer --workers, or raise the limit of this system")
         case MemoryError():
-            echo_error("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
+            echo_error("there is not enough memory: use fewer draws, tokens or heads, or a smaller width")
         case OSError():
             _give_up_stdout()  # stdout may be the file that cannot be written
             echo_error(f"a file cannot be read or written: {one_line(error)}")
@@ -132,8 +133,8 @@ def _report_unexpected(error: BaseException) -> int:
             echo_error(
                 f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
             )
-            return 1
-    return 2
+            return False
+    return True
 
 
 def _open_streams() -> None:

@@ -73,7 +73,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         self.name, self.read, self.allowed = name, read, allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """What it says, or an error in one line."""
+        """The parsed value, or an error in one line."""
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
@@ -98,7 +98,7 @@ def _width(word: str) -> float:
 
 
 def _swept(text: str) -> tuple[str, tuple[float, ...]]:
-    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    """A field and its values; integers if the field takes integers."""
     from ..models import settings
 
     field, values = text.split("=")
@@ -149,12 +149,12 @@ def subject_options(width: str) -> Callable[[Decorated], Decorated]:
         option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
         option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
         option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
-        option("--token", type=POSITIVE, default=1, help="The token whose output it is; 1 is the first."),
+        option("--token", type=POSITIVE, default=1, help="The token to look at, counted from 1."),
         option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
         option("--activation", type=Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
-        option("--clip", type=ABOVE, default=100.0, help="Where the clip activation cuts."),
+        option("--clip", type=ABOVE, default=100.0, help="Threshold of the clip activation."),
         option("--scaling", type=Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
-        option("--mask", type=Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
+        option("--mask", type=Choice(["causal"]), help="Causal mask: a token sees itself and earlier tokens."),
         flag("--infinite-heads", help="Infinitely many heads, in the limit of infinite width."),
         *(option(f"--sigma-{k}", type=SIGMA, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "qk"),
         *(option(f"--sigma-{k}", type=ABOVE, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "vo"),
@@ -166,7 +166,7 @@ sampling_options = all_of(
     option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
     SEED_OPTION,
     AS_JSON,
-    option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
+    option("--plot", metavar="FILE", help="Plot the densities to a .png, .pdf or .svg file."),
 )
 
 BACKENDS = ("numpy", "jax", "torch")
@@ -176,7 +176,7 @@ NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOS
 
 place_options = all_of(
     option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
-    option("--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"),
+    option("--device", metavar="cpu|cuda[:N]", help="Device.  [default: a GPU, if there is one]"),
 )
 
 
@@ -204,7 +204,7 @@ def pop_backend(options: dict[str, Any]) -> Place:
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in ("backend", "device", "precision"))
-    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision has what a command allows
+    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision lists what a command allows
     if address is None:
         return Place(chosen)
     match = ADDRESS.fullmatch(address)
@@ -222,5 +222,5 @@ def pop_backend(options: dict[str, Any]) -> Place:
             own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
             address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
         return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
-    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
+    except Exception as error:  # Dask and its libraries raise many kinds of errors
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None

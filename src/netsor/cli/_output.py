@@ -1,4 +1,4 @@
-"""What a command prints: one JSON object, or lines; and where a picture may go."""
+"""Output of commands: one JSON object, or lines; and checks of plot files."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def echo_notice(text: str) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused, without the path: messages name the path as the option gave it."""
+    """The system's reason, without the path: messages name the path as given."""
     return error.strerror or str(error) or type(error).__name__
 
 
 @contextlib.contextmanager
 def stdout_to_stderr(as_json: bool) -> Iterator[None]:
-    """With --json, what is printed within this context goes to stderr: stdout is for the one JSON object."""
+    """With --json, redirect prints to stderr: stdout is for the JSON object."""
     if not as_json:
         yield
         return
@@ -75,7 +75,7 @@ def stdout_to_stderr(as_json: bool) -> Iterator[None]:
 
 
 def echo_json(content: Mapping[str, Any]) -> None:
-    """One JSON object, refused if it has NaN or Infinity, which JSON has not."""
+    """One JSON object; NaN and Infinity, which JSON lacks, raise an error."""
     click.echo(json.dumps(content, allow_nan=False))
 
 
@@ -96,11 +96,11 @@ def echo_rows(notes: Iterable[str], estimates: Mapping[str, Estimate]) -> None:
 
 
 def check_finite(estimates: Mapping[str, Estimate]) -> None:
-    """Refuse a number that is infinite or NaN, which JSON cannot hold."""
+    """Reject a number that is infinite or NaN, which JSON cannot hold."""
     for name, (value, _) in estimates.items():
         if not math.isfinite(value):
             what = f"the {name.replace('_', ' ')} is {float(value)}"
-            raise ClickException(f"{what}: this law has none, or it is outside double precision")
+            raise ClickException(f"{what}: it does not exist, or is outside double precision")
 
 
 def finite_or_none(number: Any) -> float | None:
@@ -114,7 +114,7 @@ def value_and_error(estimate: Estimate) -> dict[str, float | None]:
 
 
 def check_name(option: str, path: str) -> None:
-    """Refuse a path that is not UTF-8: it could not be written into a report, or on a terminal."""
+    """Reject a path that is not UTF-8: it could not be written into a report, or on a terminal."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def check_name(option: str, path: str) -> None:
 
 
 def check_plot(plot: str | None) -> None:
-    """Refuse a file that cannot be written before any work is done."""
+    """Reject a file that cannot be written before any work is done."""
     if plot is None:
         return
     check_name("--plot", plot)

@@ -20,13 +20,13 @@ from ._options import cli
 @opt.subject_options(width="inf")
 @opt.sampling_options
 @opt.where_options(*opt.PRECISIONS)
-@opt.many("--at", type=opt.number(real), help="A point for density and distribution function; may be given again.")
+@opt.many("--at", type=opt.number(real), help="A point for the density and the distribution function; repeatable.")
 def law_command(draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], **options: Any) -> None:
     """Compute the law of one output coordinate.
 
-    It is that of the paper's attention layer, or of your own program. FILE:PROGRAM is a .py file (which is run) or
+    The network is the paper's attention layer, or your own program. FILE:PROGRAM is a .py file (which is executed) or a
     module, a colon, and the name of a program in it or of a function that returns one; PROGRAM[i] is one of several
-    outputs. Bind its widths, --bind n=256 --bind d=inf.
+    outputs. Bind its widths with --bind n=256 --bind d=inf.
     """
     from .._document import wrap
     from ..laws import Estimate
@@ -71,14 +71,14 @@ WIDTHS_TRIED = 12  # about as many laws --tolerance takes: 7 to 16 for KL, total
 @opt.subject_options(width="256")
 @opt.sampling_options
 @opt.where_options(*opt.PRECISIONS)
-@opt.flag("--keep-head-dim", help="Keep the head dimension on the infinite side.")
-@option("--tolerance", type=float, help="Also find the width beyond which the difference is at most this.")
+@opt.flag("--keep-head-dim", help="Keep the head dimension finite in the limit.")
+@option("--tolerance", type=float, help="Also find the smallest width with at most this difference from the limit.")
 @option("--of", default="kl", metavar="WHAT", help=OF)
 def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **options: Any) -> None:
     """Measure the distance between finite and infinite width.
 
     Prints KL, total variation, Wasserstein-1 and Kolmogorov distances, each with an error. For your own program,
-    FILE:PROGRAM, the widths of --bind are compared with all widths at ∞. FILE is run.
+    FILE:PROGRAM, the widths of --bind are compared with infinite widths. FILE is executed.
     """
     from .._document import wrap
     from ..laws import distances
@@ -91,7 +91,7 @@ def compare_command(draws: int, seed: int, as_json: bool, plot: str | None, **op
     if keep_head_dim and options["head_dim"] is None:
         raise UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
     if keep_head_dim and infinite_heads:
-        raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the latter takes d to infinity")
+        raise UsageError("--keep-head-dim and --infinite-heads cannot be combined: the second takes d to infinity")
     if tolerance is not None and infinite_heads:
         raise UsageError("--tolerance and --infinite-heads cannot be combined: heads are not a width")
     with out.stdout_to_stderr(as_json):
@@ -139,14 +139,14 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 def plan_command(as_json: bool, **options: Any) -> None:
     """Show what one draw would sample and compute, and its cost.
 
-    The plan is that of the paper's attention layer, or of your own program, FILE:PROGRAM with --bind; FILE is run. With
-    --backend and --device you get the plan for that device, which need not be on this machine. The plan is the same in
-    both precisions; bytes are those of double precision.
+    The network is the paper's attention layer, or your own program, FILE:PROGRAM with --bind. FILE is executed. With
+    --backend and --device you get the plan for that device, even if this machine does not have it. The plan is the same
+    in both precisions; the bytes are for double precision.
     """
     from ._subject import PLANS, subject
 
     if options["infinite_heads"]:
-        raise UsageError("--infinite-heads is a formula, and has no plan")
+        raise UsageError("--infinite-heads has no plan: the law is a formula")
     backend, device = options.pop("backend"), options.pop("device")
     with out.stdout_to_stderr(as_json):
         target = subject(options)
@@ -158,7 +158,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
     content = {"program": target.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text}
     if seconds > NOTICED:
         count = PLANS[math.inf in target.widths.values()]
-        text += f"\n  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer"
+        text += f"\n  the plan itself took {seconds:.2g} s; a law makes {count} plans, which adds to its time"
     out.echo_either(as_json, content, text)
 
 
@@ -169,9 +169,9 @@ def plan_command(as_json: bool, **options: Any) -> None:
 def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
     """Check whether a program's limit is proved.
 
-    It goes through the conditions of the theorem, Assumption 3.1 of the paper. FILE is the path of a .py file, or a
-    module's name. It is run, as Python runs it: check no file that you do not trust. PROGRAM is a program in it, or a
-    function that returns one. Exit code 1 if the program has no limit.
+    Prints each condition of the theorem (Assumption 3.1 of the paper). FILE is the path of a .py file, or the name of a
+    module. It is executed: do not check files that you do not trust. PROGRAM is a program in it, or a function that
+    returns one. The exit code is 1 if the program has no limit.
     """
     from ..language._theorem_check import NO_LIMIT
     from ._load_program import find, program_of
@@ -187,7 +187,7 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
 
 DEPARTED = 3  # exit code, if the weights depart from what is declared
 LEVEL = opt.number(real, above=0, most=0.5)
-REFERENCE = """What is declared: a config.json, the name of a model that ships, or FILE:FUNCTION that makes a module.
+REFERENCE = """The declared initialisation: a config.json, the name of a model that ships, or a FILE:FUNCTION.
 [default: the module's own config, or its own initialisation]"""
 
 
@@ -204,9 +204,9 @@ REFERENCE = """What is declared: a config.json, the name of a model that ships, 
 def check_init_command(model: str, arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Check the real weights of a PyTorch module before training.
 
-    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class; FILE is run. Every parameter is
-    tested against the declared initialisation, and one forward and backward pass against its exact law. Exit code 3 if
-    they depart from it.
+    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class. FILE is executed. Every parameter is
+    tested against the declared initialisation, and one forward and backward pass against its exact law. The exit code
+    is 3 if they differ.
     """
     from ._load_program import is_target, module_of, torch_module, usage_errors
 

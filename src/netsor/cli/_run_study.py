@@ -1,4 +1,4 @@
-"""What the commands that run studies do: options become a request, the study is announced, run and printed."""
+"""Runs studies for commands: options become a request; the study is announced, run and printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from click import UsageError
 
 from .._document import wrap
-from .._validate import shown
+from .._validate import counted, shown
 from ..engine._memory import in_bytes
 from ..engine._plan import in_time
 from ..engine.backends import Numpy
@@ -47,20 +47,20 @@ def run(options: dict[str, Any], make: Callable[[dict[str, Any]], Study[Any]], a
 
 
 def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
-    """Run the study that `make` returns: refuse it if it is too long, say what it takes, and what is left of it."""
+    """Run the study that `make` returns: reject it if it is too long; print its cost and what is left of it."""
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
     with usage_errors(), slow_notice("planning"):
         study = make()
-        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # what a device takes is not estimated
+        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # times on a device are not estimated
         less = study.cheaper(cost) if on_cores else ""
     request = study.request
     if on_cores and cost.clock > LONGEST:
         less = less or f"{request.smaller} take less.".capitalize()
         raise UsageError(f"{request.title} would take about {in_time(cost.clock)}. {less}")
     kept = request.store is not None and request.store.any()
-    finished = "What is finished in --out is not repeated." if kept else ""
-    left = f"finished {request.kept} are kept, and the same command goes on from there"
+    finished = "Finished parts in --out are reused." if kept else ""
+    left = f"finished {request.kept} are kept; the same command resumes"
     if request.out is None:
         left = f"nothing was kept; with --out DIR finished {request.kept} are"
     elif request.own:
@@ -70,12 +70,12 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         with usage_errors():
             study.prepare()
             needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-            workers = f"on {cost.workers} worker{'s' * (cost.workers > 1)}"
+            workers = f"on {counted(cost.workers, 'worker')}"
             taken = f"about {in_time(cost.clock)}{needed} {workers}" if on_cores else f"on {where.backend.device}"
             echo_notice(" ".join(filter(None, (f"{request.title}; {taken}.", finished, request.remark, less))))
             return study.run(where.executor)
     except BrokenProcessPool:
-        echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
+        echo_error(f"a worker was killed, perhaps because memory ran out: use fewer --workers; {left}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
         if request.out is None:
@@ -85,7 +85,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
 
 
 def _print(result: Any, as_json: bool, verbose: bool, verdict: str = "", more_json: Any = None) -> None:
-    """Print a verdict, what a study found, and where its report is; `more_json` is added to the JSON object."""
+    """Print the verdict, the findings and the path of the report; `more_json` is added to the JSON object."""
     if as_json:
         echo_json({**result.as_dict(), **(more_json or {})})
         return
@@ -99,7 +99,7 @@ def model_of(option: str, source: str) -> Transformer:
     """The model that an option names."""
     check_name(option, source)
     if source.endswith(".py"):
-        raise UsageError(f"{option} {shown(source)} must name what is in the file, as {source}:build")
+        raise UsageError(f"{option} {shown(source)} must name a function in the file, as {source}:build")
     with usage_errors(f"{option} {shown(source)}"):
         try:
             return read(source)
@@ -108,7 +108,7 @@ def model_of(option: str, source: str) -> Transformer:
 
 
 def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
-    """The model with some fields changed, and what was changed in its name."""
+    """The model with some fields changed; its name lists the changes."""
     if not texts:
         return model
     with usage_errors(f"{option} {shown(', '.join(texts))}"):
@@ -238,7 +238,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if own:
             model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
             if rates is None:
-                call_build(model, 64)  # refuses a function of other arguments
+                call_build(model, 64)  # rejects a function of other arguments
                 raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
         subject = subject_of(model, options.pop("rules") or None, by)
         return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))
@@ -270,13 +270,13 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     if not is_target(source):
         return changed(model_of("MODEL", source), "--set", changes), by
     if changes:
-        raise UsageError("--set is for models; a function of the width has its fields in it")
+        raise UsageError("--set is for models; a function of the width defines its own fields")
     model = find(source).value
     return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
-    """What has a name in the file of a function."""
+    """The object of this name in the file of a function."""
     value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
     if value is None:
         raise UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
@@ -284,7 +284,7 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
 
 
 def _rates(lr: str, function: Any) -> Any:
-    """A number, one for each of some kinds of weights, or what has this name in the file of a function."""
+    """A number, numbers by kind of weight, or the object of this name in the file of a function."""
     try:
         if "=" not in lr:
             return float(lr)

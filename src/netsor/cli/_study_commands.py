@@ -14,9 +14,9 @@ from . import _options as opt
 from ._options import Decorated, cli, flag, many
 from ._output import echo
 
-COMPARE_SET = "Change a field of OTHER; without --compare, compare MODEL with itself so changed."
-SWEEP = "Compare several values of a field, such as std=0.005,0.01,0.02; of FILE:PROGRAM, of an argument."
-BASELINE = "Exit with code 3 if a median left its 5–95 % band of an earlier audit: its --json, or audit.json of --out."
+COMPARE_SET = "Change a field of OTHER; without --compare, of a copy of MODEL."
+SWEEP = "Compare several values of a field, such as std=0.005,0.01,0.02, or of an argument of FILE:PROGRAM."
+BASELINE = "Exit with code 3 if a median is outside its 5–95 % band in an earlier audit: FILE of --json or --out."
 GRADIENTS = "Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]"
 EPS = "eps of Adam at MODEL's own width, which the parametrisation scales."
 TOLERANCE = "Accepted distance from the expected exponent."
@@ -45,11 +45,11 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @many("--compare", metavar="OTHER", help="Another model, to compare with; repeatable.")
 @many("--compare-set", "others", metavar="FIELD=VALUE", help=COMPARE_SET)
 @option("--sweep", "swept", type=opt.SWEEP, help=SWEEP)
-@option("--tokens", type=opt.SIZES, help="Number of tokens, all different, or several such lengths.  [default: 16,128]")
+@option("--tokens", type=opt.SIZES, help="Number of tokens (all different), or several numbers.  [default: 16,128]")
 @option("--ids", type=opt.IDS, help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
-@option("--draws", type=opt.MIN_DRAWS, help="Initialisations.  [default: 200 of 16 tokens, fewer of more, at least 16]")
-@option("--widths", type=Choice(["actual", "inf", "both"]), help="Own widths, infinite ones, or both.  [default: both]")
-@flag("--quick", help="16 draws of 16 tokens at own widths, no gradients: seconds, for a test.")
+@option("--draws", type=opt.MIN_DRAWS, help="Initialisations.  [default: 200 for 16 tokens, 16 or more for others]")
+@option("--widths", type=Choice(["actual", "inf", "both"]), help="The model's own widths, ∞, or both.  [default: both]")
+@flag("--quick", help="Takes seconds: 16 draws of 16 tokens at the model's own widths, no gradients.")
 @option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
 @option("--baseline", metavar="FILE", help=BASELINE)
 @option("--gradients/--no-gradients", default=None, help=GRADIENTS)
@@ -64,9 +64,8 @@ def audit_command(**options: Any) -> None:
     """Check a transformer's initialisation, without training it.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM: your own
-    function that returns a PyTorch module, or a program that names with ns.probe what to measure; FILE is run. With
-    --out an interrupted audit of a model resumes where it stopped. Files in the folder that no earlier audit wrote are
-    never overwritten.
+    function that returns a PyTorch module, or a program whose probes (ns.probe) name what to measure. FILE is executed.
+    With --out, an interrupted audit of a model resumes where it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import audit
 
@@ -76,9 +75,9 @@ def audit_command(**options: Any) -> None:
 def training_options(
     widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
 ) -> Callable[[Decorated], Decorated]:
-    """The options of a study that trains networks for a few steps; the arguments are what differs between studies."""
+    """The options of a study that trains networks for a few steps; the arguments differ between studies."""
     grow = "What grows with the width: the number of heads, or their dimension."
-    rules = "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]"
+    rules = "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; repeatable.  [default: sp and mup]"
     return opt.all_of(
         argument("model"),
         SET,
@@ -122,9 +121,9 @@ def coord_check_command(**options: Any) -> None:
     """Check how optimiser steps scale with the width (µP).
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
-    function of the width that returns a PyTorch module with logits, or a program whose output is the loss and that
-    names with ns.probe what to measure; FILE is run. With --out an interrupted check of a model resumes where it
-    stopped. Files in the folder that no earlier check wrote are never overwritten.
+    function of the width that returns a PyTorch module with logits, or a program whose output is the loss and whose
+    probes (ns.probe) name what to measure. FILE is executed. With --out, an interrupted check of a model resumes where
+    it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import coord_check
 
@@ -147,8 +146,8 @@ def transfer_command(**options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
-    function of the width that returns a program whose output is the loss; FILE is run. With --out an interrupted sweep
-    of a model resumes where it stopped. Files in the folder that no earlier sweep wrote are never overwritten.
+    function of the width that returns a program whose output is the loss. FILE is executed. With --out, an interrupted
+    sweep of a model resumes where it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import transfer
 
@@ -158,20 +157,20 @@ def transfer_command(**options: Any) -> None:
 @cli.command("reproduce")
 @argument("names", metavar="[FIGURE]...", nargs=-1)
 @option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
-@option("--samples", type=opt.DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@option("--samples", type=opt.DRAWS, help="Draws per trial.  [default: 50000, and 100000 for ReLU]")
 @option("--trials", type=opt.TRIALS, help="Trials.  [default: 10]")
 @opt.SEED_OPTION
 @opt.WORKERS
 @flag("--quick", help="A first look: 2 trials of 2500 draws.")
 @option("--estimator", type=Choice(["paper", "exact", "both"]), default="both", help=ESTIMATOR)
-@option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens of figure 4.")
+@option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens in figure 4.")
 @opt.where_options(*opt.PRECISIONS)
 def reproduce_command(**options: Any) -> None:
     """Recompute the paper's figures and check its claims.
 
     FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
-    code numbers its experiments; or all, the default. An interrupted run resumes where it stopped. Files in the folder
-    that no earlier run wrote are never overwritten.
+    code numbers its experiments; or all, the default. An interrupted run resumes where it stopped. netsor overwrites
+    only its own files in the folder.
     """
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
@@ -194,7 +193,7 @@ def literature_command(verbose: bool, **options: Any) -> None:
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
     finite-width gap completep subcritical gated-attention peri-ln; the default is all of them. An interrupted run
-    resumes where it stopped. Files in the folder that no earlier run wrote are never overwritten.
+    resumes where it stopped. netsor overwrites only its own files in the folder.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
@@ -208,12 +207,12 @@ def literature_command(verbose: bool, **options: Any) -> None:
 @argument("program", metavar="[FILE:PROGRAM]", required=False)
 @opt.ARGUMENTS
 @option("--port", type=opt.PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]")
-@flag("--no-browser", help="Print the address, and open no browser.")
+@flag("--no-browser", help="Print the address without opening a browser.")
 def explore_command(program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
     """Open a page with sliders in the browser.
 
-    Only this machine can open it, by an address with a token; Ctrl-C ends it. With FILE:PROGRAM there are sliders for
-    the widths of your own program and for the numbers that its function takes; FILE is run.
+    Only this machine can open the page, and only with the token in its address. Ctrl-C stops the server. FILE:PROGRAM
+    adds sliders for the widths of your own program and for the numbers that its function takes. FILE is executed.
     """
     if arguments and program is None:
         raise UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
@@ -228,8 +227,8 @@ def explore_command(program: str | None, arguments: tuple[str, ...], port: int, 
         program_of(target)  # an error in the program is reported here
     get_current_context().obj.message = "stopped"
     try:
-        _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
-    except BrokenPipeError:  # nobody reads the address
+        _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C stops it)"))
+    except BrokenPipeError:  # the reader closed stdout
         raise
     except OSError as error:
         raise UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from .._bound_program import picked
 from .._executors import threads_start
 from .._program import Program
-from .._validate import shown
+from .._validate import counted, shown
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
 from ..engine._parallel import cores
@@ -32,15 +32,15 @@ from ._output import echo_error
 
 ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before it begins
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
-LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
-SMALLER = "smaller numbers need less"
+LONGEST = 86_400.0  # seconds, a day: longer commands are rejected
+SMALLER = "choose smaller numbers"
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k in "qkvow"))  # fmt: skip
 
 
 def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend, options: str) -> float:
-    """About the time of so many draws at each of some widths; refused, with the options, if it is too much."""
+    """Estimated time of these draws at all widths; rejected, naming the options, if it is too long."""
     start = time.perf_counter()
     with slow_notice("planning"):
         # the plans are kept for the draws themselves
@@ -60,13 +60,13 @@ def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, ba
 def announce(seconds: float) -> None:
     """Print the time if it is long."""
     if seconds > ANNOUNCE_SECONDS:
-        echo_error(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
+        echo_error(f"this will take about {in_time(seconds)}; Ctrl-C stops it")
 
 
 @contextmanager
 def slow_notice(what: str) -> Iterator[None]:
-    """Say what is being done, if it is not done within SILENT seconds."""
-    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C ends it"])
+    """Print a notice if the work takes longer than SILENT seconds."""
+    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C stops it"])
     timer.daemon = True
     if threads_start():
         timer.start()
@@ -109,12 +109,12 @@ class Target:
         formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
-        # what is no sum over heads, with 1/n scaling, is Gaussian already
+        # with 1/n scaling the law is not a sum over heads, and is Gaussian already
         return cast(Law, law.infinite_heads() if self.infinite_heads and isinstance(law, HeadSum) else law)
 
 
 def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend: Backend | None = None) -> Target:
-    """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
+    """The program and widths of the options; rejected if the draws (with `both`, also of the limit) cost too much."""
     own = options["program"] is not None
     target, sizes = (_own_program if own else _built_in)(options, draws, both)
     limit = target.limit({}).widths
@@ -135,10 +135,10 @@ def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Targe
     target = Target(net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"])
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
-    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
+    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "use fewer vectors")
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
         part = f"{options['program']}[0]".replace("][", ",")
-        raise UsageError(f"{net.name} has several outputs: ask for one of them, {part}")
+        raise UsageError(f"{net.name} has several outputs: choose one, {part}")
     if both:
         _refuse_limit("--bind", target.widths)
     return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}
@@ -170,18 +170,16 @@ def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, 
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
     alone = infinite_heads and not both
-    words = f"attention layer of {tokens} token{'s' * (tokens > 1)}" + f" and {heads} head{'s' * (heads > 1)}" * (
-        not alone
-    )
+    words = f"attention layer of {counted(tokens, 'token')}" + f" and {counted(heads, 'head')}" * (not alone)
     return Target(net, widths, words, True, options["coordinates"], alone), sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
-    """Refuse to compare a limit with itself."""
+    """Do not compare a limit with itself."""
     if not widths:
-        raise UsageError("PROGRAM has no width: there is no limit to compare it with")
+        raise UsageError("PROGRAM has no width, and so no limit to compare with")
     if all(width == math.inf for width in widths.values()):
-        raise UsageError(f"{option} inf is what it is compared with; {option} must give a positive integer somewhere")
+        raise UsageError(f"{option} inf is the limit itself: {option} must give a positive integer")
 
 
 def _is_given(name: str) -> bool:
@@ -189,6 +187,6 @@ def _is_given(name: str) -> bool:
 
 
 def _written(sizes: dict[str, Any]) -> str:
-    """Those of these options that the command line has; all of them if it has none."""
+    """The options given on the command line; all of them if none was given."""
     given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
     return " and ".join(f"--{name} {size}" for name, size in given.items())

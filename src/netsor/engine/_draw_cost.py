@@ -15,14 +15,14 @@ from .backends import Backend
 from .backends._numpy import NUMPY, replicas_per_block
 
 BASE = 3 * 2.0**25  # bytes of a worker before it does anything: about 50 MiB were measured
-MIN_DRAW_BYTES = 2.0**26  # bytes that it takes for draws, beside their arrays
+MIN_DRAW_BYTES = 2.0**26  # bytes for draws, in addition to their arrays
 TEMPORARY = 1.25  # times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the largest ones
 VECTOR_BYTES, FORWARD_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0  # to plan an entry; 260 and 64 measured for vectors
 SCALAR_BYTES = PAIR_BYTES = 75.0  # of a scalar at infinite width; of a pair of tokens, in tables that layers share
 
 
 class Draw(NamedTuple):
-    """What one draw takes on a backend, and what comes before the first one."""
+    """The cost of one draw on a backend, and the cost before the first one."""
 
     seconds: float  # of one worker
     compiling: float  # seconds, once in a process
@@ -43,12 +43,12 @@ class Draw(NamedTuple):
         return cls(*before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps))
 
     def block_bytes(self, draws: int) -> float:
-        """The bytes of the arrays of so many draws, as far as numpy computes them together."""
+        """The bytes of the arrays of these draws that numpy computes together."""
         long = 2 * self.long_numbers > self.numbers
         return self.bytes * min(draws, replicas_per_block(self.bytes, self.seconds, self.steps, long))
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
-        """The bytes of a process that makes a plan, keeps it and makes so many draws."""
+        """The bytes of a process that makes a plan, keeps it and makes these draws."""
         block = TEMPORARY * self.block_bytes(draws) if backend.threads else backend.working_bytes(self.bytes)
         return BASE + self.planning_bytes + MIN_DRAW_BYTES + block
 

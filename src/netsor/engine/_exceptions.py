@@ -38,12 +38,12 @@ class ExactError(ValueError):
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, so that a worker can send the error to its parent process."""
+        """Support pickling: a worker sends the error to its parent process."""
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
 class GrowingStepError(ExactError):
-    """A step of an optimiser that changes what a parameter makes by more, the larger the width."""
+    """An optimiser step whose effect on a parameter's outputs grows with the width."""
 
 
 class UnplacedError(ExactError):

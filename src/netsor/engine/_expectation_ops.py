@@ -110,7 +110,7 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
 
 @cache
 def _sobol_set(number: int, count: int) -> Array:
-    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1), in random order, so that sets are independent."""
+    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1), in random order, which makes sets independent."""
     rng = np.random.default_rng([20190910, number])
     points = Sobol(DIMENSIONS, rng).random(count)
     return (rng.permutation(points) if number else points).T

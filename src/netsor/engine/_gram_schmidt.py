@@ -94,7 +94,7 @@ class LinalgBackend:
 
     def basis(self, rows: Array) -> Array:
         """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; needs fewer rows than directions."""
-        # Computed from the rows, not their Gram matrix, so that nearly equal rows keep the digits of their differences.
+        # Computed from the rows, not their Gram matrix: differences of nearly equal rows keep their digits.
         q, r = self.xp.linalg.qr(self.xp.matrix_transpose(rows))
         one = self.xp.ones((), dtype=rows.dtype)
         return self.xp.matrix_transpose(q) * self.xp.where(self.xp.linalg.diagonal(r) < 0, -one, one)[..., None]
@@ -102,7 +102,7 @@ class LinalgBackend:
     def spheres(self, known: Array, points: Array, *rest: Array) -> Array:
         """Coordinates of orthonormal vectors (…, vectors, ·) along new directions, given those along known ones."""
         # With S = I − known known^T and standard normal rows G, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square
-        # roots. The Gram matrix of `rest` is that of the part of G outside the frame.
+        # roots. The Gram matrix of `rest` belongs to the part of G outside the frame.
         xp, one = self.xp, self.xp.eye(points.shape[-2], dtype=points.dtype)
         left = self.residual(one - gram(xp, known, known), one)
         alive = xp.astype(xp.linalg.diagonal(left) > 0, points.dtype)[..., None]  # 0 if a vector is known entirely
@@ -259,7 +259,7 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 
 def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array], least: float = SINGLE_REST) -> Array:
     """C with C C^T the Gram matrix of float32 rows, given in double precision; `factored` factors Gram matrices."""
-    # Subtracting the part along the first row resolves differences of nearly equal rows. The floor is that of `span`.
+    # Subtracting the part along the first row resolves differences of nearly equal rows. `span` has the same floor.
     first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))

@@ -102,7 +102,7 @@ class Builder:
         return self._as_without_shift((*key, -1), _psd_cholesky.pivot_order, rest, whole)
 
     def _as_without_shift(self, key: tuple[int, ...], find: Callable[..., Any], *arrays: Register) -> Any:
-        """Find positions from known arrays (else all), or reuse those of the unshifted plan, so that draws agree."""
+        """Find positions from known arrays (else all), or reuse the unshifted plan's positions: then draws agree."""
         if not self.shift or key not in self.independent:
             values = [array.value for array in arrays]
             every = np.arange(arrays[0].shape[-1])

@@ -43,7 +43,7 @@ class Recognised:
 
 
 def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
-    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out."""
+    """The layer that makes the only output, at infinite widths; None if no such layer is found."""
     if "recognise" in without:
         return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
@@ -77,7 +77,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
     box = np.ix_(allowed, allowed)
     scale = (wo.std * wv.std) ** 2
-    if scale * np.trace(values[box]) == 0:  # the output is 0: there is no density to invert for
+    if scale * np.trace(values[box]) == 0:  # the output is 0, and has no density
         return None
     temperature = (wq.std * wk.std) ** 2
     one_width = len(widths) == 1 and y is z
@@ -89,7 +89,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
 def _layer_fluctuations(
     query: Vector, tokens: Vector, allowed: Ints, temperature: float, shares: Floats
 ) -> LayerFluctuations | None:
-    """What the first correction in 1/n depends on; None if the fluctuations of the Gram matrix are not known."""
+    """The inputs of the first correction in 1/n; None if the fluctuations of the Gram matrix are unknown."""
     ordered = topological_order([query, tokens])
     bound = {width.name: np.inf for width in widths_of(ordered) if width.name is not None}
     vectors = drop_identities([query, tokens], Context(bound, dict.fromkeys(ordered, 0)))

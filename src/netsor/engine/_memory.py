@@ -28,7 +28,7 @@ def memory() -> float:
 def check_memory(size: float, what: str, remedy: str) -> None:
     """Raise an error, before any work, if an array does not fit in memory."""
     if size > memory():
-        raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
+        raise ValueError(f"{what} would need {in_bytes(size)} of memory (available: {in_bytes(memory())}); {remedy}")
 
 
 def in_bytes(size: float) -> str:

@@ -19,7 +19,7 @@ from .._validate import Shape
 EINSUM_MAX_MULTIPLICATIONS = 128  # of a matrix product up to which einsum over all replicas is faster than BLAS
 MAX_UNROLLED_TERMS = 8  # of sums that JAX and PyTorch add one by one: they are slow at many small matrix products
 FUNCTION_ENTRIES_PER_BATCH = 2**16  # of a function of coordinates at once: its temporary arrays fit a cache
-PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once: what a cache holds
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made at once and then summed: they fit in a cache
 DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
 EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
 SINGLE_EQUAL = 1e-5  # the same in single precision

@@ -16,10 +16,18 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Annotated, Any, TypeVar
 
 from .._executors import InlineExecutor, threads_start
-from .._validate import ArgumentError, progress_of, whole
+from .._validate import ArgumentError, is_bool, whole
+
+
+def check_progress(argument: Any, name: str = "progress") -> Any:
+    """True, False or a function that is called with the draws done and the total."""
+    if not is_bool(argument) and not callable(argument):
+        raise ArgumentError(name, argument, "True, False or a function of (done, total)")
+    return argument
+
 
 T = TypeVar("T")
-Progress = Annotated[bool | Callable[[int, int], None], progress_of]
+Progress = Annotated[bool | Callable[[int, int], None], check_progress]
 
 HEARTBEAT = 0.1  # seconds between two updates of the progress bar
 PATIENCE = 0.5  # seconds to wait for all cancelled threads together
@@ -32,7 +40,7 @@ def cores() -> int:
 
 
 class Cancelled(Exception):
-    """Raised in a worker whose result is no longer wanted."""
+    """Raised in a worker after cancellation."""
 
 
 class Tick:
@@ -95,7 +103,7 @@ def run(
     # `work(part, tick)` calls `tick(draws)` after every block. This updates the progress bar, and raises once the run
     # is cancelled: after an interrupt no thread works longer than one block. Executors with other processes report
     # progress by whole chunks, and finish chunks that they have started. A task has up to `together` chunks.
-    progress_of(progress)
+    check_progress(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)
     ahead = 2 * slots  # tasks in flight: enough to keep the workers busy, with bounded memory for results

@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def constant(self) -> bool:
-        """Whether the law depends on no random number, so that one replica is the law."""
+        """Whether the law depends on no random number: one replica is then the law."""
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def averaged(self) -> bool:
-        """Whether random numbers only shift quadrature nodes, so that the mean over replicas is the law."""
+        """Whether random numbers only shift quadrature nodes: the mean over replicas is then the law."""
         drawn = [step for step in self.steps if step.kind in DRAWS]
         return bool(drawn) and all(step.params["key"][-2] == NODE_SHIFTS for step in drawn)
 
@@ -213,14 +213,14 @@ class Plan:
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")
         numbers = f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
-        return [f"{numbers} and {self.bytes:,} bytes a replica", taken, *notes]
+        return [f"{numbers} and {self.bytes:,} bytes per replica", taken, *notes]
 
     def _repr_html_(self) -> str:
         steps = table(_rows(self.steps, self.loops), ("step", "random numbers", "shape"), code=True)
         return title(self.title) + "".join(map(note, self._summary())) + steps
 
     def __repr__(self) -> str:
-        return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
+        return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers per replica>"
 
 
 def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:

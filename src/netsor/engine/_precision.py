@@ -5,7 +5,7 @@ lose their digits; no array library reports this. So netsor first computes some 
 same random numbers. If they nearly agree, so do the laws: the paired differences bound the shift of the mean and of the
 standard deviation, and the replicas that cross a point bound the shift of the distribution function. If they differ,
 the law may still be right: rounding decides the direction in which nearly equal vectors differ, and deep networks can
-be chaotic. Then a test with as many replicas as the law has must find no difference between the precisions.
+be chaotic. Then a test with all replicas of the law must find no difference between the precisions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     exact = _outputs(plan, replicas, Numpy())
     spread = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
     # Positive outputs, such as gradients behind a saturated softmax, can span orders of magnitude, and the smallest
-    # must be right too: their spread is that of the logarithm, at an output two spreads lower.
+    # must be right too: we measure the spread of the logarithm at an output two spreads lower.
     positive = (exact > 0).all(axis=0)
     orders = np.log(exact[:, positive]).std(axis=0)
     spread[:, positive] = np.minimum(spread[:, positive], exact[:, positive] * orders * np.exp(-2 * orders))
@@ -138,7 +138,7 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
 @lru_cache(maxsize=4)  # once for all parts of a study
 def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
     """Compare both precisions on the same random numbers."""
-    # With numpy, since the other libraries round alike; for long plans on the device, if double precision fits.
+    # With numpy, since other libraries round in the same way; for long plans on the device, if double precision fits.
     exact: Backend = Numpy()
     single: Backend = SINGLE
     if _runs_long(plan, backend):
@@ -220,7 +220,7 @@ def remove_rounding_ties(plan: Plan, mean: Floats, cov: Floats, seed: int, backe
         points = np.sort(known[~np.isnan(known[:, k]), k])
         known_at, times = np.unique(points, return_counts=True)  # atoms are repeated numbers
         atoms = known_at[np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]]
-        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # one of those that round alike
+        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]  # one of several that round to one
         atom = np.append(atoms, np.inf)[np.searchsorted((atoms[1:] + atoms[:-1]) / 2, at)]  # the nearest one
         near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
         values = np.where(near, atom, at)

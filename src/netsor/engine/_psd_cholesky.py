@@ -33,7 +33,7 @@ def safe_pivot_ratio(xp: Any, dtype: Any) -> float:
 
 def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
     """Column by column; numpy uses LAPACK, which is ten times as fast, for large matrices far from singular."""
-    # The choice is made per matrix, so that the result of one replica does not depend on the others. A row of zeros
+    # The choice is made per matrix: the result of one replica must not depend on the others. A row of zeros
     # (the gradient of a token that no loss depends on) gets a temporary pivot of 1 for LAPACK.
     if xp is not np or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
@@ -62,7 +62,7 @@ def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns, so that most of the work for a large matrix is matrix products."""
+    """In panels of PANEL columns: most of the work for a large matrix is then matrix products."""
     # A single numpy matrix (a constant of a plan, with thousands of rows and a few dozen directions) uses only its
     # nonzero columns. For several matrices these would differ, and the bits of one would depend on the others.
     size, single = gram.shape[-1], type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2
@@ -138,7 +138,7 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
 
 def inverse(lower: Any) -> Any:
     """C^(−1) of triangular numpy matrices; 0 along directions that no row of C has."""
-    # Rows may differ by any factor. They are scaled first, so that rounding errors of one do not affect another.
+    # Rows may differ by any factor. Scaling them first keeps rounding errors of one from affecting another.
     none, size = np.linalg.diagonal(lower) <= 0, np.abs(lower).max(axis=-1)
     if not none.any():
         return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]

@@ -85,7 +85,7 @@ def checked_quadrature_error(found: Moves | None) -> float:
 
 
 def moves_of_draws(question: PlanQuery, where: Backend) -> Moves | None:
-    """`moves`, from a few replicas if these show almost no effect, so that a few draws stay cheap."""
+    """`moves`, from a few replicas if these show almost no effect: a few draws stay cheap."""
     found = moves(question, FEW, where)
     return found if found is None or found.relative < NONE else moves(question, where=where)
 
@@ -131,7 +131,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
 def node_bias(question: PlanQuery) -> Floats:
     """The bias of each output's mean from the finite number of nodes, (entries,), estimated with a quarter of them."""
     # Errors of single expectations average out over replicas, but their squares do not: the square of a zero is of
-    # order NODES^−2. The result is twice the extrapolated difference, so that it covers a 0.
+    # order NODES^−2. The result is twice the extrapolated difference, to cover a 0.
     plan = question.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)

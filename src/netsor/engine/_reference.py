@@ -54,12 +54,12 @@ def simulate(
     bytes_held = 16.0 * numbers  # per draw: a batch of matrices is in memory twice while it acts
     bound = ", ".join(f"{name}={width}" for name, width in widths.items())
     remedy = "take smaller widths, or net.law, which draws no matrix"
-    check_memory(bytes_held, f"one draw at {bound}, every matrix of it,", remedy)
+    check_memory(bytes_held, f"one draw of all matrices at {bound}", remedy)
     indices = [_index(coordinates, full(v)[-1]) if isinstance(v, Vector) else ... for v in narrowed]
     shapes = [np.empty((1, *full(v)))[0][index].shape for v, index in zip(narrowed, indices, strict=True)]
     kept = sum(map(math.prod, shapes))
     check_memory(8.0 * draws * kept, f"draws={draws} of {kept} numbers", "take fewer draws, or coordinates=0")
-    size = max(1, CHUNK_BYTES // (8 * numbers))  # depends only on the program, so that workers cannot change the draws
+    size = max(1, CHUNK_BYTES // (8 * numbers))  # depends only on the program: workers cannot change the draws
     if sampling.executor is None:  # no more at a time than fit in memory
         room = max(1, int(memory() // (bytes_held * size)))
         sampling = replace(sampling, workers=min(at_once(sampling.workers, None), room))

@@ -1,4 +1,4 @@
-"""Keys of random streams: they determine every random number, so that a law depends only on its seed.
+"""Keys of random streams. They determine every random number: a law depends only on its seed.
 
 Each random array of a plan has a stream with the key (position of the value in the original program, a count, its
 group, purpose, a count). numpy's generator is keyed by (seed, *key, chunk). Chunks depend neither on the workers nor on
@@ -24,7 +24,7 @@ ORIENTATION_CHI = 5  # norms outside that frame
 SAMPLE = 6  # outside frames: one coordinate of a source, random scalars, the normals that turn a law into draws
 NODE_SHIFTS = 7  # shifts of quasi-random nodes at infinite width
 
-CHUNK = 8192  # replicas per generator key; independent of the width, so that one seed couples two widths
+CHUNK = 8192  # replicas per generator key; independent of the width: one seed couples two widths
 FIRST = 8  # draws of the first chunk: with thousands of steps, Python's overhead is the same for one draw as for eight
 
 
@@ -44,7 +44,7 @@ def chunks(draws: int, size: int) -> list[range]:
 
 
 def growing_chunks(draws: int) -> list[range]:
-    """Chunks whose sizes grow geometrically, so that even a few draws are spread over all workers."""
+    """Chunks of geometrically growing sizes: even a few draws are spread over all workers."""
     # The start of a chunk depends on nothing else, because it is part of the key.
     found, start = [], 0
     while start < draws:

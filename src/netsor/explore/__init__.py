@@ -1,1 +1,1 @@
-"""The explorer: move a slider, see the law. Views know nothing of the page; forms ask for them, and show them."""
+"""The explorer: move a slider, see the law. Views do not know the page; forms request and show them."""

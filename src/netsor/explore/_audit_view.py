@@ -28,7 +28,7 @@ from ._view import MAX_SECONDS, Curve, Panel, View
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
 Side = tuple[str, str, Draws]  # a label, a look, and the draws
 QUICK = 10.0  # seconds that an audit may take if you give no number of tokens
-LATER = 120.0  # seconds that a second model or more lengths may take once the first view is there
+LATER = 120.0  # seconds that a second model or more lengths may take after the first view
 PATIENT = 600.0  # seconds that a sharper audit may take
 FEWER = (8, 4, 2)  # tokens to try if the usual number would not be quick
 VARIES = 20.0  # ratio of largest to smallest value above which a quantity has a logarithmic axis
@@ -46,7 +46,7 @@ class AuditViewRequest:
     models: tuple[AuditedModel, ...]
     lines: tuple[str, ...] = ()  # of Python, before `ns.audit` is called
     arguments: tuple[str, ...] = ()  # of `ns.audit`: the models
-    tokens: tuple[int, ...] | None = None  # None: as many as are quick
+    tokens: tuple[int, ...] | None = None  # None: as many as fit in a short time
     limit: bool = False
     gradients: bool = False
     sharp: bool = False  # the usual number of draws, rather than the fewest that decide
@@ -94,7 +94,7 @@ class AuditViewRequest:
                 at = f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
                 long = f"{at} would take about {in_time(seconds)}, too long for a page"
                 if view is None:
-                    raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
+                    raise ValueError(f"{long}: choose fewer tokens, or use ns.audit, which has no such limit")
                 yield view._replace(notes=(*view.notes, f"{long}; the Python below does it"))
                 return
             view = self._view(_done(request, seconds, tell))
@@ -136,7 +136,7 @@ def _seconds(request: Request) -> float:
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, in this thread; kept draws are not made again. An error that `tell` raises ends it."""
     tell(0.0, seconds)
-    AuditStudy(request).estimate()  # refuses what does not fit in memory
+    AuditStudy(request).estimate()  # raises an error if memory is too small
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
     left, done = [key for key in keys if key not in _kept], 0.0
     total = sum(case.draw.seconds * draws for case, draws in left)
@@ -191,7 +191,7 @@ class Variant:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """The arguments of `Transformer.replace`; the name says what was chosen."""
+        """The arguments of `Transformer.replace`; the name lists the choices."""
         model, blocks = self._base, self._base.layers + self._base.decoder_layers
         words = [] if self.std is None else [f"std={self.std:g}"]
         words += [] if self.qk_norm == UNCHANGED else [f"qk_norm={str(self.qk_norm == 'on').lower()}"]

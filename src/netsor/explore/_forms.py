@@ -44,7 +44,7 @@ def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = No
         else:
             assert target is not None
             arguments = {slider.name: values[f"argument {slider.name}"] for slider in sliders(target)}
-            widths = {name: _number(values[f"width {name}"]) for name in target.program().widths}
+            widths = {key[6:]: _number(value) for key, value in values.items() if key.startswith("width ")}
             if kind == "audit":
                 views = program_audit(target, arguments, widths, values["sharp"]).views(tell)
             else:
@@ -58,7 +58,7 @@ def answer(kind: str, content: str, emit: Emit, target: NamedProgram | None = No
                 except ValueError as error:
                     wrong = f"KL: {error_text(error)}"
             emit("html", view_html(view, more, wrong, saved))
-    except ConnectionError:  # nobody listens
+    except ConnectionError:  # the page was closed
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
         emit("error", error_text(error))

@@ -30,7 +30,7 @@ DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn o
 DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
 QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
 SLOW = 3.0  # seconds that even the fewest draws may take
-# What sliders move over
+# Values of sliders
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
@@ -79,7 +79,7 @@ def law_view(net: Program, widths: Mapping[str, float], wanted: int | None, line
     name, _, law, _ = laws[-1]
     if isinstance(law, HeadSum):
         laws.append(Named("gaussian", "infinitely many heads", law.infinite_heads(), "limit.infinite_heads()"))
-        # with H heads the excess kurtosis of the limit is that of one head over H
+        # the excess kurtosis of the limit with H heads is 1/H of that with one head
         enough = math.floor(law.kurtosis() * law.heads / GAUSSIAN_KURTOSIS) + 1
         below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
         notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
@@ -105,7 +105,7 @@ def law_view(net: Program, widths: Mapping[str, float], wanted: int | None, line
 
 
 def _rows(laws: list[Named]) -> Rows:
-    """The numbers of each law; means only if one of them is not 0."""
+    """The numbers of each law; means only if one is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
     for name, label, law, _ in laws:
         known = law.with_error
@@ -128,9 +128,9 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)
     if block > memory() / 2:
         need = f"{draws:,} draws would need {in_bytes(block)} of memory"
-        raise ValueError(f"{need}: smaller numbers on the sliders need less")
+        raise ValueError(f"{need}: choose smaller numbers on the sliders")
     if seconds(draws) > (SLOW if wanted is None else MAX_SECONDS):
-        remedy = "smaller widths, fewer tokens or heads, or fewer draws need less; the library itself has no such bound"
+        remedy = "choose smaller widths, or fewer tokens, heads or draws; the library itself has no such limit"
         raise ValueError(f"{draws:,} draws would take about {seconds(draws):.0f} s, too long for a page: {remedy}")
     return draws, "" if wanted is not None or draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
@@ -140,7 +140,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     first = laws[0].law
     centre, reach = first.mean(), DENSITY_STDS * max(each.law.std() for each in laws)
     if not math.isfinite(centre + reach):
-        raise ValueError("the numbers leave double precision: less extreme values are needed")
+        raise ValueError("the numbers leave double precision: choose less extreme values")
     if not first._has_density:
         points = ", ".join(f"{at:g}" for at, _ in first.atoms[:3])
         raise ValueError(f"the output is always {points}: its law has no density to show")
@@ -226,7 +226,7 @@ def program_view(
     part = net if target.part is None else net[target.part]
     entries = [(i, at) for i, value in enumerate(part.outputs) for at in np.ndindex(value.shape)]
     if not 0 <= output < len(entries):
-        raise ValueError(f"output {output} is not there: the program has {len(entries)}, from 0 on")
+        raise ValueError(f"output {output} does not exist: the program has {len(entries)} outputs, counted from 0")
     i, at = entries[output]
     keys: list[Any] = [] if target.part is None else [target.part]
     keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)

@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def parse_request(self) -> bool:
-        """Refuse a request without the token."""
+        """Reject a request without the token."""
         if not super().parse_request():
             return False
         given = parse_qs(urlsplit(self.path).query).get("access_token", [""])[0]

@@ -1,4 +1,4 @@
-"""What the page shows: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
+"""Content of the page: panels of curves (as SVG; as PNG, PDF and CSV files), numbers, the plan, and Python code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 DASHED = (0, (4.0, 2.0))
 MOST_DECADES = 8.0  # of a logarithmic axis
 
-# What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
-# widths, a colour for each of two, whose limits are dashed
+# Finite widths dotted, limits solid, the Gaussian black; in an audit a colour for each of two models, limits dashed
 LOOKS: dict[str, tuple[str, Any, float]] = {
     "law": (VERMILLION, DOTTED, 1.9),
     "limit": (BLUE, "-", 1.4),
@@ -80,7 +79,7 @@ Rows = dict[str, dict[str, Estimate | str]]  # name of a number â†’ which law â†
 
 
 class View(NamedTuple):
-    """What the page shows."""
+    """The content of the page."""
 
     panels: tuple[Panel, ...]
     rows: Rows
@@ -88,7 +87,7 @@ class View(NamedTuple):
     notes: tuple[str, ...] = ()
     plan: str = ""
     more: Callable[[], Rows] | None = None  # numbers that take longer
-    result: Audit | Comparison | None = None  # of an audit: what the rules say
+    result: Audit | Comparison | None = None  # of an audit, for its findings
 
 
 def as_csv(panels: Sequence[Panel]) -> bytes:
@@ -202,7 +201,7 @@ def _path(x: Floats, y: Floats) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, in one line, for the page."""
+    """The message of an error in one line, for the page."""
     text = " ".join(str(error).split())
     return text if text and isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {text}"
 

@@ -104,7 +104,7 @@ def nonlin(
 
 
 def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str | None, **declared: Any) -> Function:
-    """Wrap a callable in a Function, with what the user declared about it."""
+    """Wrap a callable in a Function with its declared properties."""
     if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
         default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"

@@ -21,9 +21,10 @@ from .._validate import (
     SourceLocation,
     TraceError,
     TraceIndexError,
-    as_axis,
     as_shape,
+    as_whole,
     is_bool,
+    refused,
     shown,
     user_line,
 )
@@ -36,6 +37,24 @@ Axes = tuple[int | None, ...]  # for each axis of an input, the matching axis of
 
 MAX_ENUMERATED_ENTRIES = 2**20  # arrays with more entries are indexed without listing all their positions
 OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
+
+
+def index_text(key: object) -> str:
+    """An index as Python code: `2`, `1:3`."""
+    if isinstance(key, slice):
+        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return shown(key) if as_whole(key) is None else str(as_whole(key))
+
+
+def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
+    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
+    ndim = len(shape) + new
+    axis = as_whole(argument)
+    if axis is None or not -ndim <= axis < ndim:
+        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: no axis in"
+        raise refused("axis", argument, f"{allowed} shape {shape}", operation)
+    return axis % ndim
 
 
 def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
@@ -57,7 +76,7 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
         problem = f"is outside shape {shape}" if outside else f"on shape {shape}: {problem}"
         raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
-        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {shape}")
+        raise TraceError(operation, f"index {shown(key)} selects nothing from shape {shape}")
     return positions
 
 
@@ -286,7 +305,7 @@ class Value:
             if min(given, default=0) < -1:  # numpy reads every negative size as -1
                 raise ValueError
         except (TypeError, ValueError):
-            allowed = "as many entries, by positive integers; one may be -1"
+            allowed = "positive integers with the same product; one may be -1"
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}: give {allowed}") from None
         return self if wanted == self.shape else self.take(self._positions().reshape(wanted))
 
@@ -326,7 +345,7 @@ class Value:
         return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
-        """Move the given axes (None: all) to the end and merge them into one, so that a sum can run over it."""
+        """Move the given axes (None: all) to the end and merge them into one, for a sum over it."""
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
         last = [as_axis(a, self.shape, operation) for a in axes]
         if len(set(last)) < len(last):

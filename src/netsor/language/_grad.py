@@ -195,7 +195,7 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
-    """Check that an argument is a scalar of the program, so that it has a gradient."""
+    """Check that an argument is a scalar of the program, and so has a gradient."""
     if isinstance(p, Vector):
         raise TraceError(operation, f"{name} must be a scalar, got {p!r}: use ns.dot(ns.gaussian(n), y), for example")
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):

@@ -1,6 +1,6 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
-Slicing moves indexing from the outputs towards the inputs, so that a program computes only what its outputs need. Going
+Slicing moves indexing from the outputs towards the inputs: a program then computes only what its outputs need. Going
 backwards, `demand` finds the entries of its inputs that an operation needs; going forwards, `narrow` applies the
 operations to those entries only. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """

@@ -68,7 +68,7 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
 def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
     """The status of the limit: proved or conjectured."""
     if report.verdict == NO_LIMIT:
-        return f"There is no limit: {escape('; '.join(report.reasons))}."
+        return f"The limit does not exist: {escape('; '.join(report.reasons))}."
     return sentence % escape("conjectured" if report.verdict == CONJECTURED else f"proved, {report.theorem}")
 
 
@@ -122,7 +122,7 @@ class Writer:
     # Names
 
     def given(self, *values: Value) -> str:
-        """What an expectation of these values is conditional on."""
+        """The condition of an expectation of these values."""
         return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:

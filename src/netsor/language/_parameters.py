@@ -194,7 +194,7 @@ class Data(Entrywise):
 
 
 class Normal(Operation):
-    """S: i.i.d. N(0, std²). All entries are sampled, so that every part of a program sees the same numbers."""
+    """S: i.i.d. N(0, std²). All entries are sampled: every part of a program sees the same numbers."""
 
     kind, letter = "random scalars", "z"
     source: Source

@@ -42,7 +42,7 @@ _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
 
 
 def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
-    """Name a value of a program, so that `ns.audit` measures it, and return the value unchanged.
+    """Name a value of a program for `ns.audit` to measure, and return it unchanged.
 
     Parameters
     ----------

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .._array_api import array_namespace
-from .._validate import TraceError, as_axis, real, scale, shown
+from .._validate import TraceError, real, scale, shown
 from ..activations import Function
-from ._array import Operation, V, Value, VectorAccess
+from ._array import Operation, V, Value, VectorAccess, as_axis
 from ._operation import Concat, Dot, Join, Split
 from ._scalar import Scalar, applied, broadcast_shapes
 from ._vector import Vector, as_vector, ones, same_width

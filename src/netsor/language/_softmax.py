@@ -7,12 +7,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import Shape, TraceError
+from .._validate import NUMBERS, Shape, TraceError, whole
 from ..activations import Function, row_softmax
 from ._scalar import Floats, Scalar, applied, as_scalar, constant
 
 SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
 MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
+MAX_TOKENS = int(NUMBERS**0.5)  # a mask or a bias has a number for each pair of tokens
 
 
 def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
@@ -46,7 +47,7 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     if isinstance(mask, str) and mask == "causal":
         if len(shape) < 2 or shape[-1] != shape[-2]:
             raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
-        return np.tri(shape[-1], dtype=bool)
+        return causal(shape[-1])
     try:
         allowed = np.asarray(mask)
     except Exception:  # rows of different lengths, or an object that numpy cannot read
@@ -61,6 +62,28 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
     if not allowed.any(axis=-1).all():
         raise TraceError(operation, "mask leaves a row without any entry")
     return allowed
+
+
+def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool]:
+    """A mask (tokens, tokens) for `attend`: token i sees itself and earlier tokens.
+
+    Parameters
+    ----------
+    tokens : int
+        The number of tokens.
+    window : int, optional
+        Each token sees only the last `window` tokens.
+
+    Examples
+    --------
+    >>> print(ns.nn.causal(3, window=2).astype(int))
+    [[1 0 0]
+     [1 1 0]
+     [0 1 1]]
+    """
+    tokens = whole(tokens, "tokens", "causal", most=MAX_TOKENS)
+    far = tokens if window is None else whole(window, "window", "causal")
+    return np.asarray(np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-far, dtype=bool))
 
 
 @lru_cache(maxsize=4)  # masks are large, and layers share them

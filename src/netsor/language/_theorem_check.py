@@ -1,7 +1,7 @@
 """The checker: does the theorem of the paper prove the limit of this program?
 
 It checks Assumption 3.1 of the paper point by point. If a point fails, or is not known to hold, the limit law is a
-conjecture. If an output depends on a score of correlated factors, there is no limit at all.
+conjecture. If an output depends on a score of correlated factors, no limit exists.
 
 The theorem covers dots of two MatMul outputs. The points below extend it with three identities. ⟨x, y⟩ is bilinear, so
 scores of combinations of MatMul outputs with fixed coefficients (scaled queries, for example) are combinations of such
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The verdict on a program, point by point; `print` shows all of it.
+    """The verdict on a program, point by point; `print` shows it.
 
     Parameters
     ----------

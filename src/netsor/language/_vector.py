@@ -20,7 +20,7 @@ class Vector(Value):
     """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
 
     You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`. `W @ x`
-    applies matrices. The attributes are those of `ns.Value` and `width`, the dimension of the vectors.
+    applies matrices. It has the attributes of `ns.Value`, and `width`, the dimension of the vectors.
 
     Examples
     --------

@@ -169,7 +169,7 @@ def alike(k: Array) -> bool:
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; otherwise None."""
+    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if tokens are exchangeable; otherwise None."""
     # Then the scores are τ z_j plus a common part, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
     # q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has
     # the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].

@@ -213,7 +213,7 @@ class HeadSum(Law):
     #
     # In the tails, f(y) = E[N(y; v)] comes from large v, which are missing in a plain sample. With v tilted by e^(θv),
     # f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and we choose v*
-    # as the mean of v under the tilt (the saddle point). Heads are independent, so we tilt each by itself: E[e^(θv)] is
+    # as the mean of v under the tilt (the saddle point). Heads are independent, so we tilt each alone: E[e^(θv)] is
     # a power of that of one head. One θ serves all points near a rung of a ladder.
 
     def _tail_logs(self, y: Array, tail: int) -> Array:

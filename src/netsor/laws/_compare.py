@@ -34,7 +34,7 @@ def as_law(other: Any) -> Law:
     if isinstance(other, np.ndarray | list | tuple):
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
-    hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
+    hint = "; compute its law first, net.law(n=…)" if hasattr(other, "law") else ""
     raise LawError("distance", f"needs laws, frozen distributions or draws, got {type(other).__name__}{hint}")
 
 

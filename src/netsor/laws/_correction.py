@@ -37,7 +37,7 @@ NEGLIGIBLE = 1e-11  # density times y relative to the largest, below which the r
 
 @dataclass(frozen=True, eq=False)
 class LayerFluctuations:
-    """What the correction of a layer depends on, in addition to its heads and its scale."""
+    """The inputs of a layer's correction, in addition to its heads and its scale."""
 
     tokens: Array  # B in the limit K = B Bᵀ of the Gram matrix of the query (first) and of the tokens it attends to
     directions: Array  # S in the directions V = B S Bᵀ of the generator Σ ∂_V², along the first axis
@@ -69,7 +69,7 @@ class Correction:
         n times the total variation distance to the limit, ½ ∫ |g|; n² times KL from the limit, ½ ∫ g²/f.
     variances, amounts : numpy.ndarray
         f and g as sums over variances v of N(0, v) and of its derivatives by v. The amounts (estimates, 3, variances)
-        are those of N, of its first and of its second derivative; the estimates after the first show the errors.
+        are for N and its first and second derivative; the estimates after the first show the errors.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class Correction:
     amounts: Array
 
     def pdf(self, y: Array | float) -> Array:
-        """g(y): n times the difference of the density from the limit's; refused where it is not resolved."""
+        """g(y): n times the difference of the density from the limit's; raises an error where it is not resolved."""
         points = np.asarray(y, dtype=float)
         g = _densities(np.abs(points).ravel(), self.variances, self.amounts)[1]
         typical = self.total_variation.value / math.sqrt(self.amounts[0, 0] @ self.variances)
@@ -114,7 +114,7 @@ class Correction:
 
 
 def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction:
-    """The correction by several sets of nodes; all of them give the values, and leaving out each in turn the errors."""
+    """The correction from several sets of nodes: all give the values, and leaving out each in turn the errors."""
     longest = float(np.sqrt((layer.tokens[1:] ** 2).sum(axis=1).max()))
     tokens, grid = layer.tokens / longest, np.arange(LOWEST, CELL, CELL)
     # scores depend on the tokens less their mean: the first columns, after this rotation
@@ -212,7 +212,7 @@ def _derivatives(tokens: Array, root: Array, directions: Array, shares: Array, z
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
-    """Amounts (rows, points) at values of log w, as amounts on the grid: by cubic interpolation of what they weigh."""
+    """Amounts (rows, points) at values of log w, moved to the grid by cubic interpolation."""
     place = (log_w - grid[0]) / (grid[1] - grid[0])
     at = np.clip(place.astype(np.intp), 1, len(grid) - 3)
     r = place - at
@@ -233,7 +233,7 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
         return _on_grid(np.log(v).ravel(), np.array(pairs).reshape(len(pairs), -1), grid)
 
     def power(count: int) -> Array:
-        """The law of the mean over so many heads."""
+        """The law of the mean over this many heads."""
         if count not in powers:
             half = count // 2
             (powers[count],) = mean(half / count, np.outer(power(half), power(count - half)))

@@ -94,7 +94,7 @@ class DistanceEstimator:
         smoothed = any(isinstance(law, Empirical) if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of the kernels at most doubles their bias: we subtract the change, and the whole bias
-            # counts as an error; without noise, because narrow kernels have more of it
+            # counts as an error; without noise, because narrow kernels add noise
 
             def without_noise(factor: float) -> float:
                 return float(self._with_kernels(factor, couple=False)._distance(name).value)
@@ -235,7 +235,7 @@ def paper_kl(
         grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
     y = numbers(grid, "paper_kl", "grid")
     if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
-        raise LawError("paper_kl", "grid", grid, "two or more points, each above the one before")
+        raise LawError("paper_kl", "grid", grid, "two or more increasing points")
     f, g = (law.pdf(y) + 1e-12 for law in (a, b))
     f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))

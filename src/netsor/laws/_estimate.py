@@ -29,7 +29,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     Parameters
     ----------
     value : float or numpy.ndarray
-        The number, or an array of them.
+        The number, or an array of numbers.
     error : float or numpy.ndarray
         Its standard error, in the same shape.
     sources : frozenset
@@ -309,7 +309,7 @@ class Replicas:
         return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """What a tail beyond these replicas may add to the mean (`tail_error`); it may be heavier than it looks."""
+        """The largest contribution to the mean of a tail beyond these replicas (`tail_error`)."""
         # With a hundred replicas, a fifth of them shows the tail. There most laws look heavier than further out, so we
         # take the tail as it looks. A decisive tail, such as that of a fourth moment, always counts as heavier.
         if not decisive:

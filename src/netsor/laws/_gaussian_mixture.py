@@ -13,7 +13,7 @@ from ._estimate import Array, batches, tail_error
 from ._law_base import MAX_MAGNITUDE, LawError
 
 VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
-FAR = 1e6  # standard deviations between means above which points are compared with each mean by itself, to keep digits
+FAR = 1e6  # standard deviations between means above which points are compared with each mean separately, to keep digits
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 ROOT = float(np.sqrt(2 * np.pi))
 
@@ -62,7 +62,7 @@ class GaussianMixture1D(NamedTuple):
         return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """What components that were not among `count` draws may add to the sum; see `tail_error`."""
+        """The possible contribution of components beyond `count` draws to the sum; see `tail_error`."""
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
         errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]

@@ -29,7 +29,7 @@ RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, ove
 class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
-    The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
+    It has the entries of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
     one entry, `law.combination(w)` the law of Σ_i w_i Y_i, and `law.condition({i: y})` the law given data. `with_error`
     has mean, var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries, `replicas` the number of
     replicas (1 if nothing random is left), and `effective` the effective sample size of their weights, 1/Σ w².
@@ -199,7 +199,7 @@ class Joint(LawBase):
 
     @property
     def singular(self) -> Estimate:
-        """The probability that the covariance is singular: then there is no joint density.
+        """The probability that the covariance is singular, so that no joint density exists.
 
         Rounding causes it: one token can take a whole attention row, and the weights of the others underflow.
         """
@@ -214,7 +214,7 @@ class Joint(LawBase):
         """Remarks about the law."""
         if not 0 < self.singular.value < 1:
             return super().notes
-        without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
+        without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density describes the rest"
         return (*super().notes, without)
 
     def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:

@@ -93,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             if (kind := str(about["kind"])) not in KINDS:
                 raise ValueError(f"its kind is {shown(kind)}")
             return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
-        except Exception as error:  # nobody documents what a damaged archive can raise
+        except Exception as error:  # the errors of a damaged archive are not documented
             text = error.plain if isinstance(error, LawError) else str(error)
             why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
@@ -115,7 +115,7 @@ class LawBase:
 
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
-    _arrays: Callable[[], dict[str, Any]]  # what `save` writes and `_from_arrays` takes
+    _arrays: Callable[[], dict[str, Any]]  # written by `save`, read by `_from_arrays`
     _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
 
     def __init_subclass__(cls) -> None:
@@ -142,8 +142,8 @@ class LawBase:
 
     @property
     def _words(self) -> list[str]:
-        """What its representations say about it."""
-        numbers = [f"{self.random_numbers:,} random numbers a replica"] if self.random_numbers else []
+        """The words of its representations."""
+        numbers = [f"{self.random_numbers:,} random numbers per replica"] if self.random_numbers else []
         return [self.method, self.status, *numbers]
 
     @property
@@ -213,7 +213,7 @@ whole = partial(_validate.whole, error=LawError)
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a finite double
 HIGHEST = 300  # highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
-HEADS = 2**63  # a number of heads must be below it; with more, the law is that of infinitely many
+HEADS = 2**63  # largest number of heads; with more, the law is as for infinitely many
 
 
 def points(argument: Any, name: str, operation: str) -> Array:
@@ -230,7 +230,7 @@ def checked_draws(argument: Any) -> Array:
     if draws is None:
         allowed = "not be masked: take draws.compressed()" if np.ma.is_masked(argument) else "be real numbers"
     elif draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"be at least two finite numbers, not all alike and at most {MAX_MAGNITUDE:g} in size"
+        allowed = f"be at least two finite numbers, not all equal and at most {MAX_MAGNITUDE:g} in size"
     else:
         return draws.ravel()
     raise LawError("draws", f"{shown(argument)} must {allowed}")

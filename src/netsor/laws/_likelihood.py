@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._validate import as_number, as_whole, shown
+from .._validate import as_number, as_whole, counted, shown
 from ._estimate import Array, Estimate, Replicas, combined
 from ._law_base import MAX_MAGNITUDE, LawError, numbers
 
@@ -200,5 +200,5 @@ def conditioned(law: Any, observed: Mapping[int, float], noise: npt.ArrayLike) -
         std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2)[:, entries], 0.0))
         each = np.sqrt(np.sum((slope * std[:, :, None] * std[:, None, :]) ** 2, axis=(1, 2)))
         doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
-    method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"
+    method = f"{origin.method}, given {counted(len(entries), 'observation')}"
     return new_mean, new_cov, replace(origin, method=method), posterior, Estimate(evidence, combined(error, doubt))

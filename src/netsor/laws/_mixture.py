@@ -81,7 +81,7 @@ class Mixture(Components, Law):
         if self.count is not None:
             many = f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
             more.append(f"{many}, which moves the density by {self.binning:.0e} of its largest value")
-        more += [f"P(Y = {at:g}) = {mass}; the density is that of the rest" for at, mass in self.atoms[:3]]
+        more += [f"P(Y = {at:g}) = {mass}; the density describes the rest" for at, mass in self.atoms[:3]]
         return (*super().notes, *more)
 
     # Densities and distribution functions
@@ -231,7 +231,7 @@ class Mixture(Components, Law):
         # by the delta method, since mean and variance are estimated too; then the changes with each variance
         influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
         changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
-        beyond = (  # what a tail beyond the replicas adds; the second moment grows with it too
+        beyond = (  # the contribution of a tail beyond the replicas; it increases the second moment too
             (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
             (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
         )

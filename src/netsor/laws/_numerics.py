@@ -199,7 +199,7 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     ends = (np.full(len(inner), centre + sign * 8.0 * scale) for sign in (-1, 1))
     bracket = elementwise.bracket_root(excess, *ends, args=(level,), maxiter=1100).bracket
     root = elementwise.find_root(excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale})
-    # a root; or at a jump, where there is none, the upper end of the bracket around it
+    # a root; or, at a jump without a root, the upper end of the bracket
     low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
     for at, _ in law.atoms:
         near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))

@@ -138,7 +138,7 @@ SHOWN = 8  # most entries of a joint law
 
 
 def card(law: Any) -> str:
-    """What a notebook shows for a law: its density and numbers, or a row for each entry with its correlations."""
+    """A law in a notebook: its density and numbers, or a row for each entry with its correlations."""
     joint = hasattr(law, "dim")
     name = f"Joint law of {law.dim} entries" if joint else type(law).__name__
     return title(name, *law._words) + (_entries if joint else _picture)(law) + "".join(map(note, law.notes))

@@ -81,7 +81,7 @@ def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
     if not checked:
         raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(checked) > (model.length or 0):
-        raise ArgumentError(name, ids, f"at most {model.length} tokens: {model.name} has as many positions")
+        raise ArgumentError(name, ids, f"at most {model.length} tokens: {model.name} has that many positions")
     return checked
 
 

@@ -105,7 +105,7 @@ class Config:
                 raise ValueError(f"{given}: it must be {allowed!r}. Write it with netsor.nn, or change the field")
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by their names there; a type in place of a default means that there is none."""
+        """Fields of a description, by their names there; a type in place of a default marks a required field."""
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
             missing, own = isinstance(default, type), ALIASES[name]

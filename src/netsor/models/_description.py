@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
-from .._validate import ArgumentError, Positive, check_fields, choice, real, shown, whole
+from .._validate import ArgumentError, Positive, check_fields, choice, counted, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
-# Bounds on the numbers of a description, so that their squares, and products with the root of any width, are doubles.
+# Bounds on the numbers of a description: their squares, and products with the root of any width, stay doubles.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
 Index = Annotated[int, partial(whole, least=0)]
@@ -73,7 +73,7 @@ class Description:
     final_norm: bool = True
     activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = "gelu"
     gated: bool = False  # activation(gate) * in
-    experts: Positive | None = None  # perceptrons, of which a router chooses some per token; None: a single one
+    experts: Positive | None = None  # perceptrons, some chosen per token by a router; None: a single one
     experts_per_token: Positive = 2
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads of a token at once
@@ -116,7 +116,7 @@ class Description:
                 raise ArgumentError(name, getattr(self, name), allowed)
 
     def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
-        """Checks between fields: the field, whether it conflicts, and what is allowed."""
+        """Checks between fields: the field, whether it conflicts, and the allowed values."""
         patches, few = self.inputs == "patches", self.buckets < 4 or self.distance <= self.buckets // 2
         divides = self.head_dim is not None or self.width % self.heads == 0
         yield "heads", not divides, f"a divisor of width={self.width} where head_dim is None: set that too"
@@ -128,7 +128,7 @@ class Description:
         classes = self.readout == "class" and not patches
         yield "readout", classes, "another with inputs='tokens', which have no class token"
         windows = self.shared and self.window is not None and self.window_every > 1
-        yield "window_every", windows, "1 with shared=True: copies of one block are alike"
+        yield "window_every", windows, "1 with shared=True: copies of one block are equal"
         known = self.padding is None or self.padding < (self.vocabulary or math.inf)
         yield "padding", not known, f"an id of the vocabulary, which has {self.vocabulary}"
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
@@ -163,7 +163,7 @@ class Description:
             name = ALIASES.get(given, given)
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
-                meant = f"; did you mean {' or '.join(near)}?" if near else ": ns.models.Transformer lists them"
+                meant = f"; did you mean {' or '.join(near)}?" if near else f": choose one of std, {', '.join(known)}"
                 said = name if name.isidentifier() else shown(name)
                 raise ValueError(f"{said} is not a field of a Transformer{meant}")
             if name in own:
@@ -209,8 +209,8 @@ class Description:
     def sizes(self) -> str:
         """The size as text."""
         return (
-            f"{self.layers + self.decoder_layers} blocks, width {self.width:,}, {self.heads} heads of {self.d}, "
-            f"{self.weights:,} weights in matrices and embeddings"
+            f"{counted(self.layers + self.decoder_layers, 'block')}, width {self.width:,}, "
+            f"{counted(self.heads, 'head')} of {self.d}, {self.weights:,} weights in matrices and embeddings"
         )
 
     def fields(self) -> dict[str, Any]:

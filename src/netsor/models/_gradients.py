@@ -27,7 +27,7 @@ HEAD_NAMES = ("W^L", "head")  # names of the matrix of the logits, after the las
 
 
 class Gradients:
-    """Squared gradients of a loss. `widths` are those of the real model; `vocabulary` is the number of table rows."""
+    """Squared gradients of a loss. `widths` belong to the real model; `vocabulary` is the number of table rows."""
 
     def __init__(
         self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None

@@ -118,7 +118,7 @@ RECIPES = {
     ),
     "gpt2": Recipe(
         "std 0.02, the last matrices of both branches 0.02/√(2L)",
-        "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
+        "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers so too",
         lambda model: _scaled(_alike(0.02), LAST, (2 * _depth(model)) ** -0.5),
     ),
     "small": Recipe("every matrix of std √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),

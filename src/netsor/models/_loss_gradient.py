@@ -42,7 +42,7 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     """Known logits (…, t, k), root (…, t, t) and noise (…, t, words) → (…, 3 + 2 t² + t k), the last axis as `parts`.
 
     Known logits, or root and noise, may be missing. The targets, one per vector, are columns of the known logits or,
-    without these, of the noise. The first numbers are those of `of_logits`. With the softmax p,
+    without these, of the noise. `of_logits` returns the first numbers. With the softmax p,
     c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
     xp, t = array_namespace(*arrays), arrays[0].shape[-2]

@@ -29,7 +29,7 @@ ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
 def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
-    """The row of a block; `branches` are those of all blocks."""
+    """The row of a block; `branches` has the branches of all blocks."""
     row = [of_stream(value_of(block, "stream"))]
     if names := [name for name in ATTENTION if name in block]:
         allowed = mask_of(block)
@@ -106,7 +106,7 @@ class Probes:
         self.model = source.model if isinstance(source, ModelEnd) else source
         if gradients and self.model.experts:
             experts = f"gradients=True of {self.model.name}, with experts={self.model.experts}"
-            raise ValueError(f"{experts}: what a router chooses has no gradient")
+            raise ValueError(f"{experts}: the choice of a router has no gradient")
 
     @cached_property
     def program(self) -> Program:
@@ -149,7 +149,7 @@ class Probes:
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, **how: Any) -> Plan:
-        """The plan of `measure`, without sampling. The arguments are those of `Program.plan`, and widths."""
+        """The plan of `measure`, without sampling. The arguments are as in `Program.plan`, and widths."""
         how = self.model.widths() | how
         return self._at(how).plan(**how)
 

@@ -59,7 +59,7 @@ class ProbedProgram:
             name = watched.name
             if name == "embedding":
                 if len(self.starts) == 2 or (self.starts and not self.blocks) or block:
-                    allowed = "once is allowed, and once more between two blocks, where a decoder begins"
+                    allowed = "once is allowed, and again between two blocks, where a decoder begins"
                     raise ValueError(f"{self.name} has the probe 'embedding' twice: {allowed}")
                 self.layers = len(self.blocks)
                 self.starts.append(watched.value)  # type: ignore[arg-type]  # `probe` checks it

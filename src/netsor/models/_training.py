@@ -145,7 +145,7 @@ def refuse(model: Description) -> None:
             said = f"{name}={given!r} of {model.name} must be {value!r} to be trained here"
             raise ValueError(f"{said}: set it, or write the network as a program with ns.probe")
     if model.vocabulary is None:
-        raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
+        raise ValueError(f"vocabulary=None of {model.name}: training needs logits for its loss")
 
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:

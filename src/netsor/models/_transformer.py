@@ -267,7 +267,7 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     """
     given = {"vocab_size": 50304, **(config if isinstance(config, Mapping) else vars(config))}
     if extra := given.keys() - {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "dropout", "bias"}:
-        raise ValueError(f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if you can")
+        raise ValueError(f"{', '.join(sorted(extra))}: not a field of nanoGPT's GPTConfig; remove it if you can")
     own = {"n_positions": given.pop("block_size", 1024), "activation_function": "gelu"}
     sizes = {name: value for name, value in given.items() if name not in ("dropout", "bias")}
     return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](sizes | own))

@@ -11,7 +11,8 @@ Examples
 (3,)
 """
 
-from ._attention import Attended, Rotary, alibi, attend, attention, causal, relative_bias
+from ..language._softmax import causal
+from ._attention import Attended, Rotary, alibi, attend, attention, relative_bias
 from ._attention_law import Attention, attention_std
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits

@@ -14,30 +14,9 @@ from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot,
 from ..language import rotary as rotate
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, broadcast_shapes, constant
+from ..language._softmax import MAX_TOKENS, causal
 from ..language._width import as_width
 from ._block import affine, call_layer, scales
-
-
-def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask (tokens, tokens) for `attend`: token i sees itself and earlier tokens.
-
-    The other parameters are those of `alibi`.
-
-    Parameters
-    ----------
-    window : int, optional
-        Each token sees only the last `window` tokens.
-
-    Examples
-    --------
-    >>> print(ns.nn.causal(3, window=2).astype(int))
-    [[1 0 0]
-     [1 1 0]
-     [0 1 1]]
-    """
-    back = _distances(tokens, "causal")
-    far = len(back) if window is None else whole(window, "window", "causal")
-    return (back >= 0) & (back < far)
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
@@ -59,7 +38,7 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """
     apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
-        raise TraceError("alibi", f"heads={heads} of {apart.size:,} numbers each are more than {NUMBERS:,} in all")
+        raise TraceError("alibi", f"heads={heads} of {apart.size:,} numbers each exceed {NUMBERS:,} in total")
     below = 2 ** (heads.bit_length() - 1)
     powers = np.concatenate([-8 * np.arange(1, below + 1), -4 * np.arange(1, 2 * below, 2)]) / below
     return np.asarray(-(2.0 ** powers[:heads, None, None]) * apart)
@@ -93,7 +72,7 @@ def relative_bias(
     buckets = whole(buckets, "buckets", "relative_bias")
     bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
-        raise TraceError("relative_bias", "buckets", buckets, "2 or more, and with bidirectional even, 4 or more")
+        raise TraceError("relative_bias", "buckets", buckets, "2 or more, or, if bidirectional, even and 4 or more")
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
     # half of the buckets are for the distances 0, 1, …, the others for log(distance) up to log(max_distance)
@@ -108,10 +87,8 @@ def relative_bias(
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
-    tokens = whole(tokens, "tokens", operation)
-    if tokens**2 > NUMBERS:
-        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: netsor stores all pairs")
-    return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
+    places = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
+    return np.asarray(np.subtract.outer(places, places))
 
 
 class Rotary(NamedTuple):
@@ -248,7 +225,7 @@ def attend(
     heads = whole(heads, "heads", "attention")
     groups = heads if groups is None else whole(groups, "groups", "attention")
     if heads % groups:
-        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
+        raise TraceError("attention", f"groups={groups} must divide heads={heads}: groups have equal sizes")
     d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
     sigma_q, sigma_k, sigma_v, sigma_o, b = scales(
         "attention", sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o, sigma_b=sigma_b

@@ -113,7 +113,7 @@ class Attention:
         even = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
         if size == 0 and even @ keys @ even <= 1e-14 * largest:
             zero = "scores are 0 by sigma_q, sigma_k or kernel, and at 0 function makes"
-            raise TraceError("law", f"{zero} the tokens that token={token} sees cancel: there is no density")
+            raise TraceError("law", f"{zero} the tokens that token={token} sees cancel: it has no density")
         origin = Provenance("proved", "convolution over heads at infinite width")
         return HeadSum(lazy_head(scores, keys, self.function, points), heads, factor, origin)
 

@@ -184,7 +184,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            why = "is inside of ns.nn.shared, which makes its layer again in every call: probe what it returns"
+            why = "is inside ns.nn.shared, which makes its layer again in every call: probe its result"
             with watching(why):
                 traced.append((argument, layer(argument)))
         argument, result = traced[0]

@@ -18,7 +18,7 @@ from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_v
 from ._output_dir import to_dataframe
 
 LEAST, MOST = 2, 2**24  # widths that are tried
-START = 256  # the first of them, where no closed form suggests another
+START = 256  # the first one, if no closed form suggests another
 CLOSE = 1.05  # the ratio of the ends of an interval that is narrow enough
 SURE = 2.0  # standard errors by which a difference must be above or below the tolerance
 BLOCKS = 32  # of replicas, for the errors of differences of moments
@@ -129,7 +129,7 @@ def rate(
     width
         The name of the width that grows; it need not be given if the program has one width.
     seed
-        That of all laws, so that they are coupled.
+        The seed of all laws, which couples them.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -169,7 +169,7 @@ def _growing(
         bound: dict[str, Any] = {**others, chosen: n}
         found = net.law(draws=draws, seed=seed, progress=False, **bound)
         if isinstance(found, Joint):
-            raise ArgumentError("net", net, "a program with one entry; take one of them, such as net[0]")
+            raise ArgumentError("net", net, "a program with one entry, such as net[0]")
         return found
 
     return chosen, law
@@ -299,7 +299,7 @@ def width_needed(
 
 
 def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
-    """The tolerance and what it is about, validated."""
+    """The tolerance and its quantity, validated."""
     allowed = real(tolerance, "tolerance", above=0)
     if of in ("kl", "tv", "variance", "kurtosis"):
         return allowed, of

@@ -21,7 +21,7 @@ SHALLOW = 2  # blocks of the first plan from which the cost of a deep network fo
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
-    """What a draw of a model takes; of a deep one, extrapolated from plans of a few blocks, which take less time.
+    """The cost of a draw of a model; for a deep one, extrapolated from plans of a few blocks, which take less time.
 
     Costs are affine in the depth, unless frames still grow in the plans (more than twice the seconds for twice the
     blocks) or become matrices of full width between them (fewer seconds). Twice as many blocks are planned then.
@@ -43,7 +43,7 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
 
 
 def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
-    """Refuse models that are too large to plan."""
+    """Reject models that are too large to plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
         raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
@@ -73,7 +73,7 @@ class Cost(NamedTuple):
 
 
 def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many workers share so many parts: by default as many as fit in memory next to `kept`, and one on a device."""
+    """How many workers share these parts: by default as many as fit in memory with `kept`; one on a device."""
     if not backend.threads:
         return min(wanted or 1, parts)
     fit = max(1, int((memory() - kept) // one))

@@ -46,7 +46,7 @@ class Folder:
     side_by_side: Sequence[str] = ()  # runs that differ only in these options may share the folder
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
+        """Reject a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
         self._refuse_foreign(names, self._manifest())
         parts = self.path / "parts"
         parts.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Folder:
                     (self.path / name).unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
-        """The manifest of an earlier run; None if there is none, or it is of another program."""
+        """The manifest of an earlier run; None if it is missing or from another program."""
         try:
             manifest = fields(self.path / MANIFEST)
         except (OSError, ValueError):

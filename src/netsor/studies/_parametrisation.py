@@ -1,6 +1,6 @@
 """How standard deviations and learning rates of each kind of weight scale with the width n and the depth.
 
-All are powers of the width and the depth over those of the model. "Matrices" are those of the blocks.
+All are powers of width and depth, relative to the model's. "Matrices" are the matrices of the blocks.
 """
 
 from __future__ import annotations
@@ -64,11 +64,8 @@ class Parametrisation:
         return self.kinds.get(kind, Scaling())
 
     def promise(self, name: str, axis: str) -> float | None:
-        """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs.
-
-        Nothing is promised of the whole vocabulary: most of its words are not in the batch.
-        """
-        if name == "vocabulary":
+        """The expected exponent of the change of an activation, or of the update ΔW·x of a kind of weight."""
+        if name == "vocabulary":  # most of its words are not in the batch
             return None
         return 0.0 if axis == "depth" else self.outputs if name in ("logits", "loss", "head") else self.features
 
@@ -166,7 +163,7 @@ def _merged(old: Any, given: Any, place: str) -> Any:
     return {**old, **new} if isinstance(old, dict) else old._replace(**new)
 
 
-GROW = ("heads", "head-dim")  # what grows with the width, while the other stays
+GROW = ("heads", "head-dim")  # the one that grows with the width; the other stays
 STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
 
 

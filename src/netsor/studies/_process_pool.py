@@ -88,7 +88,7 @@ def with_progress(parts: Iterable[object], count: int, what: str, progress: Prog
 
 @contextmanager
 def _clean_environment() -> Iterator[None]:
-    """Processes that start meanwhile ignore interrupts, run no foreign code, and have one BLAS thread each.
+    """Processes that start in this context ignore interrupts, run no foreign code, and have one BLAS thread.
 
     The current folder is not on their path, because it may have a `signal.py`. They do not import the caller's script.
     """
@@ -120,7 +120,7 @@ def _place(entry: str) -> Path | None:
 
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Change the folder meanwhile: a process cannot start in one that was removed."""
+    """Change the folder in this context: a process cannot start in a removed one."""
     here = os.open(".", os.O_RDONLY)
     os.chdir("/")
     try:

@@ -37,7 +37,7 @@ NOTHING: Iterator[None] = iter(())
 
 
 class Task(Protocol):
-    """A unit of work, and of what is kept on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
+    """A unit of work, and of storage on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -84,13 +84,13 @@ class Request:
     """The validated options that all studies have."""
 
     command: ClassVar[str]  # such as "netsor audit"; manifests that begin with it are of earlier runs
-    kept: ClassVar[str] = "draws"  # what a finished task contains
-    smaller: ClassVar[str]  # what would take less time, such as "fewer draws"
+    kept: ClassVar[str] = "draws"  # the content of a finished task
+    smaller: ClassVar[str]  # a remedy for long runs, such as "fewer draws"
     side_by_side: ClassVar[tuple[str, ...]] = ()  # runs that differ only in these options may share a folder
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     title: ClassVar[Any]  # the work, in a few words
     files: ClassVar[Any]  # the names of the files that it writes, except the manifest
-    remark: ClassVar[Any] = ""  # what else is printed before the study begins
+    remark: ClassVar[Any] = ""  # also printed before the study begins
     own: ClassVar[Any] = False  # whether it runs programs of the user: in this process, and nothing is kept on disk
     out: Path | None = None
     seed: Seed = 0
@@ -224,12 +224,12 @@ class Several(Generic[T]):
 
     def __getitem__(self, key: str | int) -> T:
         if isinstance(key, str) and key not in self._by_name:
-            raise KeyError(f"{key!r} was not asked for; {', '.join(self._by_name)} were")
+            raise KeyError(f"{key!r} was not requested; {', '.join(self._by_name)} were")
         return self._by_name[key] if isinstance(key, str) else list(self)[key]
 
 
 class Study(ABC, Generic[Found]):
-    """What differs between studies: the tasks of a request, their cost, and the result of their numbers."""
+    """The part that differs between studies: tasks, their cost, and the result from their numbers."""
 
     request: Any  # of the study's own type
 
@@ -239,21 +239,21 @@ class Study(ABC, Generic[Found]):
 
     @abstractmethod
     def estimate(self) -> Cost:
-        """The cost; refuses what does not fit in memory."""
+        """The cost; raises an error if memory is too small."""
 
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs, if this takes long; "" if there are none."""
         return ""
 
     def check(self) -> None:
-        """Refuse other impossible requests before anything is drawn."""
+        """Reject other impossible requests before anything is drawn."""
 
     @abstractmethod
     def result(self, run: Run) -> Found:
         """The result of the numbers; `run.wait()` waits for them."""
 
     def prepare(self) -> None:
-        """Refuse impossible requests, and a folder with other files."""
+        """Reject impossible requests, and a folder with other files."""
         self.check()
         if self.request.out is not None:
             self.request.folder(self.request.out).prepare(self.request.files)
@@ -326,7 +326,7 @@ class Run:
     ) -> None:
         """Wait for some tasks, or for all, and show progress.
 
-        `meanwhile` is other work: a piece of it is done here after each task.
+        `meanwhile` is other work, done here piece by piece after each task.
         """
         left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
         wanted = set(left)

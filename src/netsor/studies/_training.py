@@ -1,4 +1,4 @@
-"""What coordinate checks and learning-rate sweeps share: networks trained for a few steps, in parts of draws."""
+"""The common part of coordinate checks and learning-rate sweeps: networks trained for a few steps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TrainingRequest(_study.Request):
     """A model or a function of the width, parametrisations, an optimiser and a batch, validated."""
 
     model: Transformer | Build
-    rules: tuple[Parametrisation, ...] = ()  # none, for a program
+    rules: tuple[Parametrisation, ...] = ()  # empty for a program
     widths: Any = None  # a tuple once it is validated, as are ids, targets and vectors
     steps: Positive = 1
     optimiser: Any = "sgd"
@@ -124,9 +124,7 @@ class TrainingRequest(_study.Request):
     case_options: ClassVar[Any]  # (rule, width, depth): other fields of a case; width and depth are over the model's
     default_widths: ClassVar[tuple[float, ...]]
     # options for models alone, and for programs alone, with the reason
-    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("ids", "targets", "tokens"), "a program has its batch in it"
-    )
+    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "targets", "tokens"), "a program defines its batch")
     of_programs: ClassVar[Mapping[str, str]]
 
     def __post_init__(self) -> None:
@@ -142,7 +140,7 @@ class TrainingRequest(_study.Request):
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         elif self.rules:
-            allowed = "left out: a program has its standard deviations in it, and its learning rates are given for it"
+            allowed = "left out: a program defines its standard deviations and learning rates"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
@@ -163,7 +161,7 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
-        self.cases(self.rules[0])  # refuses widths that the heads do not divide
+        self.cases(self.rules[0])  # rejects widths that the heads do not divide
         # the ids of the tokens, and a target for each: by default the next id
         ids, targets, most = self.ids, self.targets, model.vocabulary or 1
         if ids is not None and self.tokens is not None:
@@ -187,7 +185,7 @@ class TrainingRequest(_study.Request):
 
     @property
     def name(self) -> str:
-        """What is trained."""
+        """The trained network, in words."""
         return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
 
     @property
@@ -266,7 +264,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         return sorted(every, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
-        """The cost, from the plans; refuses what does not fit in memory."""
+        """The cost, from the plans; raises an error if memory is too small."""
         request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
@@ -289,7 +287,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision where it is not accurate enough."""
+        """Reject single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for case in self.cases:
                 _check_single(case, self.request.backend, self.request.draws)
@@ -331,7 +329,7 @@ def is_function(model: Any) -> bool:
 
 
 def call_build(build: Build, width: float) -> Any:
-    """What a function of the width returns; refuses one that takes other arguments."""
+    """The result of a function of the width; rejects functions that take other arguments."""
     try:
         inspect.signature(build).bind(width)
     except TypeError as error:

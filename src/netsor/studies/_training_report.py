@@ -1,4 +1,4 @@
-"""What the reports of coordinate checks and learning-rate sweeps share: a part for each parametrisation."""
+"""The common part of the reports of coordinate checks and learning-rate sweeps."""
 
 from __future__ import annotations
 

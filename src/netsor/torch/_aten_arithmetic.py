@@ -1,4 +1,4 @@
-"""Sums, products, powers, functions, means and norms of the tensors of a module, as ATen operations ask for them."""
+"""ATen operations: sums, products, powers, functions, means and norms of the tensors of a module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..models._training import exponential
 from ._axes import Linear, Refusal, Root, Scalars, Vectors, refuse_if, same_vectors, settled
 from ._random_parameters import Draws, Random
 
-MASKED = -1e4  # what is added to scores to take them out of a softmax: e^(−10⁴) is 0
+MASKED = -1e4  # added to scores to mask them in a softmax: e^(−10⁴) is 0
 Tensor = Any  # a torch tensor, Vectors, Scalars, Linear or Random
 VALUES = (Vectors, Scalars, Linear, Random)
 
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 def kind(x: Tensor) -> str:
-    """What an argument is, for messages."""
+    """The kind of an argument, for messages."""
     names = {Vectors: "vectors", Scalars: "scalars", Linear: "coordinates", Random: "a parameter"}
     return names.get(type(x), "numbers")
 

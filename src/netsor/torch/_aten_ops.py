@@ -167,7 +167,7 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
     """Rows of a table."""
-    refuse_if(not isinstance(table, Random), "rows of a table that is no parameter")
+    refuse_if(not isinstance(table, Random), "rows of a table that is not a parameter")
     return Vectors.of(call.draws.rows(table, indices.numpy()))
 
 
@@ -226,7 +226,7 @@ OPS: dict[str, Callable[..., Any]] = {
 
 
 def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
-    """What an operation returns; an argument that is None counts as not given."""
+    """The result of an operation; arguments that are None count as omitted."""
     refuse_if(name not in OPS, "this operation is not supported; docs/torch.md lists those that are")
     (_, x), *rest = arguments.items()
     takes = inspect.signature(OPS[name]).parameters

@@ -4,9 +4,9 @@ A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vec
 Tensors that depend on no random parameter stay torch tensors. A view of coordinates (heads, fused projections) is a
 `split`, and a flattened axis of heads is a `concat`.
 
-Rotary positions are recognised by what they do to a probe: if the pairs of coordinates (f, f + r/2), or neighbours
+Rotary positions are recognised by their effect on a probe: if the pairs of coordinates (f, f + r/2), or neighbours
 (2f, 2f + 1), are complex numbers, they multiply each by e^(iθ). The rows of a random matrix are exchangeable, so both
-have the same law, and `Rotate`, which turns the former, stands for both.
+have the same law, and `Rotate`, which rotates the first kind, represents both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 
 def refuse_if(wrong: object, why: str) -> None:
-    """Refuse to read an operation."""
+    """Raise an error: the operation cannot be read."""
     if wrong:
         raise Refusal(why)
 
@@ -109,7 +109,7 @@ class Vectors(View):
 
     @cached_property
     def probe(self) -> Any:
-        """(2, 1, …, coordinates): ones, and arbitrary numbers, which show what a module does to coordinates."""
+        """(2, 1, …, coordinates): ones, and arbitrary numbers, to probe how a module acts on coordinates."""
         numbers = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
         probe = np.stack([np.ones_like(numbers), numbers]).reshape(2, *(1,) * (len(self.shape) - 1), -1)
         return torch.tensor(probe, requires_grad=True)
@@ -146,7 +146,7 @@ class Scalars:
     base: Scalar
     factor: float = 1.0
     allowed: Bools | None = None  # the scores that a mask leaves
-    root: Root | None = None  # what `base` is, if it is known
+    root: Root | None = None  # the value of `base`, if known
 
     @property
     def shape(self) -> Shape:
@@ -156,7 +156,7 @@ class Scalars:
     @cached_property
     def unmasked(self) -> Scalar:
         """The scalars, those that a mask takes out too."""
-        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 but for rounding
+        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 up to rounding
 
     @property
     def value(self) -> Scalar:
@@ -229,10 +229,10 @@ def settled(linear: Linear) -> Vectors:
             (slope,) = torch.autograd.grad(image.square().sum(), probe, retain_graph=True)
         used = np.flatnonzero(slope.numpy().any(axis=tuple(range(slope.ndim - 1))))
         start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-    refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is no rotary position")
+    refuse_if(stop - start != count, "coordinates of a vector are combined in a way that is not a rotary position")
     part = x.part(start, stop)
     before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
-    factor = after[0]  # what ones become
+    factor = after[0]  # the image of ones
     if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=1e-12 * np.abs(after).max()):
         return _rotated(part, before, after)
     if np.ptp(factor, axis=-1).any():

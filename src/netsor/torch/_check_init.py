@@ -14,7 +14,7 @@ import torch
 from .._array_api import Bools, Floats
 from .._document import FLAG, Document, Item, Items, Paragraph, Section, to_text
 from .._html import to_cell
-from .._validate import ArgumentError
+from .._validate import ArgumentError, counted
 from ..models import read
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
@@ -26,7 +26,7 @@ from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modu
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
-SCORES = tuple(name for names in ATTENTION.values() for name in names)  # what a mask changes
+SCORES = tuple(name for names in ATTENTION.values() for name in names)  # quantities that a mask changes
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
 EXACT = ("value", "tie", "mask")  # comparisons without a p-value
@@ -44,7 +44,7 @@ class InitCheck:
     findings : list of InitFinding
         All departures: parameters in the order of the module, then the pass in the order of the forward pass.
     first : InitFinding or None
-        The first of them along the network.
+        The first finding along the network.
     tests : int
         How many tests there were.
     draws : int
@@ -91,7 +91,7 @@ class InitCheck:
         verdict = f"ok: {self.name} agrees with {against}"
         if self.first is not None:
             count = len({each.where for each in wrong})
-            what = f"{count} parameter{'s' * (count > 1)}" if count else "a forward and backward pass"
+            what = counted(count, "parameter") if count else "a forward and backward pass"
             verdict = f"FLAG: {self.name} differs from {against} in {what}; look first at {self.first.where}"
         ranges = f"whose expected ranges hold 99 % of {self.draws} draws of the reference"
         tested = f" and of one forward and backward pass, {ranges}" if self.draws else ""
@@ -104,13 +104,13 @@ class InitCheck:
         notes = []
         if self.undeclared:
             some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            notes.append(f"{len(self.undeclared)} parameters were not checked, as the reference says nothing: {some}")
+            notes.append(f"{counted(len(self.undeclared), 'parameter')} not checked, unknown to the reference: {some}")
         sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
         return Document(f"Initialisation of {self.name}", verdict, subject, [s for s in sections if s.blocks])
 
 
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
-    """What was expected and found, with the p-value; the first `most` of the findings."""
+    """The first `most` findings: expected and found values, with the p-value."""
     texts: dict[tuple[str, str], str] = {}
     wrong_std = {each.where for each in findings if each.what == "std"}  # by which a mean is judged
     for each in (each for each in findings if each.what != "mean" or each.where not in wrong_std):
@@ -227,7 +227,7 @@ def load_weights(module: Any, path: Path) -> None:
     except OSError as error:
         raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"weights={str(path)!r} is no safetensors file: {error}") from None
+        raise ValueError(f"weights={str(path)!r} is not a safetensors file: {error}") from None
     every = module.named_parameters(remove_duplicate=False)
     given = {id(p): tensors[name] for name, p in every if name in tensors}  # one that is tied is in the file once
     with torch.no_grad():
@@ -312,7 +312,7 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
         names = path.split(".") if path else []
         places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}  # of those that it is inside of, too
         places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
-    end = len(places)  # the backward pass comes last, wherever it ends
+    end = len(places)  # the backward pass comes last
     return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
 
 

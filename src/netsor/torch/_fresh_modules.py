@@ -45,7 +45,7 @@ def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
 
 
 def new_module(module: ModuleOrFactory) -> Module:
-    """The module, or the one that a function returns."""
+    """The module, or the module that a function returns."""
     made = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
         raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
@@ -63,7 +63,7 @@ def _initialise_again(module: Module) -> None:
                 least = False if kind is None else kind(b.dtype).min  # which no buffer holds
                 part._buffers[name] = torch.full(b.shape, least, dtype=b.dtype)
                 awaited.append((part, name, least))
-        part.__dict__.pop("_is_hf_initialized", None)  # by which transformers knows what it initialised
+        part.__dict__.pop("_is_hf_initialized", None)  # transformers marks initialised modules with it
         for p in part.parameters(recurse=False):
             p.__dict__.pop("_is_hf_initialized", None)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def _initialise_again(module: Module) -> None:
 
 
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Makes large tensors on the meta device; `trunc_normal_`, which looks at what it drew, sees their samples."""
+    """Makes large tensors on the meta device; `trunc_normal_`, which reads its own numbers, sees their samples."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
 
 IS_META = torch.Tensor.is_meta.__get__
 ASKED = {torch.Tensor.any, torch.Tensor.all, torch.Tensor.item, torch.Tensor.__bool__, torch.any, torch.all}
-UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # what parameters are made by, while masks begin with given numbers
+UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # these functions make parameters; masks start from given numbers
 CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged so
@@ -118,17 +118,17 @@ FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn",
 
 
 class Replay(TorchDispatchMode):  # type: ignore[misc]
-    """Does to a sample what is done to tensors without numbers."""
+    """Repeats on a sample the operations on tensors without numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.samples: dict[int, Any] = {}  # by storage
         self._problems: dict[int, str] = {}
         self._zero: dict[int, set[int]] = {}
-        self._held: list[Any] = []  # so that no storage takes the place of another
+        self._held: list[Any] = []  # keeps its storage from being reused
 
     def sample(self, name: str, p: Any) -> Sample:
-        """What is known of a parameter."""
+        """A parameter and what is known about it."""
         if not _empty(p):
             return Sample(p.detach().to("cpu", torch.float32, copy=True))
         key = _storage(p)
@@ -189,7 +189,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _empty(t: Any) -> bool:
-    """Whether a tensor has no numbers; `is_meta` is answered otherwise meanwhile."""
+    """Whether a tensor has no numbers; `is_meta` is patched in this context."""
     return bool(t.device.type == "meta")
 
 

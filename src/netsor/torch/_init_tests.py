@@ -1,4 +1,4 @@
-"""What an initialisation is declared to be, and the tests of real parameters and of a real pass against it."""
+"""The declared initialisation, and tests of real parameters and of a real pass against it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ._program import Reader, UnsupportedError, captured, name_of
 from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
-TRAINING_TOKENS = 4  # of the batch of a training step, unless ids are given: what a draw costs grows with their square
+TRAINING_TOKENS = 4  # of the batch of a training step, if no ids are given; the cost of a draw grows with their square
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
 KINDS = {"SGD": "sgd", "Muon": "muon", "Adam": "adam", "AdamW": "adam"}  # classes of torch.optim by their first step
 
@@ -33,10 +33,9 @@ def network(
 ) -> Program:
     """The program of a module with the probes of an audit, which `ns.audit` takes.
 
-    Blocks are recognised by numbered paths of modules, such as `model.layers.0`, and branches by what is added to the
-    stream. If the module returns logits, the loss is that of the next token where attention is masked, of the token
-    itself where it is not, and of one class where there is one row of logits. The parameters are those of `program`;
-    the inputs are one sequence, or one image.
+    Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as terms of the stream. If the
+    module returns logits, the loss predicts the next token (the token itself without a mask; a class for one row of
+    logits). The parameters are those of `program`; the inputs are one sequence, or one image.
 
     Examples
     --------
@@ -81,7 +80,7 @@ class Network(NamedTuple):
 def read_network(
     module: ModuleOrFactory, args: Any, kwargs: Any = None, laws: Parameters | None = None, trained: bool = False
 ) -> Network:
-    """`network`, with what it was made from; `trained`: every table and matrix is a weight that an optimiser moves."""
+    """`network` and its structure; `trained`: every table and matrix is a weight that an optimiser moves."""
     graph = captured(module, args, kwargs, laws)
     try:
         parts = structure(graph)
@@ -128,7 +127,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
             every = np.broadcast_to(True if allowed is None else allowed, value.shape).reshape(-1, *size)
             mask = every[0] if mask is None else mask
             if (every != mask).any():
-                raise UnsupportedError(f"the heads of {block.path} have masks that differ: an audit knows one a block")
+                raise UnsupportedError(f"the heads of {block.path} have different masks: an audit takes one per block")
             probes.append(Probe(what, value.reshape(-1, *size), mask))
         masks.append(mask)
         named = {**block.branches, "middle": block.middle, "stream": block.stream}
@@ -140,7 +139,7 @@ def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     """The right words, by the convention of audits."""
     rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
     if rows == 1:
-        return (0,)  # of a class: all are alike
+        return (0,)  # of a class: all are equal
     ids = () if parts.words is None else tuple(parts.words[1].tolist())
     bidirectional = len(parts.stacks) == 1 and all(mask is None or mask.all() for mask in masks)
     return None if not rows or len(ids) != rows else ids if bidirectional else ids[1:]
@@ -156,7 +155,7 @@ def training(
     """A function of the width that returns the program of the loss and its learning rates; the name of the step."""
     kind: Any = optimiser
     if not isinstance(optimiser, str):
-        made = optimiser(build(width))  # to see what it is
+        made = optimiser(build(width))  # to see its type
         kind = KINDS.get(type(made).__name__)
         if kind is None or not hasattr(made, "param_groups"):
             raise ArgumentError("optimiser", type(made).__name__, f"an optimiser of torch.optim: {', '.join(KINDS)}")
@@ -179,7 +178,7 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     net = read_network(factory, args, trained=True)
     parts, targets, name = net.structure, net.targets, net.program.name
     if parts.words is None or targets is None or len(targets) < 2:
-        raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: there is no loss to train by")
+        raise UnsupportedError(f"{name} returns no logits for the tokens of one sequence: training needs them")
     logits = net.logits.reshape(-1)[: len(targets)]
     size, ids = logits.width.factor, parts.words[1].tolist()[: len(targets)]
     words = unit_vectors(ids, size) if parts.head == parts.words[0] else None

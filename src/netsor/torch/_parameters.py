@@ -44,7 +44,7 @@ class Parameter:
     zero_rows : tuple of int
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
-        What is unusual about it.
+        Its peculiarities.
     kurtosis : float
         E x⁴/(E x²)² of the centred entries: 3 if they are normal.
 
@@ -135,7 +135,7 @@ def parameters(
         A generator, from which a seed is drawn, or an integer, instead of `seed`.
     declared : mapping of str to float or Parameter, optional
         Laws of parameters, by name or pattern such as ``"*.bias"``; a number is the standard deviation of a Gaussian.
-        They replace what the samples show.
+        They override the samples.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def parameters(
     64
     """
     if samples < 2:
-        raise ArgumentError("samples", samples, "2 or more: one sample does not show what is random")
+        raise ArgumentError("samples", samples, "2 or more: one sample does not show which entries are random")
     seed, by_name = chosen_seed(seed, rng), dict[str, list[Sample]]()
     with torch.random.fork_rng(devices=[]):
         for k in range(samples):
@@ -196,7 +196,7 @@ def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | 
 
 
 def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Parameter:
-    """What samples of one parameter say."""
+    """The law of one parameter, from samples."""
     problem = next((sample.problem for sample in samples if sample.problem), "")
     if problem:
         law = "orthogonal" if "qr" in problem else "unknown"

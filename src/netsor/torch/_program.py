@@ -62,7 +62,7 @@ def program(
     Returns
     -------
     Program
-        It returns what the module returns: a tensor whose last axis holds coordinates becomes vectors without this
+        It returns the outputs of the module: a tensor whose last axis holds coordinates becomes vectors without this
         axis. Probes are named by the paths of the modules that return them; the scores and weights of a softmax are
         `path.scores` and `path.weights`.
 
@@ -94,9 +94,9 @@ class Graph(NamedTuple):
     laws: Parameters
     nodes: list[Node]
     parameters: dict[Node, str]  # placeholders of parameters; of those that are tied, the first name
-    constants: dict[Node, Any]  # what needs no random parameter: inputs, buffers, positions, masks
+    constants: dict[Node, Any]  # nodes without a random parameter: inputs, buffers, positions, masks
     outputs: list[Any]  # nodes, or other things that are returned
-    inputs: set[Node]  # placeholders of what the module is called with
+    inputs: set[Node]  # placeholders of the arguments of the call
 
 
 def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None) -> Graph:
@@ -197,7 +197,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise ValueError("inputs on the meta device have no numbers: pass ids on the CPU; the module may be on meta")
     given = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), (args, kwargs))
     fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole TransformerEncoderLayer hides what it does
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel hides the operations of a TransformerEncoderLayer
     torch.nn.functional.scaled_dot_product_attention = _attention  # which torch.nn.MultiheadAttention calls unseen
     try:
         with torch.no_grad(), PlainFunctions():

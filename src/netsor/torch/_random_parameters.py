@@ -40,7 +40,7 @@ class Draws:
     trained: bool = False  # an optimiser moves tables: they are matrices that act on unit vectors
 
     def __post_init__(self) -> None:
-        self.squares: dict[Value, Vectors] = {}  # vectors of squares, and what they are the squares of
+        self.squares: dict[Value, Vectors] = {}  # vectors of squares, and their roots
         self._uses: dict[str, str] = {}
         self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
         self._embeddings: dict[str, nn.Embedding] = {}
@@ -87,7 +87,7 @@ class Draws:
 
     def _embedding(self, name: str) -> nn.Embedding:
         law = self._used(name, "a table")
-        refuse_if(name not in self.ids, f"rows of {name} after something was done to all of it")
+        refuse_if(name not in self.ids, f"rows of {name} after an operation on the whole parameter")
         refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
             table = nn.Embedding(self.ids[name], law.shape[1], law.std, name=self.names.get(name, "embedding"))
@@ -117,7 +117,7 @@ class Draws:
         law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
         pieces = (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows
-        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are no rows")
+        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are not rows")
         rows = at // size
         new = [int(row) for row in np.unique(rows) if int(row) not in known]
         if new:

@@ -1,7 +1,6 @@
 """The parts of a network, found in the graph of a module: streams, blocks, branches, attention and matrices.
 
-Blocks are modules with numbered paths (`model.layers.0`, `h.1`). What a block adds to the stream is a branch, and an
-attention branch if it has a softmax.
+Blocks have numbered paths (`model.layers.0`, `h.1`). A term that a block adds is a branch; with a softmax, attention.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def structure(graph: Graph) -> Structure:
 
 
 def _stack(graph: Graph, before: Node | None, parts: Iterable[tuple[str, list[Node], Node | None]]) -> list[Stack]:
-    """One block after the other, each with its path, its nodes and what it returns; empty if one of them is none."""
+    """The blocks in order, each with its path, nodes and output; empty if one of them is not a block."""
     blocks: list[Block] = []
     for path, nodes, end in parts:
         block = None if before is None else _block(graph, path, nodes, before, end)
@@ -163,7 +162,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     size, own = _shape(before), set(nodes)
     if len(size) != 3 or size[0] != 1:
         return None
-    carriers = {before: False}  # what holds the stream, and whether a norm was the last that was done to it
+    carriers = {before: False}  # the node of the stream, and whether its last operation was a norm
     added: list[Node] = []
     middle = last = None
     for node in nodes:
@@ -182,7 +181,7 @@ def _block(graph: Graph, path: str, nodes: list[Node], before: Node, end: Node |
     if not added or last is None:
         return None
     stream = last if end is None or end not in carriers else end
-    nodes = nodes if end is not None else nodes[: nodes.index(stream) + 1]  # what follows the block is not in it
+    nodes = nodes if end is not None else nodes[: nodes.index(stream) + 1]  # later nodes are not part of the block
     branches, softmaxes = dict[str, Node](), list[Node]()
     for term in added:
         inner = [term, *_back(graph, term, carriers, own)]
@@ -234,7 +233,7 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
 
 
 def _viewed(node: Node) -> Node:
-    """What a node is a view of."""
+    """The node that this node is a view of."""
     while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
         node = node.args[0]
     return node
@@ -292,7 +291,7 @@ def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
 
 
 def _head(graph: Graph, stacks: list[Stack]) -> tuple[str | None, Node | None]:
-    """The parameter of the logits, and the logits: what comes out, if it is a matrix times the end of the stream."""
+    """The parameter of the logits, and the logits: the output, if it is a matrix times the end of the stream."""
     returned = (out for out in graph.outputs if hasattr(out, "op") and _random(graph, out) and _shape(out))
     out, stream = next(returned, None), stacks[-1][-1].stream  # a loss, which has no axes, may come before them
     if out is None or out is stream:

@@ -80,7 +80,7 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     page = first.report.read_text()
     assert "Halves &lt;of numbers&gt;" in page
     assert 'class="good"' in page
-    assert "1 statements from 1 papers: 1 agree" in page
+    assert "1 statement from 1 paper: 1 agree" in page
     assert json.loads((tmp_path / "manifest.json").read_bytes())["command"] == "netsor literature, called from Python"
     assert DONE == [1, 2]
     again = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
@@ -105,7 +105,7 @@ def test_the_command(small, tmp_path, monkeypatch):
     done = asked("small", "--quick", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert done.stderr.startswith("netsor: literature: small; about 4.5 s on 1 worker")
-    assert done.stdout.startswith("1 statements from 1 papers: 1 agree")
+    assert done.stdout.startswith("1 statement from 1 paper: 1 agree")
     assert DONE == [1]
     wrong = asked("nobody", "--out", str(tmp_path / "other"))
     assert wrong.exit_code == 2
@@ -167,21 +167,18 @@ def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, mo
 
     monkeypatch.setitem(RESULTS, "small", replace(SMALL, judge=partly, unread="the second half."))
     found = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
-    assert (
-        found.summary == "3 statements from 1 papers: 1 agree, 0 disagree, 1 outside their stated range, 1 undecided."
-    )
+    assert found.summary == "3 statements from 1 paper: 1 agree, 0 disagree, 1 outside their stated range, 1 undecided."
     head, row, *_ = found.table().split("\n\n")[2].splitlines()
     assert head.split() == ["result", "agree", "disagree", "outside", "undecided"]
     assert row.split() == ["Halves", "<of", "numbers>", "*", "1", "0", "1", "1"]
-    assert "* Not all of the paper could be read; verdicts are on what was read." in found.table()
+    assert "* We could read only a part of the paper; verdicts are about that part." in found.table()
     assert max(map(len, found.table(verbose=True).splitlines())) <= 80
     page = found.report.read_text()
     assert "Not read: the second half." in page
     assert '<span class="absent">outside its stated range' in page
     monkeypatch.setitem(RESULTS, "small", SMALL)
     assert (
-        "Not all of the paper"
-        not in LiteratureStudy(Request(("small",), out=tmp_path / "read", workers=1)).run().table()
+        "We could read only" not in LiteratureStudy(Request(("small",), out=tmp_path / "read", workers=1)).run().table()
     )
 
 

@@ -132,9 +132,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
         error = run.ended()  # stderr is at its end when the last process that had it is gone
         if sent == signal.SIGINT:
             assert run.returncode == 130, error
-            assert error.splitlines()[-1] == (
-                "netsor: interrupted; finished trials are kept, and the same command goes on from there"
-            )
+            assert error.splitlines()[-1] == ("netsor: interrupted; finished trials are kept; the same command resumes")
             assert "Traceback" not in error
         run.gone()
     store = Store(tmp_path / "parts")
@@ -154,7 +152,7 @@ def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
         run.send_signal(signal.SIGINT)
         error = run.ended()
         assert run.returncode == 130
-    kept = "finished trials are kept, and the same command goes on from there"
+    kept = "finished trials are kept; the same command resumes"
     assert error.splitlines()[-1] == f"netsor: interrupted; {kept}"
 
 

@@ -135,14 +135,14 @@ def test_what_is_no_baseline_is_refused(change, said):
     change(old)
     with pytest.raises(ValueError, match=said):
         audit.departures(old)
-    with pytest.raises(ValueError, match="baseline=3 must be the path of a JSON file, or what as_dict"):
+    with pytest.raises(ValueError, match="baseline=3 must be the path of a JSON file, or the result of as_dict"):
         audit.departures(3)
 
 
 def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
     """Of 200 blocks no rule on 16 draws and 16 others has a level of 1e-4 in all."""
     model = ns.models.read({**GPT2, "n_layer": 200})
-    for draws, said in ((16, "must be comparable with 16 draws of 16 tokens, and has 16: give 17 or more"), (17, None)):
+    for draws, said in ((16, "must be comparable with 16 draws of 16 tokens, but has 16: give 17 or more"), (17, None)):
         request = Request((model,), quick=True, draws=draws)
         bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
         old = Baseline("old.json", model.sizes, {16: EarlierLength(16, "actual", bands)})

@@ -87,7 +87,7 @@ def test_the_lesser_evil():
     assert not found.changed
     assert differences(made({"entropy": [0.3] * 4}, {"entropy": [0.4] * 4})).preferred == "b"  # below is found
     same = differences(made(GROWN, GROWN))
-    assert (same.rules, same.preferred, same.verdict) == ((), None, "no rule prefers one of them")
+    assert (same.rules, same.preferred, same.verdict) == ((), None, "no rule prefers a model")
 
 
 def test_rules_may_disagree():
@@ -204,7 +204,7 @@ def test_a_model_in_ten_lines_of_a_test(inline):
         sharp.assert_ok("growth", "entropy")
     plain = ns.audit(MODEL, quick=True)
     plain.assert_ok("growth", "entropy")
-    with pytest.raises(ValueError, match="limit is not measured of gpt2: infinite width was not asked for"):
+    with pytest.raises(ValueError, match="limit is not measured of gpt2: infinite width was not requested"):
         plain.assert_ok("limit")
     with pytest.raises(ValueError, match="rule='entrophy' must be one of growth, "):
         plain.assert_ok("entrophy")
@@ -212,7 +212,7 @@ def test_a_model_in_ten_lines_of_a_test(inline):
     assert plain["mean_square"].blocks.tolist() == [0, 1, 2, 3, 4]
     assert plain["mean_square"].median[0] == np.median(plain.actual["input_mean_square"])
     assert plain["loss"].blocks is None
-    with pytest.raises(KeyError, match="'entrophy' was not measured; what was: mean_square"):
+    with pytest.raises(KeyError, match="'entrophy' was not measured; measured: mean_square"):
         plain["entrophy"]
-    with pytest.raises(ValueError, match="tokens=7 was not measured of gpt2; what was: 16"):
+    with pytest.raises(ValueError, match="tokens=7 was not measured of gpt2; measured: 16"):
         plain.at(7)

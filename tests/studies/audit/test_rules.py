@@ -112,7 +112,7 @@ def test_what_was_not_measured_is_said():
         forward.draws.pop(name)
     for name in BACKWARD_RULES:
         found = verdict(name, forward)
-        assert (found.measured, found.verdict) == ("gradients were not asked for", NOT_APPLICABLE)
+        assert (found.measured, found.verdict) == ("gradients were not requested", NOT_APPLICABLE)
     nothing = facts(**{name: 0.0 * np.array(x[0]) for name, x in facts().draws.items() if name.startswith("grad")})
     said = [verdict(name, nothing).verdict for name in BACKWARD_RULES]
     assert said == [OK, OK, NOT_APPLICABLE, NOT_APPLICABLE]

@@ -63,7 +63,7 @@ def test_a_check_is_a_mapping_of_activations():
     assert len(check) == len(dict(check)) == len(check.verdicts)
     assert ("hidden" in check, "nothing" in check, 0 in check) == (True, False, False)
     assert check == check
-    with pytest.raises(KeyError, match="0 is not watched; "):
+    with pytest.raises(KeyError, match="0 is not measured; "):
         check[0]
 
 
@@ -124,9 +124,9 @@ def test_a_small_transformer():
     assert mup.kept
     assert not sp.kept
     assert found["sp"] is sp
-    with pytest.raises(KeyError, match="is not watched; embedding, position"):
+    with pytest.raises(KeyError, match="is not measured; embedding, position"):
         sp.update("heads")
-    with pytest.raises(KeyError, match="was not asked for; sp, mup were"):
+    with pytest.raises(KeyError, match="was not requested; sp, mup were"):
         found["ntk"]
     shown = found._repr_html_()
     assert "update of" in shown

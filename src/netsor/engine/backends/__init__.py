@@ -49,7 +49,7 @@ def choose(
 
 
 def prices(backend: object = "numpy", device: object = None) -> Prices:
-    """The prices of a backend on a device, which need not be present; the default device is that of `choose`."""
+    """The prices of a backend on a device, which need not be present; the default device is the same as in `choose`."""
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
     name, place = _named(backend, device)

@@ -38,7 +38,7 @@ class Backend(ABC):
     device: str = "cpu"
     precision: str = "float64"
     chosen: bool = field(default=False, compare=False)  # whether single precision is known to be accurate enough
-    rounded: bool = False  # whether random numbers are those of single precision
+    rounded: bool = False  # whether random numbers are single precision
 
     name: ClassVar[str]
     threads: ClassVar[bool] = False  # whether to sample in several threads; otherwise the library is parallel

@@ -164,7 +164,7 @@ class Library(_gram_schmidt.LinalgBackend):
         return self.recompute_where(made, self._failed(made), by_basis, rows)
 
     def undetermined(self, again: Array, *_: Array) -> Array:
-        """All of them: checking single rows takes longer."""
+        """All rows: checking single rows takes longer."""
         return again
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:

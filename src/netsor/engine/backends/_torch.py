@@ -272,7 +272,7 @@ class _Block:
             some = {arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args}
             theirs = self._by_torch(step, [torch.tensor(some[a], device=self.backend.device) for a in step.args])
             same = theirs is not None
-            with suppress(Exception), np.errstate(all="ignore"):  # if numpy fails, there is no choice
+            with suppress(Exception), np.errstate(all="ignore"):  # if numpy fails, torch is the only choice
                 expected = RULES["apply"](np, *(some[arg] for arg in step.args), **step.params)
                 found: Any = self.backend.numpy(theirs) if isinstance(theirs, torch.Tensor) else theirs
                 same = same and bool(np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True))

@@ -114,7 +114,7 @@ class Orders:
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
         self.infinite = infinite  # whether vectors have infinite width
         self._count = 1
-        self._reach: dict[int, int] = {}  # what an output of a nonlinearity has products of order 1 with
+        self._reach: dict[int, int] = {}  # basis functions with products of order 1 with a nonlinear output
         self._outputs = 0  # the set of these outputs
         self._related = cache(self._expanded)  # many vectors have the same set
         self._initial: dict[Source, Sets] = {}  # of initial vectors
@@ -218,7 +218,7 @@ class Orders:
         return made[..., None]
 
     def _expanded(self, bits: int) -> int:
-        """A set, and what the outputs of nonlinearities in it have products of order 1 with."""
+        """A set, and the basis functions with which its nonlinearities have products of order 1."""
         found, rest = bits, bits & self._outputs
         while rest:
             atom = rest & -rest
@@ -297,7 +297,7 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
 # multiples of r up to terms of order ε. After a lazy optimiser step, activations equal the earlier ones up to such
 # terms. A later score reads W of these terms. So if vectors differ only by such terms, W acts on x0 and on x1.
 #
-# The rules are those of dual numbers: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without coefficients act on x0 and on
+# The rules of dual numbers apply: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without coefficients act on x0 and on
 # x1 separately. `EpsilonPart` is c1, which lowering computes.
 
 

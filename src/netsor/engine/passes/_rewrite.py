@@ -26,7 +26,7 @@ MAX_COMPARED_SETS = 8
 
 @dataclass(eq=False)
 class Context:
-    """What a pass knows besides the graph: widths, the position of each value in the original program, and prices.
+    """What a pass knows in addition to the graph: widths, positions of values in the original program, and prices.
 
     Seeds derive from these positions, so a pass changes few numbers, and never the law.
     """

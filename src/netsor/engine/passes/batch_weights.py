@@ -172,7 +172,7 @@ def _product(leaf: Value, users: dict[Value, list[Value]], sums: Mapping[Value |
 
 
 def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> tuple[object, ...] | None:
-    """What weights must share to be stacked, if this one acts once, and once transposed; else None."""
+    """The common key of weights that can be stacked, if this one acts once, and once transposed; else None."""
     weight = _weight(product)
     match [value for value in uses[weight.source] if value is not product]:
         case [Value(op=MatMul(other, x, False))] if not other.transposed:

@@ -31,7 +31,7 @@ Places = Ints | None  # flat positions of entries, in the shape of the result; N
 class Call:
     """A function applied to expressions: calls, and indices of arguments, vectors first.
 
-    It is an object, not a closure, so that programs can be pickled.
+    It is an object, not a closure, because programs must be picklable.
     """
 
     f: Function | Callable[..., Array]  # a nonlinearity, or `add`
@@ -171,7 +171,7 @@ def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
 
 
 def _parity(e: Expression) -> int | None:
-    """1 if an expression of one argument is even, −1 if it is odd; None if it is neither, or that is not known."""
+    """1 if an expression of one argument is even, −1 if it is odd; None if neither, or unknown."""
     if isinstance(e, int):
         return -1
     inputs = [_parity(x) for x in e.inputs]

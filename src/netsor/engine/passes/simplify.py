@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Compute each product W x once, however often it is written, so that W x − W x is exactly 0; and W 0 is 0.
+    """Compute each product W x once, however often it occurs: W x − W x is exactly 0. Also W 0 is 0.
 
     W[[0, 0, 1]] x computes only W[[0, 1]] x. Lowering relies on this: the members of every weight are distinct.
     """
@@ -59,7 +59,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
-    """Which vectors are 0 at every width, given those of the inputs: zero data, and what follows from them."""
+    """Which vectors are 0 at every width, given the zeros of the inputs: zero data and all that depends on them."""
     found: Any = False
     match value.op:
         case ops.Data(given):

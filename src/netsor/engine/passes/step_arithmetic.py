@@ -178,7 +178,7 @@ def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coeffici
 
 
 def _between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float) -> Array:
-    """M from the small matrix T, whose entries are those of G and do not cancel."""
+    """M from the small matrix T, whose entries come from G and do not cancel."""
     (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
     t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
     if steps is None:

@@ -186,7 +186,7 @@ class _Matrices:
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
     def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
-        """E times the gain of g: g corrected by what is known about W from the other side."""
+        """E times the gain of g: g corrected by the known part of W from the other side."""
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g

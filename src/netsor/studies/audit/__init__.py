@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..._program import Program
-from ..._validate import ArgumentError, Rng
+from ..._validate import ArgumentError, Rng, counted
 from ...engine._memory import check_memory
 from ...engine._parallel import Progress, cores
 from ...engine._plan import in_time
@@ -89,14 +89,14 @@ def audit(
     ids : sequence of int, optional
         The token ids themselves, in place of `tokens`.
     draws : int, optional
-        Initialisations, 15 or more. By default 200 of 16 tokens, and fewer of n tokens like 1/n², but 16 or more:
+        Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens fewer, like 1/n², but 16 or more:
         these decide every rule that is not near its threshold.
     widths : str, optional
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
     workers : int, optional
         Worker processes; by default one on each core.
     out : str or pathlib.Path, optional
-        A folder for the report. It also keeps finished parts: an interrupted audit goes on where it stopped.
+        A folder for the report. It also keeps finished parts: an interrupted audit resumes where it stopped.
     precision : str
         "float64", "float32", or "auto": single precision where a few draws agree with double precision to five digits
         or a hundredth of their spread, and double precision for a `Program`. Both have the same draws, up to rounding.
@@ -181,7 +181,7 @@ class AuditStudy(Study[Audit | Comparison]):
     def cheaper(self, cost: Cost) -> str:
         """Fewer blocks, fewer tokens or finite widths, with their costs by shallow plans, if this takes long.
 
-        Each is exact for what it reports: the law of the first blocks does not depend on the others.
+        Each is exact for its quantities: the law of the first blocks does not depend on the others.
         """
         request = self.request
         models = [model for model in request.models if isinstance(model, Transformer)]
@@ -206,7 +206,7 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(ways)}."
 
     def estimate(self) -> Cost:
-        """The cost, from the plans; refuses what does not fit in memory."""
+        """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
         seconds, numbers, held, one = 0.0, 0.0, 0.0, 0.0
         parts = Counter[AuditCase]()  # by plan
@@ -222,27 +222,27 @@ class AuditStudy(Study[Audit | Comparison]):
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
         workers = worker_count(request.workers, parts.total(), one, request.backend, held)
-        what = f"{request.lengths[-1]:,} tokens on {workers} worker{'s' * (workers > 1)}"
+        what = f"{counted(request.lengths[-1], 'token')} on {counted(workers, 'worker')}"
         check_memory(workers * one + held, what, "take fewer tokens or workers, or a smaller model")
         if request.backend.threads and not request.own:  # every worker plans what it draws
             seconds += sum(case.draw.planning * min(workers, count) for case, count in parts.items())
         return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
     def check(self) -> None:
-        """Refuse single precision where it is not accurate enough."""
+        """Reject single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for subject in self.request.subjects:
                 resolve_precision(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
-        """Refuse rules on what will not be measured, before anything is drawn."""
+        """Reject rules on quantities that will not be measured, before anything is drawn."""
         request, ones = self.request, []
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which the limit is planned
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
-        result_of(request, ones).failed(rules)  # the rules say which of them have nothing to judge
+        result_of(request, ones).failed(rules)  # each rule says whether it has something to judge
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""

@@ -61,7 +61,7 @@ class Departure(NamedTuple):
     def __str__(self) -> str:
         where = "" if self.block is None else " at the embedding" if self.block == 0 else f" in block {self.block}"
         side = "above" if self.median > self.high else "below"
-        for digits in range(4, 18):  # as many as distinguish the median from the ends
+        for digits in range(4, 18):  # enough to distinguish the median from the ends
             median, low, high = (f"{value:.{digits}g}" for value in (self.median, self.low, self.high))
             if median not in (low, high):
                 break
@@ -81,7 +81,7 @@ class EarlierLength(NamedTuple):
 class Baseline:
     """A validated earlier audit of a model."""
 
-    source: Any  # the path, or what was given instead of a file
+    source: Any  # the path, or the given object
     sizes: str
     lengths: dict[int, EarlierLength]
 
@@ -91,7 +91,7 @@ class Baseline:
         if isinstance(given, Baseline):
             return given
         if not isinstance(given, str | Path | Mapping):
-            raise ArgumentError("baseline", given, "the path of a JSON file, or what as_dict() gave")
+            raise ArgumentError("baseline", given, "the path of a JSON file, or the result of as_dict()")
         source = given if isinstance(given, Mapping) else str(given)
         try:
             content: Mapping[str, Any] = given if isinstance(given, Mapping) else fields(Path(given))
@@ -110,7 +110,7 @@ class Baseline:
         raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
 
     def check(self, request: Request, model: Model) -> None:
-        """Refuse an audit of other quantities, or of a model of other sizes."""
+        """Reject an audit of other quantities, or of a model of other sizes."""
 
         def refuse(allowed: str) -> NoReturn:
             raise ArgumentError("baseline", self.source, allowed)
@@ -120,20 +120,20 @@ class Baseline:
         for tokens in request.lengths:
             if tokens not in self.lengths:
                 known = join_words([f"{length:,}" for length in self.lengths])
-                refuse(f"an audit of {tokens:,} tokens, and is one of {known}: audit these")
+                refuse(f"an audit of {tokens:,} tokens, not of {known}")
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
-                refuse(f"at the same widths, and is at {earlier.widths!r}")
+                refuse(f"at the same widths, not at {earlier.widths!r}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
-                    remedy = "audit what the baseline has, or write it again"
+                    remedy = "audit the same quantities, or write the baseline again"
                     refuse(f"an audit with {what}, which this audit measures: {remedy}")
             draws, before, level = request.draws_of(tokens), earlier.draws, LEVEL / (2 * self.compared(request, model))
             if _beyond(draws, draws, before) > level:
                 enough = (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level)
                 fewest = next(enough, MAX_USEFUL_DRAWS)
-                refuse(f"comparable with {draws} draws of {tokens:,} tokens, and has {before}: give {fewest} or more")
+                refuse(f"comparable with {draws} draws of {tokens:,} tokens, but has {before}: give {fewest} or more")
 
     def compared(self, request: Request, model: Model) -> int:
         """The number of comparisons."""

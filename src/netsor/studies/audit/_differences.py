@@ -184,7 +184,7 @@ def _preference(names: dict[str, str], row: Sequence[Finding], models: Sequence[
 
 
 def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[str | None, str]:
-    """Rules whose verdict changes decide; those that flag all models decide among what is left."""
+    """Rules whose verdicts differ decide first; then rules that flag all models."""
     left = set(names)
     for decisive in ([rule for rule in rules if rule.changes], [rule for rule in rules if not rule.changes]):
         chosen = [rule for rule in decisive if len(rule.preferred) < len(names)]
@@ -196,7 +196,7 @@ def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[st
                 f"{rule.rule} prefers {join_words([names[name] for name in rule.preferred])}" for rule in chosen
             )
     if len(left) == len(names):
-        return None, "no rule prefers one of them"
+        return None, "no rule prefers a model"
     by = [rule.rule for rule in rules if left <= set(rule.preferred) and len(rule.preferred) < len(names)]
     against = [rule.rule for rule in rules if not left & set(rule.preferred)]
     best = [name for name in names if name in left]

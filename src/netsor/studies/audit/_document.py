@@ -9,6 +9,7 @@ from ... import _document as doc
 from ..._bound_program import NEGLIGIBLE
 from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, UNDECIDED, Cell, Paragraph, Section, Table
 from ..._html import COLOUR_CLASSES, provenance
+from ..._validate import counted
 from ...models import RECIPES, Transformer
 from ...models._description import idle
 from ...models._metrics import FORMATS
@@ -39,7 +40,7 @@ ACTIVATIONS = {  # that are not called by their names
     "attention": "attention's output", "hidden": "hidden of the MLP", "mlp": "MLP's output",
 }  # fmt: skip
 RANGE_NOTE = (
-    "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
+    "The largest absolute value is taken over all blocks: its median over initialisations, and the 5–95 % band. An "
     "activation overflows in a format if this median is above the largest number of the format. It underflows if, in "
     f"some block, more than {UNDERFLOW_SHARE:g} of its nonzero numbers are below the smallest subnormal number. The "
     "power of two is the largest scale with which 95 % of initialisations fit."
@@ -73,7 +74,7 @@ def document(
 
 def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
-    drawn = join_words([f"{result.best.draws:,} draws of {result.tokens:,} tokens" for result in audit.lengths])
+    drawn = join_words([f"{counted(r.best.draws, 'draw')} of {counted(r.tokens, 'token')}" for r in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
     status = audit.best.subject.status
     status += " (weights are not Gaussian)" * (status == "same limit")
@@ -81,7 +82,7 @@ def headline(audit: LengthResult) -> str:
 
 
 def unavailable(result: LengthResult) -> dict[str, str]:
-    """What could not be computed, with the reason: the limit, or its gradients."""
+    """Missing results with the reason: the limit, or its gradients."""
     model, request = result.model, result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
@@ -95,13 +96,13 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
 def _audit_sections(audit: LengthResult) -> list[Section]:
     """The sections of one model; those without blocks are left out."""
     advice = [Paragraph(text) for text in (*recipe_notes([audit.model]), adam_note(audit.model)) if text]
-    items, drawn = _finding_items(audit), f", {audit.tokens:,} tokens"
+    items, drawn = _finding_items(audit), f", {counted(audit.tokens, 'token')}"
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
-    lengths = {f"{result.tokens:,} tokens": result for result in audit.lengths}
+    lengths = {counted(result.tokens, "token"): result for result in audit.lengths}
     rules: list[doc.Row] = [
         [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in audit.findings
     ]
-    return [  # the figure before the rules that are ok, so that the first screen has it
+    return [  # the figure before the rules that are ok: the first screen shows it
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
         Section("", [doc.Items(items[len(urgent) :]), *advice]),
@@ -171,9 +172,9 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 
 
 def _block_table(result: LengthResult, quantities: Sequence[Quantity], bands: bool = True) -> Table:
-    """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
+    """Medians, and bands if requested, at the embedding and after three blocks; with the limit of the last."""
     chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
-    head = [f"{result.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
+    head = [f"{counted(result.tokens, 'token')}, median", "embedding", *(f"block {i}" for i in chosen)]
     columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
     if result.actual is not None and result.limit is not None:
         head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")
@@ -222,7 +223,7 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
 
 
 def _comparison_sections(audits: Sequence[LengthResult], differences: Differences) -> list[Section]:
-    """The sections of several models, what separates them first; those without blocks are left out."""
+    """The sections of several models, with their differences first; empty sections are left out."""
     names, (field, values) = [audit.model.name for audit in audits], audits[0].request.swept or ("", ())
     short = dict(zip(names, strip_common_prefix(names), strict=True))
     rules: list[doc.Row] = []
@@ -275,7 +276,7 @@ def _comparison_sections(audits: Sequence[LengthResult], differences: Difference
 
 
 def _range_blocks(draws: Draws) -> list[doc.Block]:
-    """The table of activations and formats, and how to read it; nothing if ranges were not asked for."""
+    """The table of activations and formats, and how to read it; nothing if ranges were not requested."""
     rows: list[doc.Row] = []
     for each in (ranges := ranges_of(draws.arrays)):
         median, low, high = (f"{value:.3g}" for value in each.largest.values())

@@ -36,7 +36,7 @@ class Finding:
     Parameters
     ----------
     name, rule, reason, measured : str
-        The name of the rule, the rule in words, why it matters, and what was measured.
+        The name of the rule, the rule in words, why it matters, and the measurement.
     verdict : str
         "FLAG", "ok", "undecided" or "n/a".
     value, threshold : float, optional

@@ -158,7 +158,7 @@ class LengthResult(Mapping[str, Band]):
 
     def __getitem__(self, name: str) -> Band:
         if name not in self.best:
-            raise KeyError(f"{name!r} was not measured; what was: {', '.join(self.best)}")
+            raise KeyError(f"{name!r} was not measured; measured: {', '.join(self.best)}")
         return self.best.band(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -177,12 +177,12 @@ class LengthResult(Mapping[str, Band]):
         lengths = {result.tokens: result for result in self.lengths}
         if tokens not in lengths:
             known = ", ".join(map(str, lengths))
-            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
+            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; measured: {known}")
         return lengths[tokens]
 
     @property
     def best(self) -> Draws:
-        """The draws at the model's own widths, or at infinity if these were not asked for."""
+        """The draws at the model's own widths, or at infinity if these were not requested."""
         return self.measured[0]
 
     @property
@@ -204,7 +204,7 @@ class LengthResult(Mapping[str, Band]):
         facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
             return judged(facts)
-        # each verdict, and what it would be for each way in which Gaussian expectations may be wrong
+        # each verdict, also with Gaussian expectations shifted by their errors
         infinite = [self.limit.arrays, *self.limit.shifted]
         every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
         return tuple(within_error(*same) for same in zip(*every, strict=True))
@@ -213,7 +213,7 @@ class LengthResult(Mapping[str, Band]):
         """Why no limit is compared with the model's own widths."""
         request = self.request
         if request.widths != "both":
-            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not asked for"
+            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not requested"
         if self.tokens > request.lengths[0]:
             return f"infinite width is measured at {request.lengths[0]} tokens only"
         return f"infinite width has no limit: {request.refused.get(self.model, '')}"
@@ -247,7 +247,7 @@ class LengthResult(Mapping[str, Band]):
 
 
 def draws_of_ones(case: AuditCase) -> Draws:
-    """Draws of a subject as if every number were 1: what will be measured of it, before anything is drawn."""
+    """Draws of a subject with every number 1: shows which quantities will be measured, before sampling."""
     probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
     ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
     return Draws(case, ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)}, 0.0)
@@ -267,7 +267,7 @@ class FormatFit(NamedTuple):
     underflow: str  # is the share of numbers below its smallest above SMALL, in some block?
     below: float  # that share, its median in the worst block
     scale: int  # 2^scale: the largest power of two with which 95 % of initialisations fit
-    scaled: float  # the share below if each tensor has a scale of its own, from its largest number
+    scaled: float  # the share below if each tensor is scaled by its largest number
 
 
 class Range(NamedTuple):
@@ -280,7 +280,7 @@ class Range(NamedTuple):
 
 
 def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
-    """What was measured of each activation; nothing, if ranges were not asked for."""
+    """The ranges of each activation; empty if not requested."""
     ranges = []
     for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
         if f"{name}_largest" in arrays:

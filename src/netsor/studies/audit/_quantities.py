@@ -1,4 +1,4 @@
-"""What an audit measures: the words for each quantity, in tables, figures and files."""
+"""The quantities of an audit, and their names in tables, figures and files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FORWARD = _quantities(
         "the mean square of what attention adds, over the sum of those of the stream and of all that the block adds",
     ),
     cross_share=("cross-attention's share", "the same of attention to the encoder; 0 in the encoder itself"),
-    mlp_share=("MLP's share", "the mean square of what the MLP adds, as a share of that sum"),
+    mlp_share=("MLP's share", "the mean square that the MLP adds, as a share of that sum"),
     cosine=("cosine of tokens", "between the stream's vectors of two tokens, mean over pairs; 0 if one of them is 0"),
     effective_rank=(
         "effective rank",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
-from ..._validate import ArgumentError, check_fields, choice, whole
+from ..._validate import ArgumentError, check_fields, choice, counted, whole
 from ...engine._draw_cost import planning_bytes
 from ...engine._memory import check_memory
 from ...engine._precision import DIGITS, resolve_precision
@@ -29,9 +29,9 @@ DRAWS = 200  # of the shortest of these by default; fewer of longer inputs
 MIN_DRAWS = 16  # of a quick audit, and of long inputs: one more than decides a rule
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
-MAX_TRIED_TOKENS = 256  # longer inputs have gradients only if asked for: these cost much, also to plan
+MAX_TRIED_TOKENS = 256  # gradients of longer inputs are expensive, also to plan: only on request
 MAX_LIMIT_TOKENS = 32  # gradients at infinite width cost about the sixth power of the tokens
-MOST_TIMES = 2.0  # the largest cost of gradients that were not asked for, over the cost without them
+MOST_TIMES = 2.0  # the largest cost of gradients that were not requested, over the cost without them
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Request(_study.Request):
                 raise ArgumentError("ids", self.ids, "a sequence of token ids") from None
         self._set("tokens", self._lengths_of_programs() if self.own else self._lengths())
         for model, tokens in itertools.product(self.models, self.lengths):
-            self._subject(model, tokens, False, False).probes()  # refuses what it cannot read
+            self._subject(model, tokens, False, False).probes()  # rejects unreadable files
             infinite = self._with_limit(tokens)
             if isinstance(model, ProgramModel):
                 remedy = "take fewer tokens, or smaller widths"
@@ -94,7 +94,7 @@ class Request(_study.Request):
         """The work, in a few words."""
         names = [model.name for model in self.models]
         first = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-        drawn = (f"{self.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in self.lengths)
+        drawn = (f"{counted(self.draws_of(tokens), 'draw')} of {counted(tokens, 'token')}" for tokens in self.lengths)
         return f"{first}: {' and '.join(drawn)}"
 
     @property
@@ -104,7 +104,7 @@ class Request(_study.Request):
             return ""
         more = f"{self.times:.2g} times as long"
         if self.backward(self.lengths[0]):
-            return f"Gradients at {self.lengths[0]} tokens make it {more}; --no-gradients leaves them out."
+            return f"Gradients at {counted(self.lengths[0], 'token')} make it {more}; --no-gradients leaves them out."
         return f"Gradients are off; --gradients takes {more}."
 
     @property
@@ -113,7 +113,7 @@ class Request(_study.Request):
         if not self.quick:
             return ""
         words = [] if self.typed is None else shlex.split(self.typed)
-        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only if you ask for them
+        gradients = "gradients (--gradients)" if self.own else "gradients"  # of a program only on request
         left = [] if any(map(self.backward, self.lengths)) else [gradients]
         left += ["infinite width"] * (self.widths == "actual" and any(model.widths() for model in self.models))
         takes = min((longest(model) for model in self.models if isinstance(model, Transformer)), default=0)
@@ -135,7 +135,7 @@ class Request(_study.Request):
                 allowed = f"left out: {own[0].name} is a program, which defines its tokens"
                 raise ArgumentError(name, getattr(self, name), allowed)
         if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
-            raise ValueError("compare: a program is compared with programs that have as many tokens")
+            raise ValueError("compare: a program is compared with programs of the same number of tokens")
         if self.backend.precision == AUTO:  # a user function may not support single precision
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
         return own[0].lengths
@@ -168,12 +168,12 @@ class Request(_study.Request):
         return MIN_DRAWS if self.quick else max(MIN_DRAWS, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
 
     def subject(self, model: Model, tokens: int, infinite: bool) -> AuditCase:
-        """A model at one length and one set of widths; with gradients, if they were asked for and have a law."""
+        """A model at one length and one set of widths; with gradients, if requested and known."""
         wanted = self.backward(tokens, infinite) and not (infinite and model in self.no_gradients)
         return self._subject(model, tokens, infinite, wanted)
 
     def backward(self, tokens: int, infinite: bool = False) -> bool:
-        """Whether to measure gradients: if asked for, or by default at the shortest length if they cost little."""
+        """Whether to measure gradients: on request, or by default at the shortest length if they cost little."""
         if self.gradients is not None:
             return self.gradients
         return not infinite and tokens == self.lengths[0] and self.times <= MOST_TIMES
@@ -228,7 +228,7 @@ class Request(_study.Request):
 
     @property
     def asked(self) -> list[AuditCase]:
-        """All cases that were asked for: model by model, short inputs before long ones, infinity last."""
+        """All requested cases: model by model, short inputs before long ones, infinity last."""
         return [
             self._subject(model, tokens, infinite, self.backward(tokens, infinite))
             for model, tokens, infinite in itertools.product(self.models, self.lengths, (False, True))
@@ -237,7 +237,7 @@ class Request(_study.Request):
 
     @property
     def subjects(self) -> tuple[AuditCase, ...]:
-        """The cases that are measured: those asked for that have a law."""
+        """The requested cases that have a law."""
         there = (case for case in self.asked if not (case.infinite and case.model in self.refused))
         return tuple(self.subject(case.model, case.tokens, case.infinite) for case in there)
 

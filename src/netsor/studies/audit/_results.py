@@ -22,7 +22,7 @@ from ._request import Request
 
 
 class AuditResult(TableResult):
-    """What an `Audit` and a `Comparison` share: printing, saving, plots and tests."""
+    """The common part of `Audit` and `Comparison`: printing, saving, plots and tests."""
 
     audits: tuple[Audit, ...]
     request: Request
@@ -50,7 +50,7 @@ class AuditResult(TableResult):
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
+        """The object that `netsor audit --json` prints."""
         every = []
         for audit in self.audits:  # the numbers of the first length and the verdicts of all; then those of each
             every.append(_of(audit))
@@ -118,7 +118,7 @@ class AuditResult(TableResult):
 
 
 class Audit(AuditResult, LengthResult):
-    """What was measured of one model, at one input length or several; `ns.audit` makes it.
+    """The audit of one model, at one input length or several; returned by `ns.audit`.
 
     It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
     `blocks`, where 0 is the embedding. These numbers are of the first length; `audit.at(128)` has those of another.
@@ -239,8 +239,8 @@ def _summaries(draws: Draws) -> dict[str, Any]:
     places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):
-            raise ValueError("what was measured is not finite: the numbers leave double precision")
-        ends = list(numbers)[: None if draws.subject.infinite else -1]  # at finite widths there is no error
+            raise ValueError("a measured number is not finite: it leaves double precision")
+        ends = list(numbers)[: None if draws.subject.infinite else -1]  # finite widths have no error
         places.setdefault(block, {})[name] = {end: numbers[end] for end in ends}
     last, embedding = places.pop(None), places.pop(0)
     return {"embedding": embedding, "layers": list(places.values()), "final": last}

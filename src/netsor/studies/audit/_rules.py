@@ -16,11 +16,11 @@ from ._findings import EQUALITY_RTOL, FEWEST, Finding, above, band, below, draws
 from ._quantities import BLOCKS, EVERY, KINDS, number
 
 BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
-NO_GRADIENTS = "gradients were not asked for"
+NO_GRADIENTS = "gradients were not requested"
 
 
 class RuleInput(NamedTuple):
-    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and more."""
+    """The inputs of the rules: draws at the model's own widths (at infinity, if only that was requested), and more."""
 
     draws: Mapping[str, Floats]
     limit: Mapping[str, Floats] | str  # at infinity, where the first are not; or why there are none
@@ -52,14 +52,14 @@ class Rule(NamedTuple):
     judge: Judge
 
     def finding(self, measured: str, verdict: str = NOT_APPLICABLE, value: float | None = None, **ends: Any) -> Finding:
-        """What it finds, in words and as a number; why it finds nothing, where it does not apply."""
+        """The finding, in words and as a number; or why the rule does not apply."""
         words = self.rule.format(threshold=f"{self.threshold:,g}")
         brief = "" if value is None else self.brief.format(value=number(value))
         said = self.name, words, self.reason, measured, verdict, value, self.threshold
         return Finding(*said, brief=brief, advice=self.advice, **ends)
 
     def compared(self, text: str, is_it: Comparison, values: Floats) -> Finding:
-        """What it finds by the median of values; where it is undecided, with how many draws would settle it."""
+        """The finding from the median of values; if undecided, with the number of draws that would settle it."""
         verdict = is_it(values, self.threshold)
         if verdict == UNDECIDED:
             draws = draws_needed(values, self.threshold)

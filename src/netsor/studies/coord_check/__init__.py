@@ -1,4 +1,4 @@
-"""A coordinate check without training: what one step of an optimiser changes, as a law, at every width."""
+"""A coordinate check without training: the law of the changes after an optimiser step, at every width."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def of_module(
     build: Any, widths: Sequence[float] | None, optimiser: Any, lr: Any, ids: Sequence[int] | None
 ) -> tuple[Any, Any, Any, Sequence[int] | None]:
     """A function of the width, its step, learning rates and ids; of one that makes modules, as one of programs."""
-    if "torch" not in sys.modules:  # without it there is no module
+    if "torch" not in sys.modules:  # no module without torch
         return build, optimiser, lr, ids
     from ...torch._network import makes_module, training
 

@@ -43,7 +43,7 @@ IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations with a block
 
 
 class Entry(NamedTuple):
-    """A measured number: what it is, of which activation or kind of weight, after which block."""
+    """A measured number: its quantity, its activation or kind of weight, and its block."""
 
     what: str
     name: str
@@ -85,7 +85,7 @@ def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
     """A program whose output is the loss, and which names what to measure with `ns.probe`."""
     if not net.probes:
-        raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
+        raise ValueError(f"{net.name} has no probes: name its activations with ns.probe")
     loss = net.output
     if not isinstance(loss, Scalar) or loss.shape:
         raise ValueError(f"{net.name} must return its loss, one scalar; it returned {loss!r}")
@@ -143,7 +143,7 @@ def joined(entries: Mapping[Entry, Scalar]) -> Program:
 
 
 def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """The entries that have a limit at n = ∞, and why the others have none."""
+    """The entries that have a limit at n = ∞, and why the others do not."""
     refused: dict[Entry, str] = {}
     try:
         joined(entries).plan(n=inf)
@@ -266,8 +266,8 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
-    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program has its depth in it"}
-    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation says what it promises"}
+    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program defines its depth"}
+    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation has its own exponents"}
 
     def __post_init__(self) -> None:
         self._set("depths", sizes_of("depths", self.depths))
@@ -279,7 +279,7 @@ class Request(TrainingRequest):
         if isinstance(self.lr, int | float):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
-            raise ValueError("widths and depths: one of them must be a single number, the other is what changes")
+            raise ValueError("widths and depths: one of them must be a single number")
         if not (callable(self.eps) and self.own):
             real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:

@@ -51,7 +51,7 @@ class Check(Mapping[str, Verdict]):
         An array of replicas for each width (or depth): √(mean square) of an activation (`entry.what` is "size"), of
         its change ("change"), and of the change that the update of a kind of weight makes ("update").
     limit : mapping of Entry to numpy.ndarray, or None
-        The same at infinite width, for entries that have a limit; None if it was not asked for.
+        The same at infinite width, for entries that have a limit; None if it was not requested.
     refused : mapping of Entry to str
         Why entries have no limit.
     errors : mapping of Entry to float
@@ -111,7 +111,7 @@ class Check(Mapping[str, Verdict]):
         what : str
             "change", "update" or "size".
         step : int, optional
-            After how many steps; by default all of them.
+            After how many steps; by default all.
         """
         every = []
         for entry, power in self.fits.items():
@@ -147,7 +147,7 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def no_limit(self) -> dict[str, str]:
-        """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
+        """Why activations have no limit, by name; empty if all have one or infinite width was not requested."""
         last = {entry: why for entry, why in self.refused.items() if entry.what == CHANGE and entry.step is None}
         names = {why: dict.fromkeys(entry.name for entry in last if last[entry] == why) for why in last.values()}
         return {", ".join(some): why for why, some in names.items()}
@@ -227,7 +227,7 @@ def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         if verdict.entry.name == name:
             return verdict
-    raise KeyError(f"{name!r} is not watched; {', '.join(v.entry.name for v in verdicts)} are")
+    raise KeyError(f"{name!r} is not measured; {', '.join(v.entry.name for v in verdicts)} are")
 
 
 def _item(check: Check) -> doc.Item:
@@ -243,7 +243,7 @@ def _item(check: Check) -> doc.Item:
     parts += [f"{undecided} undecided"] if undecided else []
     more = [check.rule.words, *check.advice]
     if undecided and check.kept:
-        more.append(f"more draws, or {axis}s further apart, settle what is undecided")
+        more.append(f"use more draws, or {axis}s further apart, to decide the rest")
     worst = FLAG if not check.kept else UNDECIDED if undecided else OK
     return doc.Item(worst, check.name, "; ".join(parts), [f"{line[0].upper()}{line[1:]}." for line in more])
 
@@ -342,7 +342,7 @@ class CoordCheck(ByParametrisation[Check]):
         verdict = "; ".join(f"{check.name}: {count}" for check, count in zip(checks, counts, strict=True))
         caption = (
             f"√(mean square) of what {steps} of {r.optimiser} changes, against the {r.axis}: geometric means over "
-            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates ask for "
+            "initialisations with two standard errors, in the block that the verdict is about. Maximal updates need "
             f"flat lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
         )
         rows: list[doc.Row] = []

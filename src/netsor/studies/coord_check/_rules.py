@@ -1,4 +1,4 @@
-"""Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate should change?
+"""Verdicts: does an exponent agree with the parametrisation, and if not, which learning rate should change?
 
 The size of a change at width n is the geometric mean over R replicas: its logarithm is the mean m_n of the logarithms,
 with variance v_n/R. The exponent is Σ c_n m_n, the least-squares slope of m against log n, with variance Σ c_n² v_n/R;
@@ -169,7 +169,7 @@ class Verdict(NamedTuple):
 
     @property
     def beyond(self) -> float:
-        """How far `through` is above the promise; 0 if one of them is None."""
+        """How far `through` is above the expected exponent; 0 if either is None."""
         return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
 
 

@@ -1,6 +1,6 @@
 """Loss after a few steps against the learning rate, at several widths: does the best learning rate transfer?
 
-The learning rate is a hyperparameter of the program, so that all rates of a sweep share a plan and its random numbers.
+The learning rate is a hyperparameter of the program: all rates of a sweep share a plan and its random numbers.
 At infinite width Gaussian expectations depend on the rate, and each has its own plan.
 """
 
@@ -122,7 +122,7 @@ def transfer(
 class SweepCase(TrainingCase):
     """A network of one width with its batch and its optimiser; the learning rate is a hyperparameter."""
 
-    schedule: tuple[float, ...] = ()  # what the learning rates of each step are multiplied by
+    schedule: tuple[float, ...] = ()  # factors of the learning rates of each step
     clip_norm: float | None = None
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
 
@@ -155,7 +155,7 @@ class SweepCase(TrainingCase):
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
     def refused(self) -> str:
-        """Why there is no law at infinite width; "" if there is one."""
+        """Why no law is known at infinite width; "" if one is."""
         try:
             _ = self.plan if math.isinf(self.width) else None
         except (ExactError, NoLimitError) as error:
@@ -164,7 +164,7 @@ class SweepCase(TrainingCase):
 
     @property
     def empty(self) -> bool:
-        """Whether there is no law."""
+        """Whether no law is known."""
         return bool(self.refused)
 
 
@@ -222,7 +222,7 @@ class Request(TrainingRequest):
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
         rates = np.sort(given)
         if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
-            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart: between them lies the best one")
+            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart, to find the best one")
         return tuple(rates.tolist())
 
     @property
@@ -243,7 +243,7 @@ class Request(TrainingRequest):
 
     @cached_property
     def factors(self) -> tuple[float, ...]:
-        """What the schedule multiplies the learning rates of each step by."""
+        """The factors by which the schedule multiplies the learning rates of each step."""
         schedule = self.schedule
         return tuple(1.0 if schedule is None else real(schedule(t), "schedule", least=0) for t in range(self.steps))
 

@@ -252,7 +252,7 @@ def _vertex(x: Floats, y: Floats) -> Floats:
 
 
 def _item(sweep: Sweep) -> Item:
-    """The conclusion for one parametrisation, and what to do if there is none."""
+    """The conclusion for one parametrisation, or what to do to reach one."""
     more = [f"No law at width {width_text(width)}: {why}." for width, why in sweep.refused.items()]
     exponent = f"exponent {_interval(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
