@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy
@@ -17,6 +17,8 @@ from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, compress
 
 Rule = tuple[Array, Array]  # nodes and weights of sum 1
+T = TypeVar("T")
+KEPT = 64  # most rules of sums that a head keeps, 100 KB each
 
 
 class Head:
@@ -34,6 +36,15 @@ class Head:
         with np.errstate(divide="ignore"):  # log 0 is −∞
             self.plain = self.nodes, np.log(self.weights)
         self.moments, self._tail = moments, tail
+        self._kept: dict[tuple[float, ...], Any] = {}
+
+    def kept(self, key: tuple[float, ...], make: Callable[[], T]) -> T:
+        """What all laws of sums of w share: made once for each key, unless there were many."""
+        found: T | None = self._kept.get(key)
+        if found is None:
+            found = make()
+            self._kept = {**(self._kept if len(self._kept) < KEPT else {}), key: found}
+        return found
 
     @cached_property
     def tail(self) -> Rule:

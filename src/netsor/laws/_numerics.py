@@ -73,17 +73,20 @@ def integrated(integrand: Callable[[Array], Array], nodes: Array) -> tuple[Array
 
     nodes = np.append(nodes[:-1:3], nodes[-1])  # a Gauss rule integrates wider cells than a cubic
     cells, done, total = np.stack([nodes[:-1], nodes[1:]]), [], 0.0
+    whole = integrals(cells)
     for _ in range(40):
         a, b = cells
         c = a + (b - a) / 2
         halves = np.concatenate([[a, c], [c, b]], axis=1)
-        whole, parts = integrals(cells), integrals(halves).reshape(2, -1).sum(axis=0)
+        each = integrals(halves)
+        parts = each.reshape(2, -1).sum(axis=0)
         # errors have either sign, so each of N cells may be off by the error of the sum over √N
         close = np.maximum(INTEGRAL_RTOL * (total + np.abs(parts).sum()) / np.sqrt(len(a)), INTEGRAL_ATOL)
         settled = ~(np.abs(whole - parts) > close) | (c <= a) | (c >= b)
         total += float(np.abs(parts[settled]).sum())
-        done.append(halves[:, np.tile(settled, 2)])
-        cells = halves[:, ~np.tile(settled, 2)]
+        rest = ~np.tile(settled, 2)
+        done.append(halves[:, ~rest])
+        cells, whole = halves[:, rest], each[rest]
         if not cells.size or cells.shape[1] > MAX_NODES:
             break
     points, weights = gauss(np.concatenate([*done, cells], axis=1))
