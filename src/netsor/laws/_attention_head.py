@@ -15,6 +15,7 @@ from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, compress
+from ._numerics import log_mean
 
 Rule = tuple[Array, Array]  # nodes and weights of sum 1
 T = TypeVar("T")
@@ -277,7 +278,7 @@ class _HeadSampler:
                 part = slice(start, start := start + len(z))
                 w[number, part] = self(z)
                 exponent = z @ moves.T - 0.5 * (moves**2).sum(axis=1)
-                log_weight[number, part] = np.log(len(moves) / points) - scipy.special.logsumexp(exponent, axis=1)
+                log_weight[number, part] = -math.log(points) - log_mean(exponent)
         return w, log_weight
 
 
