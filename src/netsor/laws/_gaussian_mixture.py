@@ -41,9 +41,8 @@ class GaussianMixture1D(NamedTuple):
         std = np.sqrt(self.var)
         for part in batches(y[:, None], len(std)):
             z = part - self.mean
-            yield kernel(
-                np.divide(z, std, out=z), std
-            )  # in place, here and below: memory costs as much as exponentials
+            z /= std
+            yield kernel(z, std)
 
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
@@ -95,15 +94,16 @@ class GaussianMixture1D(NamedTuple):
 def _density(z: Array, std: Array) -> Array:
     z *= z
     z *= -0.5
-    np.exp(z, out=z)
+    np.exp(z, out=z)  # in place: passes over memory cost as much as the exponential
     z /= ROOT * std
     return z
 
 
-_KERNELS: dict[str, Callable[[Array, Array], Array]] = {
-    "pdf": _density,
-    "cdf": lambda z, _: scipy.special.ndtr(z, out=z),
-}
+def _probability(z: Array, _: Array) -> Array:
+    return np.asarray(scipy.special.ndtr(z, out=z))
+
+
+_KERNELS = {"pdf": _density, "cdf": _probability}
 
 
 class GaussianVectors:
