@@ -246,5 +246,6 @@ def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["
 def _error(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     """The standard deviation of the distance over resampled draws."""
     rng = np.random.default_rng(0)
-    pairs = ((rng.choice(x, len(x)), rng.choice(y, len(y))) for _ in range(RESAMPLED))
-    return float(np.std(_distance(*map(np.array, zip(*pairs, strict=True)), log, rounding)))
+    pairs = [(rng.choice(x, len(x)), rng.choice(y, len(y))) for _ in range(RESAMPLED)]
+    a, b = (np.array(each) for each in zip(*pairs, strict=True))
+    return float(np.std(_distance(a, b, log, rounding)))
