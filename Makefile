@@ -34,8 +34,8 @@ reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 # the tests begin many processes, and without it each compiles the library anew.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest
-# One process more than cores: some tests wait for processes that they began.
-PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))') --dist worksteal
+# One process a core: one more takes seconds to import and collect what the others have, which waiting tests do not save.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))') --dist worksteal
 
 # Most of the time of JAX is that of its compiler, which need not optimise here; in test-all it does, as for users.
 COMPILED := XLA_FLAGS='--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'

@@ -84,7 +84,8 @@ def test_other_outputs_are_not_taken_for_the_same_ones():
 
 def test_threads_make_the_same_bits():
     plan = prior(tokens(30)).plan(n=ns.inf)
-    z = np.random.default_rng(5).standard_normal((3000, Latent(plan, 1).size))
+    latent = Latent(plan, 1)
+    z = np.random.default_rng(5).standard_normal((4 * latent.block - 1, latent.size))
     one, three = (np.concatenate(Latent(plan, k).over(z, lambda mean, columns: columns)) for k in (1, 3))
     np.testing.assert_array_equal(one, three)
 

@@ -280,7 +280,7 @@ def test_bad_and_odd_data(monkeypatch):
 
 
 def test_short_chains_are_told():
-    x = tokens(24, seed=3)
+    x = tokens(14, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
     with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ instead of thin=1;"):

@@ -13,11 +13,6 @@ from ..test_fuzz_api import check, wrong_for
 from .priors import perceptron, prior, shifted, tokens
 
 pytest.importorskip("sklearn")
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
-
 from netsor import _regressor
 
 n = ns.Width("n")
@@ -34,6 +29,8 @@ def flat(given):
 
 
 def checked(model):
+    from sklearn.utils.estimator_checks import check_estimator  # here and below: slow to import
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so; and checks are skipped without pandas
         found = check_estimator(model, on_fail=None)
@@ -46,15 +43,9 @@ def test_conventions_of_scikit_learn():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:posterior")  # such short chains say so
-@parametrize_with_checks(
-    [
-        ns.AttentionRegressor(**how, **SHORT)
-        for how in ({"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20})
-    ]
-)
-def test_conventions_of_scikit_learn_with_attention(estimator, check):
-    check(estimator)
+@pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}])
+def test_conventions_of_scikit_learn_with_attention(how):
+    checked(ns.AttentionRegressor(**how, **SHORT))
 
 
 @pytest.mark.slow
@@ -151,17 +142,24 @@ def test_the_cost_is_told_before():
     assert ns.AttentionRegressor(flat).cost(X, Y).seconds < 60
 
 
+def scaled_score(model):
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return cross_val_score(make_pipeline(StandardScaler(), model), X, Y, cv=3).mean()
+
+
 @pytest.mark.slow
 def test_attention_in_pipelines_and_cross_validation():
     model = ns.AttentionRegressor(noise=0.1, draws=160, particles=128)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chains of 160 draws say that they are short
-        assert cross_val_score(make_pipeline(StandardScaler(), model), X, Y, cv=3).mean() > 0.3
+        assert scaled_score(model) > 0.3
 
 
 def test_pipelines_and_cross_validation():
-    model = make_pipeline(StandardScaler(), ns.AttentionRegressor(flat, noise=0.1))
-    assert cross_val_score(model, X, Y, cv=3).mean() > 0.3
+    assert scaled_score(ns.AttentionRegressor(flat, noise=0.1)) > 0.3
 
 
 def test_the_ways_of_the_example():

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import pytest
@@ -40,12 +41,14 @@ NETS = {
 }
 
 
-def both(name, monkeypatch, draws=DRAWS, **where):
+@cache
+def both(name, **where):
     net, widths, close = NETS[name]
     net = net if isinstance(net, ns.Program) else ns.Program(net)
-    kept = net.law(draws=draws, seed=3, progress=False, **widths, **where)
-    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
-    return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
+    kept = net.law(draws=DRAWS, seed=3, progress=False, **widths, **where)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
+        return kept, net.law(draws=DRAWS, seed=3, progress=False, **widths, **where), close
 
 
 def cells_of(mean, var):
@@ -68,8 +71,8 @@ ORIGIN = Provenance("exact", "given")
         *(pytest.param(name, JAX, marks=pytest.mark.slow) for name in NETS),
     ],
 )
-def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
-    kept, gathered, close = both(name, monkeypatch, **where)
+def test_the_law_is_that_of_all_replicas(name, where):
+    kept, gathered, close = both(name, **where)
     assert isinstance(kept, ns.Mixture)
     assert kept.count is None
     assert len(gathered.count) < kept.replicas
@@ -89,8 +92,8 @@ def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_errors_are_those_of_all_replicas(name, monkeypatch):
-    kept, gathered, _ = both(name, monkeypatch)
+def test_errors_are_those_of_all_replicas(name):
+    kept, gathered, _ = both(name)
     y = Y[8:25] * kept.std()
     for method in ("pdf", "cdf"):
         one, two = (getattr(law.with_error, method)(y).error for law in (kept, gathered))
@@ -135,9 +138,9 @@ def test_far_out_a_distribution_function_has_an_error():
 
 
 @pytest.mark.slow
-def test_distances_and_their_errors(monkeypatch):
+def test_distances_and_their_errors():
     """Blocks are split at random here; their spread must be that of blocks of replicas."""
-    kept, gathered, _ = both("centred", monkeypatch)
+    kept, gathered, _ = both("centred")
     limit = ns.paper.layer().law(n=ns.inf, progress=False)
     for distance in (ns.kl, ns.total_variation, ns.wasserstein1, ns.kolmogorov):
         one, two = distance(kept, limit), distance(gathered, limit)
@@ -145,9 +148,9 @@ def test_distances_and_their_errors(monkeypatch):
         assert 0.4 < two.error / one.error < 2.5
 
 
-def test_an_atom_is_split_into_blocks_too(monkeypatch):
+def test_an_atom_is_split_into_blocks_too():
     """With the whole atom in every block the distance was half of what it is; and far out there was rounding alone."""
-    kept, gathered, _ = both("an atom", monkeypatch)
+    kept, gathered, _ = both("an atom")
     limit = ns.Mixture(0.0, 1.0, ORIGIN)
     for distance in (ns.total_variation, ns.wasserstein1, ns.kolmogorov):
         one, two = distance(kept, limit), distance(gathered, limit)
@@ -169,7 +172,7 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net, peaks = ns.paper.layer(), []
     net.law(n=16, draws=20_000, workers=1, progress=False)
-    for draws in (50_000, 400_000):
+    for draws in (30_000, 200_000):
         tracemalloc.start()
         law = net.law(n=16, draws=draws, workers=1, progress=False)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -178,8 +181,8 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch):
     assert peaks[1] < 1.3 * peaks[0] + 2**20
 
 
-def test_a_law_goes_to_disk_and_back(tmp_path, monkeypatch):
-    _, gathered, _ = both("centred", monkeypatch)
+def test_a_law_goes_to_disk_and_back(tmp_path):
+    _, gathered, _ = both("centred")
     gathered.save(tmp_path / "law.npz")
     again = ns.load(tmp_path / "law.npz")
     assert again.pdf(0.3) == gathered.pdf(0.3)

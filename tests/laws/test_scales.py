@@ -65,7 +65,7 @@ def test_mixtures_against_independent_quadrature():
     for scale in (1e-8, 1.0, 1e8):
         a = ns.Mixture(scale * np.array([-1.0, 0.0, 7.0]), scale**2 * np.array([0.01, 1.0, 4.0]), ORIGIN)
         b = ns.Mixture(0.0, scale**2 * rng.gamma(2.0, 1.0, 30), ORIGIN)
-        y = scale * np.linspace(-40, 40, 80_001)
+        y = scale * np.linspace(-40, 40, 40_001)
         f, g, p, q = a.pdf(y), b.pdf(y), a.cdf(y), b.cdf(y)
         found = {name: _plain(a, b, name) for name in ("kl", "total_variation", "wasserstein1", "kolmogorov")}
         some = g > 0
@@ -134,8 +134,9 @@ def test_uniform_and_other_frozen_distributions():
     assert ns.wasserstein1(uniform, stats.uniform(0.25, 1)).value == pytest.approx(0.25, abs=1e-6)
     assert ns.kl(stats.norm(), uniform).value == math.inf
     assert ns.kl(uniform, stats.norm()).value == pytest.approx(1 / 6 + 0.5 * math.log(2 * math.pi), abs=1e-5)
-    heavy = ns.total_variation(stats.t(3), stats.norm()).value
-    right = 0.5 * integrate.quad(lambda x: abs(stats.t(3).pdf(x) - stats.norm.pdf(x)), -np.inf, np.inf, limit=400)[0]
+    t, normal = stats.t(3), stats.norm()
+    heavy = ns.total_variation(t, normal).value
+    right = integrate.quad(lambda x: abs(t.pdf(x) - normal.pdf(x)), 0, np.inf, limit=400)[0]  # both are symmetric
     assert heavy == pytest.approx(right, abs=1e-5)
     with pytest.raises(ValueError, match="has no mean"):
         ns.wasserstein1(stats.cauchy(), stats.norm())

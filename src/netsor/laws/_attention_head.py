@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy
@@ -15,8 +15,11 @@ from ..activations import row_softmax
 from ._estimate import Array
 from ._gaussian_mixture import GaussianMixture1D
 from ._mixture_components import CELL, Blocks, compress
+from ._numerics import log_mean
 
 Rule = tuple[Array, Array]  # nodes and weights of sum 1
+T = TypeVar("T")
+KEPT = 64  # most rules of sums that a head keeps, 100 KB each
 
 
 class Head:
@@ -34,6 +37,15 @@ class Head:
         with np.errstate(divide="ignore"):  # log 0 is −∞
             self.plain = self.nodes, np.log(self.weights)
         self.moments, self._tail = moments, tail
+        self._kept: dict[tuple[float, ...], Any] = {}
+
+    def kept(self, key: tuple[float, ...], make: Callable[[], T]) -> T:
+        """What all laws of sums of w share: made once for each key, unless there were many."""
+        found: T | None = self._kept.get(key)
+        if found is None:
+            found = make()
+            self._kept = {**(self._kept if len(self._kept) < KEPT else {}), key: found}
+        return found
 
     @cached_property
     def tail(self) -> Rule:
@@ -266,7 +278,7 @@ class _HeadSampler:
                 part = slice(start, start := start + len(z))
                 w[number, part] = self(z)
                 exponent = z @ moves.T - 0.5 * (moves**2).sum(axis=1)
-                log_weight[number, part] = np.log(len(moves) / points) - scipy.special.logsumexp(exponent, axis=1)
+                log_weight[number, part] = -math.log(points) - log_mean(exponent)
         return w, log_weight
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,6 @@ class HeadSum(Law):
     ) -> None:
         self.heads, self.scale, self.origin = int(heads), float(scale), origin
         self._head, self._mixture = head, mixture
-        self._ladder: dict[int, tuple[GaussianMixture1D, float, float]] = {}  # results of `_tilted` by rung
 
     @cached_property
     def head(self) -> Head:
@@ -136,8 +135,9 @@ class HeadSum(Law):
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        sets = zip(self.head.nodes, self.head.weights, strict=True)
-        return joined([power_rule(*rule, self.heads) for rule in sets], self.scale / self.heads)
+        sets, key = zip(self.head.nodes, self.head.weights, strict=True), (self.heads, self.scale)
+        rules = (power_rule(*rule, self.heads) for rule in sets)
+        return self.head.kept(key, lambda: joined([*rules], self.scale / self.heads))
 
     @property
     def _sets(self) -> Replicas:
@@ -180,8 +180,15 @@ class HeadSum(Law):
     def _cdf(self, y: Array) -> Estimate:
         return self._estimate(self._distributions(y))
 
+    def _distribution(self, y: Array) -> Array:
+        return np.asarray(self._distributions(y).rows.mean(axis=0))
+
     def _sf(self, y: Array) -> Array:
-        return np.asarray(self._cdf(-y).value)
+        return self._distribution(-y)
+
+    def _read(self, y: Array) -> tuple[Array, Array, Array]:
+        tail = np.exp(self._logs(y, 1)).mean(axis=1)  # once for both sides, as the law is symmetric
+        return np.where(y > 0, 1 - tail, tail), np.where(y < 0, 1 - tail, tail), self._density(y)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
@@ -222,9 +229,8 @@ class HeadSum(Law):
         logs = np.full((len(y), len(self.head.nodes)), -np.inf)  # beyond END
         for k in np.unique(rung[y < END * self._std]).tolist():
             mine = (rung == k) & (y < END * self._std)
-            if k not in self._ladder:
-                self._ladder[k] = self._tilted(CENTRAL * self._std * RUNG**k)
-            rule, tilt, height = self._ladder[k]
+            at = CENTRAL * self._std * RUNG**k
+            rule, tilt, height = self.head.kept((self.heads, self.scale, k), partial(self._tilted, at))
             std = np.sqrt(rule.var)
             z = y[mine, None] / std
             exponent = scipy.special.log_ndtr(-z) if tail else -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)

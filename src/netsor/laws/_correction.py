@@ -199,14 +199,16 @@ def _derivatives(tokens: Array, root: Array, directions: Array, shares: Array, z
     # Along V the scores are √(1 + tk) · root · √(1 + tS) · z, w = yᵀ(1 + tS)y, k = qᵀSq/|q|². Along τ, k = 1, S = 0.
     slopes = [np.sqrt(shares[0]), *(directions @ query @ query / max(query @ query, np.finfo(float).tiny))]
     first, second, each = np.zeros_like(w), shares[1] * w**2, []
+    force = a * (keys.T @ y - w)  # yᵀy_2 = Σ a (p − Σ a p) yᵀkeys = Σ force p, p = p_1² + p_2
     for k, s in zip(slopes, [np.zeros((len(y), len(y))), *directions], strict=True):
         unit, own = k * np.eye(len(z)), s[: len(z), : len(z)]
-        p_1, p_2 = (root @ (unit + own) / 2) @ z, (root @ (unit - own) @ (unit - own) / -4) @ z
-        p_1 -= (a * p_1).sum(axis=0)
-        p_2 += p_1**2
-        y_1, y_2, sy = keys @ (a * p_1), keys @ (a * (p_2 - (a * p_2).sum(axis=0))), s @ y
-        each.append((y * (2 * y_1 + sy)).sum(axis=0))
-        first += 2 * (y * y_2 + y_1 * (y_1 + 2 * sy)).sum(axis=0)
+        p_1 = (root @ (unit + own) / 2) @ z
+        p_1 -= np.einsum("tp,tp->p", a, p_1)
+        forced = np.einsum("tp,tp->p", force, p_1**2)
+        forced += np.einsum("vp,vp->p", (root @ (unit - own) @ (unit - own) / -4).T @ force, z)
+        y_1, sy = keys @ (a * p_1), s @ y
+        each.append(np.einsum("ip,ip->p", y, 2 * y_1 + sy))
+        first += 2 * (forced + np.einsum("ip,ip->p", y_1, y_1 + 2 * sy))
         second += each[-1] ** 2
     return w, np.array([np.ones_like(w), first, second, *each[1:]])
 

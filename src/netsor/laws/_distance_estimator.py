@@ -18,6 +18,7 @@ from ._law_base import LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 
+MIN_DENSITY = 1e-290  # below it a density has lost digits, and its logarithm is computed by itself
 LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 
 
@@ -152,8 +153,12 @@ class DistanceEstimator:
         """Points and weights of a quadrature for KL."""
         if self._grid is not None:
             return self._grid._kl_rule
-        p, q = self.p, self.q
-        return integrated(lambda y: kl_terms(p._densities(y).mean, q._densities(y).mean, q._logpdf(y)), self._nodes)
+
+        def terms(y: Array) -> Array:
+            f, g = (law._densities(y).mean for law in (self.p, self.q))
+            return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
+
+        return integrated(terms, self._nodes)
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
@@ -171,10 +176,10 @@ class DistanceEstimator:
         if not len(nodes):
             return Estimate(value, combined(*atom_errors))
         middle = (nodes[:-1] + nodes[1:]) / 2
-        if (p._densities(middle).mean[np.isneginf(q._logpdf(middle))] > 0).any():
+        nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
+        if (p._densities(middle[nowhere]).mean > 0).any():
             return Estimate(math.inf, 0.0)  # q has no density where p has one
         y, weights = self._kl_rule
-        log_q = q._logpdf(y)
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
@@ -188,20 +193,28 @@ class DistanceEstimator:
             a, b = groups
             groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
             groups += [] if self.coupled[1] is q else [q._densities(y)]
+        log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
         if not errors:
             return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
         density_part = jackknife(functional, groups).corrected()
         return Estimate(density_part.value + value, combined(density_part.error, *atom_errors))
 
 
+def log_of_tiny(law: Law, y: Array, rows: Array) -> Array:
+    """log f(y) where a mean over some of the rows (blocks, points) of f may be 0 by rounding; 0 elsewhere."""
+    logs, tiny = np.zeros(len(y)), rows.min(axis=0) <= MIN_DENSITY + 1e-9 * (rows.max(axis=0) - rows.min(axis=0))
+    logs[tiny] = law._logpdf(y[tiny])
+    return logs
+
+
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
     """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of quadrature cancel with them."""
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_g = np.where(g > 1e-290, np.log(np.where(g > 0, g, 1.0)), log_g)
+        log_g = np.where(g > MIN_DENSITY, np.log(np.where(g > 0, g, 1.0)), log_g)
         ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
         # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 + x) − x
-        x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > 1e-290)
+        x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > MIN_DENSITY)
         near = np.abs(x) < 1e-3
         x = np.where(near, x, 0.0)
         small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)

@@ -37,10 +37,12 @@ class GaussianMixture1D(NamedTuple):
     weight: Array
 
     def _tables(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Iterator[Array]:
-        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time."""
+        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time; kernels may work in place."""
         std = np.sqrt(self.var)
         for part in batches(y[:, None], len(std)):
-            yield kernel((part - self.mean) / std, std)
+            z = part - self.mean
+            z /= std
+            yield kernel(z, std)
 
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
@@ -54,7 +56,7 @@ class GaussianMixture1D(NamedTuple):
 
     def sf(self, y: Array) -> Array:
         """1 minus the distribution function, accurate where it is small."""
-        return self._sum(y, lambda z, _: scipy.special.ndtr(-z))
+        return self._sum(y, lambda z, _: scipy.special.ndtr(np.negative(z, out=z), out=z))
 
     def squares(self, y: Array, kernel: str) -> tuple[Array, Array]:
         """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i."""
@@ -90,14 +92,18 @@ class GaussianMixture1D(NamedTuple):
 
 
 def _density(z: Array, std: Array) -> Array:
-    table = z * z
-    table *= -0.5
-    np.exp(table, out=table)  # in place: passes over memory cost as much as the exponential
-    table /= ROOT * std
-    return table
+    z *= z
+    z *= -0.5
+    np.exp(z, out=z)  # in place: passes over memory cost as much as the exponential
+    z /= ROOT * std
+    return z
 
 
-_KERNELS: dict[str, Callable[[Array, Array], Array]] = {"pdf": _density, "cdf": lambda z, _: scipy.special.ndtr(z)}
+def _probability(z: Array, _: Array) -> Array:
+    return np.asarray(scipy.special.ndtr(z, out=z))
+
+
+_KERNELS = {"pdf": _density, "cdf": _probability}
 
 
 class GaussianVectors:

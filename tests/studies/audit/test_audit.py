@@ -82,7 +82,7 @@ def test_what_an_audit_looks_like_and_whom_it_tells(inline):
 
 
 def test_results_are_mappings(inline):
-    audit = ns.audit(TINY, widths="actual", compare=TINY.replace(std=0.3, name="wide"), **SMALL)
+    audit = ns.audit(TINY, widths="actual", compare=TINY.replace(std=0.3, name="wide"), gradients=False, **SMALL)
     first, second = audit
     assert (len(audit), second.model.name) == (2, "wide")
     for mapping in (first, first.at(3), first.actual):
@@ -98,7 +98,7 @@ def test_results_are_mappings(inline):
 
 def test_a_limit_is_coupled_to_its_model(inline):
     """Common random numbers: the largest scores of the first block, which vary in the limit too, go together."""
-    audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100)
+    audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100, gradients=False)
     pairs = audit.actual["score_max"][:, 0], audit.limit["score_max"][:, 0]
     assert np.corrcoef(*pairs)[0, 1] > 0.5  # 0 ± 0.1 if they were independent
 
@@ -191,7 +191,7 @@ def test_the_quantities_are_those_of_the_models():
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
-    audit = ns.audit(TINY.replace(vocabulary=None), out=tmp_path, **SMALL)
+    audit = ns.audit(TINY.replace(vocabulary=None), out=tmp_path, gradients=False, **SMALL)
     assert audit.as_dict()["final"] == {"logit_std": None, "loss": None, "max_probability": None}
     assert "the model has no logits" in audit.table()
     assert {f.name: f.verdict for f in audit.findings}["loss"] == NOT_APPLICABLE

@@ -17,7 +17,7 @@ WIDE = ns.models.read({**GPT2, "vocab_size": 6000})  # many logits: single preci
 def test_single_precision_where_it_is_enough(inline, unillustrated, monkeypatch, tmp_path):
     """The same draws, to five digits, and no part is checked again."""
     monkeypatch.setattr(_sampler, "resolve_precision", check := Checked())
-    asked = {"tokens": 13, "draws": 32, "widths": "both"}
+    asked = {"tokens": 13, "draws": 32, "widths": "both", "gradients": False}
     auto = ns.audit(WIDE, **asked, out=tmp_path)
     exact = ns.audit(WIDE, **asked, precision="float64")
     assert (auto.actual.precision, auto.limit.precision) == ("float32", "float64")
@@ -60,11 +60,10 @@ class Checked:
 @pytest.mark.parametrize("std", keep([1e-26, 1e26], 1e-26))
 def test_double_precision_where_single_is_not_enough(inline, std):
     model = WIDE.replace(std_embedding=std, std_position=std, eps=0.0)
-    auto, exact = (
-        ns.audit(model, tokens=13, draws=32, widths="actual", precision=precision) for precision in ("auto", "float64")
-    )
+    asked = {"tokens": 13, "draws": 32, "widths": "actual"}
+    auto, exact = (ns.audit(model, **asked, precision=precision) for precision in ("auto", "float64"))
     assert auto.actual.precision == "float64"
     assert bits(auto) == bits(exact)
     assert np.isfinite(auto.actual["mean_square"]).all()
     with pytest.raises(ValueError, match="precision='float32' must be 'float64'"):
-        ns.audit(model, tokens=13, draws=32, widths="actual", precision="float32")
+        ns.audit(model, **asked, precision="float32")

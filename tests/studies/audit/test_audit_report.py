@@ -35,7 +35,7 @@ def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
         return figure if name in kinds else figure._replace(svg=lambda: b"<svg/>")
 
     monkeypatch.setattr(_plots, "svg_figure", drawn)
-    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
+    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, gradients=False, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD)  # all but cross-attention's share, and the first one of the summary
     assert "http-equiv" not in page
@@ -101,7 +101,7 @@ def test_figures_have_the_thresholds_of_rules(inline):
 
 def test_markup_in_names_is_text(inline, tmp_path, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
-    page = ns.audit(TINY.replace(name="<b>&"), **SMALL).save(tmp_path).read_text()
+    page = ns.audit(TINY.replace(name="<b>&"), gradients=False, widths="actual", **SMALL).save(tmp_path).read_text()
     assert "&lt;b&gt;&amp;" in page
     assert "<b>&" not in page.replace("<b>&amp;", "")
 

@@ -223,7 +223,7 @@ def test_real_models_come_out_both_ways(name):
     """Seed 3, intervals of level 1e-4."""
     for changes, expected in zip(REAL[name], (FLAG, OK), strict=True):
         model = ns.models.read(GPT2).replace(**changes)
-        request = Request((model,), tokens=6, draws=300)
+        request = Request((model,), tokens=6, draws=300, gradients=False)
         subjects = [
             request.subject(model, 6, infinite) for infinite in ((False, True) if name == "limit" else (False,))
         ]
@@ -244,7 +244,7 @@ def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
         ({"std_position": 0.0, "std_embedding": 0.0, "std_type": 0.02}, "the tokens begin as one vector"),
     ):
         model = ns.models.read(GPT2).replace(layers=1, **changes)
-        request = Request((model,), ids=(1, 1, 2, 2), draws=20)
+        request = Request((model,), ids=(1, 1, 2, 2), draws=20, gradients=False)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = LengthResult(request, model, 4, Draws(request.subject(model, 4, False), arrays, 0.0), None)
         assert said in found.finding("rank").measured

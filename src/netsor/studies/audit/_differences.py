@@ -213,7 +213,7 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
             rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
             for name in here.best.measured:
                 for block, x, y in _shared_blocks(here.best, there.best, name) if name in there.best else ():
-                    away = _distance(x, y, EVERY[name].log, rounding)
+                    away = float(_distance(x, y, EVERY[name].log, rounding))
                     if away > farthest.get(name, (1.0,))[0]:
                         farthest[name] = away, (block, here, there, x, y, rounding)
     separated = []
@@ -233,18 +233,19 @@ def _shared_blocks(first: Draws, second: Draws, name: str) -> list[tuple[int | N
     return [*((block, a[block], b[block]) for block in (0, 1) if block in a and block in b), last]
 
 
-def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
-    """|median − median| over the mean width of the bands, at least that of rounding."""
-    if logs := log and min(x.min(), y.min()) > 0:
-        x, y = np.log(x), np.log(y)
-    (low, a, high), (bottom, b, top) = (np.quantile(draws, [LOW, 0.5, HIGH]) for draws in (x, y))
-    gap = abs(a - b)
-    least = rounding * (1.0 if logs else max(abs(a), abs(b), 1e-300))
-    return float(gap / max((high - low + top - bottom) / 2, least)) if gap > least else 0.0
+def _distance(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> Floats:
+    """|median − median| over the mean width of the bands of draws (…, draws), at least that of rounding."""
+    logs = np.asarray(log & (np.minimum(x.min(axis=-1), y.min(axis=-1)) > 0))
+    x, y = (np.log(draws, out=draws.astype(np.float64), where=logs[..., None]) for draws in (x, y))
+    (low, a, high), (bottom, b, top) = (np.quantile(draws, [LOW, 0.5, HIGH], axis=-1) for draws in (x, y))
+    gap, size = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
+    least = rounding * np.where(logs, 1.0, np.maximum(size, 1e-300))
+    return np.where(gap > least, gap / np.maximum((high - low + top - bottom) / 2, least), 0.0)
 
 
 def _error(x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     """The standard deviation of the distance over resampled draws."""
     rng = np.random.default_rng(0)
-    again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log, rounding) for _ in range(RESAMPLED)]
-    return float(np.std(again))
+    pairs = [(rng.choice(x, len(x)), rng.choice(y, len(y))) for _ in range(RESAMPLED)]
+    a, b = (np.array(each) for each in zip(*pairs, strict=True))
+    return float(np.std(_distance(a, b, log, rounding)))

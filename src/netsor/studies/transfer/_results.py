@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,8 +114,7 @@ class Curve:
     def vertices(self) -> Floats:
         """The same of bootstrap samples."""
         count = self.losses.shape[1]
-        share = np.random.default_rng([20, self.seed]).multinomial(count, np.full(count, 1 / count), size=SAMPLES)
-        return _vertex(np.log(self.lr), share @ self.logs.T / count)
+        return _vertex(np.log(self.lr), _bootstrap_counts(count, self.seed) @ self.logs.T / count)
 
     @property
     def beyond(self) -> tuple[float, ...]:
@@ -237,6 +236,12 @@ class Sweep:
 
 def _plain(width: float) -> int | str:
     return "inf" if width == math.inf else int(width)
+
+
+@lru_cache(maxsize=4)
+def _bootstrap_counts(count: int, seed: int) -> Floats:
+    """How often each draw is in each sample; curves share them."""
+    return np.random.default_rng([20, seed]).multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
