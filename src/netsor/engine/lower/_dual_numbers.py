@@ -26,14 +26,12 @@ from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import crossed_products, paired_products, products
 from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
-Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
-
 
 class Dual:
     """The ε parts of a lowering's values: `dual[value]`, by one rule an operation, `rule(dual, value, op)`."""
 
-    def __init__(self, s: State, vectors: Rules, scalars: Rules) -> None:
-        self.s, self.vectors, self.scalars = s, vectors, scalars
+    def __init__(self, s: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]) -> None:
+        self.s, self.rules = s, rules
 
     def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,) of scalars.
@@ -58,10 +56,9 @@ class Dual:
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
         inexact, limits = self.s.inexact, self.s.facts.limits
-        rules = self.vectors if isinstance(value, Vector) else self.scalars
         match value.op:
             case MatMul(_, x):
-                return (rules[MatMul] if x in inexact else none), []
+                return (self.rules[MatMul] if x in inexact else none), []
             case _ if value not in inexact:
                 return none, []
             case Fuse() | Dot(power=0.5):
@@ -69,7 +66,7 @@ class Dual:
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
                 return not_known, []
         inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-        return rules.get(type(value.op), not_known), inputs
+        return self.rules.get(type(value.op), not_known), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 · y1, a mean over blocks."""
@@ -94,11 +91,11 @@ class Dual:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
         return x.width.name, x.width.factor / self.s.facts.blocks[x]
 
-    def converted(self, small: Fluctuation, unit: Unit) -> Fluctuation:
+    def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
         """An ε part in the units of another space; unknown if their widths go to infinity at rates of their own."""
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
-        if small.unit[0] == unit[0] and small.part is not None:
+        if unit is not None and small.unit[0] == unit[0] and small.part is not None:
             part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
             return replace(small, part=part, unit=unit)
         return unknown_along(small.unknown | small.support)

@@ -11,12 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...language._array import Operation, Value, rule_for
-from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
+from ...language._operation import Add, Apply, Concat, Join, Mix, Scale, Split, Take
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import Append
-from ..passes._orders import combined, parts_of, sets_of
+from ..passes._orders import PRODUCTS, Bools, combined, parts_of, sets_of, through
+from ..passes._rewrite import rearranged
 from ._state import Ints, LoweredVector, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
@@ -53,11 +57,30 @@ def _without_rounding(
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
-    """The rule of a linear operation, on arrays instead of its vectors and coefficients."""
-    width = max(a.shape[-1] for a in arrays)
-    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
-        s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by
-    )
+    """The rule of a linear operation, on arrays instead of what it combines and its coefficients."""
+    if isinstance(value, Vector):
+        width = max(a.shape[-1] for a in arrays)
+        arrays = [s.build.pad_or_cut(a, width) for a in arrays]
+    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(s, value, value.op, arrays, by)
+
+
+def factors_of(value: Value) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
+    """What an operation combines linearly, and the coefficients, if any: of a product of scalars, the second one."""
+    if isinstance(value, Vector):
+        return parts_of(value)
+    scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
+    return (scalars[:1], scalars[1]) if isinstance(value.op, Apply) and value.op.f in PRODUCTS else (scalars, None)
+
+
+def marks_of(value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None) -> npt.NDArray[Any]:
+    """The sets of directions of vectors, or marks of scalars, that a linear operation makes of given ones."""
+    if isinstance(value, Vector):
+        return combined(value, given, by)
+    if isinstance(value.op, Apply):
+        return through(value.op, given if by is None else [*given, by])
+    found = rearranged(value.op, [marks[..., None] for marks in given])
+    assert found is not None
+    return found[..., 0]
 
 
 # One rule an operation, `rule(s, value, op, arrays, by)`
@@ -98,6 +121,13 @@ def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) 
     return s.build.step("permute", parts, axes=tuple(order))
 
 
+def _apply(s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None) -> Register:
+    given = arrays if by is None else [*arrays, by]
+    leading = max(p.ndim for p in op.scalars)
+    aligned = [s.align_axes(a, p.ndim, leading) for a, p in zip(given, op.scalars, strict=True)]
+    return s.build.step("apply", *aligned, made=value.shape, f=op.f, shape=value.shape)
+
+
 def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
     """The entries at flat positions among the first `ndim` axes."""
     rest = a.shape[ndim:]
@@ -107,6 +137,7 @@ def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
 
 LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {
     Add: _add,
+    Apply: _apply,
     Scale: _scale,
     Mix: _mix,
     Concat: _concat,

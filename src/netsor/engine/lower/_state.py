@@ -175,6 +175,10 @@ class State:
         found = self.vectors[x]
         return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
 
+    def main(self, x: Value) -> Register:
+        """The numbers of a value: coordinates of vectors, or scalars."""
+        return self.vectors[x].lead if x in self.vectors else self.scalars[x]
+
     def sets(self, x: Value) -> Sets:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
         found = self.vectors[x].sets
