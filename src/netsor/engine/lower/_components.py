@@ -212,7 +212,7 @@ class Clusters:
                     entries.append((value, is_source, key := labels.tobytes()))
                     if key not in splits:
                         splits[key] = _Split(labels)
-        # clusters of one kind have equally many positions in every split; kinds are in the order of their first clusters
+        # clusters of a kind have equally many positions in every split; kinds are in the order of their first clusters
         counts: dict[int, list[tuple[bytes, int]]] = {}
         for key, split in splits.items():
             for cluster, count in zip(split.labels.tolist(), split.counts.tolist(), strict=True):

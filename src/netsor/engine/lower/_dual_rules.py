@@ -19,13 +19,13 @@ from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, OuterProductSum, Span
-from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, union
+from ..passes._orders import PRODUCTS, SUMS, bit_range, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, ancestors, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._inner_products import paired_products, products
-from ._linear import LINEAR, SUM_RTOL, apply_linear, factors_of, marks_of
+from ._inner_products import mean, products
+from ._linear import LINEAR, apply_linear, factors_of, marks_of
 from ._residual_features import ResidualFeatures
 from ._state import Fluctuation, State, unknown_along
 
@@ -254,7 +254,10 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
     """
     asked, dual = s.facts.asked[value], Dual(s, RULES)
-    if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
+    meets = s.meets(x, y, value.ndim) & asked
+    if meets.any() and all(s.vectors[v].lead.value is not None for v in (x, y)):
+        meets = meets & (np.asarray(mean(s, value, x, y).value)[0] != 0)
+    if meets.any():
         raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
@@ -269,13 +272,3 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
     return s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
-
-
-def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Whether products are 0 as sums of known numbers, up to rounding."""
-    numbers = [s.vectors[v].lead.value for v in (x, y)]
-    if any(known is None for known in numbers):
-        return np.zeros(1, dtype=bool)
-    first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
-    size = np.asarray(paired_products(s, first, second, x, y, ndim).value)[0]
-    return np.asarray(np.abs(np.asarray(products(s, x, y, ndim, "").value))[0] <= SUM_RTOL * size)

@@ -21,6 +21,7 @@ from .._ir import Register
 from ..passes._orders import union
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
+from ._linear import without_rounding
 from ._state import LoweredVector, State
 
 
@@ -47,6 +48,9 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
 def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n."""
     made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
+    if x in s.facts.limits:
+        arrays = [s.vectors[v].lead for v in (x, y)]
+        made = without_rounding(s, lambda sizes, _: paired_products(s, *sizes, x, y, value.ndim), made, arrays)
     if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
         made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)

@@ -6,8 +6,8 @@ A rule gets arrays (*shape, blocks, ·) in place of its vectors, and an array in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ from ...language._operation import Add, Apply, Concat, Join, Mix, Scale, Split, 
 from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._ir import Register
+from .._ir_builder import named
 from ..passes._operations import Append
 from ..passes._orders import PRODUCTS, Bools, combined, parts_of, sets_of, through
 from ..passes._rewrite import rearranged
-from ._state import Ints, LoweredVector, State
+from ._state import LoweredVector, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
@@ -32,8 +33,8 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
-    if value in s.facts.limits and lead.value is not None:
-        lead = _without_rounding(s, value, lead, [x.lead for x in given], weights)
+    if value in s.facts.limits:
+        lead = without_rounding(s, partial(apply_linear, s, value), lead, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
@@ -45,15 +46,16 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     return LoweredVector(lead, sample, sets)
 
 
-def _without_rounding(
-    s: State, value: Value, lead: Register, arrays: Sequence[Register], by: Register | None
+def without_rounding(
+    s: State, rule: Callable[..., Register], made: Register, arrays: Sequence[Register], by: Register | None = None
 ) -> Register:
-    """Known coordinates, with 0 where terms cancel up to rounding: what is left of them is no direction."""
-    *sizes, numbers = (s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by or lead))
-    terms = apply_linear(s, value, sizes, None if by is None else numbers)
-    found = np.asarray(lead.value)[0]
-    small = np.abs(found) <= SUM_RTOL * np.asarray(terms.value)[0]
-    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else lead
+    """What a rule made of arrays: if known, with 0 where terms cancel up to rounding. What is left is no direction."""
+    if made.value is None:
+        return made
+    sizes = [a and s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by)]
+    found, terms = np.asarray(made.value)[0], np.asarray(rule(sizes[:-1], sizes[-1]).value)[0]
+    small = np.abs(found) <= SUM_RTOL * terms
+    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else made
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
@@ -123,16 +125,15 @@ def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) 
 
 def _apply(s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None) -> Register:
     given = arrays if by is None else [*arrays, by]
-    leading = max(p.ndim for p in op.scalars)
-    aligned = [s.align_axes(a, p.ndim, leading) for a, p in zip(given, op.scalars, strict=True)]
-    return s.build.step("apply", *aligned, made=value.shape, f=op.f, shape=value.shape)
+    aligned = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(given, op.scalars, strict=True)]
+    words = f"{named(op.f)} of scalars"
+    return s.build.step("apply", *aligned, made=value.shape, words=words, f=op.f, shape=value.shape, axes=op.axes)
 
 
-def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
-    """The entries at flat positions among the first `ndim` axes."""
-    rest = a.shape[ndim:]
-    entries = s.build.reshape(a, math.prod(a.shape[:ndim]), *rest)
-    return s.build.reshape(s.build.take(entries, flat.ravel(), axis=0), *flat.shape, *rest)
+def _take(s: State, value: Value, op: Take, arrays: list[Register], by: None) -> Register:
+    (a,), rest = arrays, arrays[0].shape[op.x.ndim :]
+    entries = s.build.reshape(a, op.x.size, *rest)
+    return s.build.reshape(s.build.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest)
 
 
 LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {
@@ -142,7 +143,7 @@ LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any],
     Mix: _mix,
     Concat: _concat,
     Split: _split,
-    Take: lambda s, value, op, arrays, by: taken(s, arrays[0], op.x.ndim, op.flat),
+    Take: _take,
     Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
     Append: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
 }
