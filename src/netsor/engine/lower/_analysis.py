@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
@@ -58,23 +59,18 @@ def leaves(
 def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
     """Values in an order that respects their inputs and `before`, as near to the program's as can be; None if none."""
     index = {value: i for i, value in enumerate(values)}
-    needs = {value: {*value.op.inputs, *before.get(value, ())} for value in values}
-    users: dict[Value, list[Value]] = {}
-    for value, inputs in needs.items():
-        for x in inputs:
-            users.setdefault(x, []).append(value)
-    missing = {value: len(inputs) for value, inputs in needs.items()}
-    ready = [index[value] for value in values if not missing[value]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        value = values[heapq.heappop(ready)]
-        order.append(value)
-        for user in users.get(value, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, index[user])
-    return order if len(order) == len(values) else None
+    sorter = TopologicalSorter({value: (*value.op.inputs, *before.get(value, ())) for value in values})
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, order = list[int](), list[Value]()
+    while sorter.is_active():
+        for value in sorter.get_ready():
+            heapq.heappush(ready, index[value])
+        order.append(values[heapq.heappop(ready)])
+        sorter.done(order[-1])
+    return order
 
 
 Component = frozenset[Value | None]  # nonlinearities asked for products with each other; None stands for linear vectors
@@ -110,7 +106,8 @@ class ProgramAnalysis:
         # sources that a Fuse replaces
         fused = (made[value.op.x] for value in values if isinstance(value.op, Fuse))
         self.merged_sources: frozenset[Value] = frozenset().union(*fused)
-        self.coordinates = frozenset(_coordinates(outputs))  # vectors of which an output needs a coordinate
+        # vectors of which an output needs a coordinate
+        self.coordinates: frozenset[Value] = frozenset(ancestors(outputs, Gaussian, MatMul, Fuse, Data))
         self.leaves = frozenset[Value]()  # sources that need no direction of their own
         if "leaves" not in without:
             self.leaves, values = leaves(values, edges, self.coordinates)
@@ -145,16 +142,16 @@ class ProgramAnalysis:
         clusters = Clusters(self.values, self.blocks)
         self.groups = tuple(clusters.groups(self.widths))
         self.parts = clusters.parts  # of a Fuse: the places of the vectors of each member
-        self.with_vectors: dict[Value, list[FrameBatch]] = {}  # the groups that have vectors of a value
-        self.with_sources: dict[Value, list[FrameBatch]] = {}  # and those that have its sources
+        self.with_vectors = defaultdict[Value, list[FrameBatch]](list)  # the groups that have vectors of a value
+        self.with_sources = defaultdict[Value, list[FrameBatch]](list)  # and those that have its sources
         for group in self.groups:
             for table, where in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
                 for value in table:
-                    where.setdefault(value, []).append(group)
+                    where[value].append(group)
         # at infinite width, the groups in which parts of order n^(−1/2) count
         scores: list[Operation] = [v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5]
         scores += [v.op for v in values if isinstance(v.op, AdjointCorrection)]
-        self.scored = frozenset(group for op in scores for x in op.inputs for group in self.with_vectors.get(x, ()))
+        self.scored = frozenset(group for op in scores for x in op.inputs for group in self.with_vectors[x])
         self.components = {group: _components(group, edges, "apart" not in without) for group in self.groups}
 
     @cached_property
@@ -184,16 +181,15 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
 
 
-def _coordinates(outputs: Sequence[Value]) -> set[Value]:
-    """The vectors of which the outputs need a coordinate: back from them to the sources."""
-    found: set[Value] = set()
-    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
+def ancestors(some: Sequence[Value], *stop: type[Operation]) -> dict[Vector, None]:
+    """The vectors that values are made of coordinate by coordinate, back to operations of these kinds."""
+    found: dict[Vector, None] = {}
+    pending = list(some)
     while pending:
         value = pending.pop()
-        if value not in found:
-            found.add(value)
-            if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
-                pending += [x for x in value.op.inputs if isinstance(x, Vector)]
+        if isinstance(value, Vector) and value not in found:
+            found[value] = None
+            pending += () if isinstance(value.op, stop) else value.op.inputs
     return found
 
 

@@ -21,6 +21,7 @@ from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
 from ..passes._orders import Bools, Sets, meet, mixed, union
+from ._analysis import ancestors
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame
 from ._inner_products import crossed_products, paired_products, products
@@ -206,22 +207,10 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     """Check whether x overlaps the O(ε) residual that these directions dropped; without x, whether there is any."""
     s = dual.s
-    for one in ancestors(directions, Span):  # directions may be set end to end, or indexed
+    for one in ancestors([directions], Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
             other = left if x is None else s.vectors[x].lead
             s.guards[s.build.step("lost", *_same_width(s, left, other), later=False)] = None
-
-
-def ancestors(x: Vector, stop: type[Operation]) -> list[Vector]:
-    """The vectors that x is made of, back to operations of a kind."""
-    pending: list[Value] = [x]
-    found: dict[Vector, None] = {}
-    while pending:
-        one = pending.pop()
-        if isinstance(one, Vector) and one not in found:
-            found[one] = None
-            pending += () if isinstance(one.op, stop) else one.op.inputs
-    return list(found)
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:

@@ -22,7 +22,8 @@ from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, O
 from ..passes._orders import PRODUCTS, SUMS, bit_range, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, ancestors, guard, none, span
+from ._analysis import ancestors
+from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._inner_products import mean, products
 from ._linear import LINEAR, apply_linear, factors_of, marks_of
@@ -65,7 +66,7 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
-    both = {*ancestors(op.d, MatMul)} & {*ancestors(op.u, MatMul)}
+    both = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
     if any(isinstance(v.op, MatMul) for v in both):  # W of what was left over has no direction, and W^T would act on it
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))

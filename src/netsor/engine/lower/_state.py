@@ -102,6 +102,8 @@ class State:
         whole: frozenset[FrameBatch],
     ) -> None:
         self.facts, self.notes, self.build, self.whole = facts, notes, build, whole
+        self.groups_of = facts.with_vectors.__getitem__
+        self.groups_from = facts.with_sources.__getitem__
         self.frames = {group: self.frame_for(group, group.number in on_nodes) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
@@ -161,14 +163,6 @@ class State:
         flat = self.build.reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
         chosen = self.build.take(self.build.pad_or_cut(flat, width), places.ravel(), axis=0)
         return self.build.reshape(chosen, *places.shape, width)
-
-    def groups_of(self, value: Value) -> list[FrameBatch]:
-        """The groups that have vectors of a value."""
-        return self.facts.with_vectors.get(value, [])
-
-    def groups_from(self, value: Value) -> list[FrameBatch]:
-        """The groups that have sources of a value."""
-        return self.facts.with_sources.get(value, [])
 
     def sample(self, x: Value) -> Register:
         """What an output needs to know of coordinates; 0 if that is nothing."""
