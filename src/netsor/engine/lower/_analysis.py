@@ -22,7 +22,7 @@ from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, 
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
-from ._components import Clusters, FrameBatch, blocks_of
+from ._components import Clusters, FrameBatch, blocks_of, connected
 
 
 def leaves(
@@ -195,15 +195,12 @@ def ancestors(some: Sequence[Value], *stop: type[Operation]) -> dict[Vector, Non
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:
     """The nonlinearities of a group in sets of those asked for products with each other, or with linear vectors."""
-    parts: list[set[Value | None]] = [{None}]
-    for value in (v for v in group.nonlinear if isinstance(v.op, Nonlin)):
-        near: set[Value | None] = {x if isinstance(x.op, Nonlin) else None for x in edges.get(value, ())}
-        if not apart:
-            near.add(None)
-        joined: set[Value | None] = {x for x in near if x is None or x in group.nonlinear}
-        joined.add(value)
-        for part in [p for p in parts if p & joined]:
-            joined |= part
-            parts.remove(part)
-        parts.append(joined)
-    return [frozenset(part) for part in parts]
+    some = [None, *(v for v in group.nonlinear if isinstance(v.op, Nonlin))]
+    place = {value: k for k, value in enumerate(some)}
+    near = ((value, x if isinstance(x.op, Nonlin) else None) for value in some[1:] for x in edges.get(value, ()))
+    ends = [(place[value], place[x]) for value, x in near if x in place]
+    if not apart:
+        ends += [(k, 0) for k in place.values()]
+    first, second = np.array(ends, dtype=np.intp).reshape(-1, 2).T
+    label = connected(len(some), first, second)
+    return [frozenset(some[k] for k in np.flatnonzero(label == one)) for one in np.unique(label)]

@@ -65,7 +65,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
                 pairs += [(met[0], x) for x in met]
     place: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
     ends = np.array([(place[x], place[y]) for x, y in pairs], dtype=np.intp).reshape(-1, 2)
-    family = dict(zip(vectors, _components(len(vectors), *ends.T).tolist(), strict=True))
+    family = dict(zip(vectors, connected(len(vectors), *ends.T).tolist(), strict=True))
     unit: dict[int, int] = {}
     for value in vectors:
         unit[family[value]] = math.gcd(unit.get(family[value], 0), value.width.factor)
@@ -73,7 +73,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
     return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
 
 
-def _components(count: int, first: Ints, second: Ints) -> Ints:
+def connected(count: int, first: Ints, second: Ints) -> Ints:
     """The least number in the connected component of each of so many numbers, for the ends of edges.
 
     Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
@@ -143,7 +143,7 @@ class Clusters:
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
             ends = (label[np.concatenate(some)] for some in zip(*self.edges, strict=True))
-            label = _components(self.count, *ends)[label]
+            label = connected(self.count, *ends)[label]
         self.label, self.edges = label, []
         return label
 

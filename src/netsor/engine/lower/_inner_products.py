@@ -7,7 +7,7 @@ of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 
@@ -113,7 +113,6 @@ def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
 
     for group in s.groups_of(x):
         places = group.positions[x]
-        some = terms(group) if y in group.positions else iter(())
-        one = next(some, build.constant(np.zeros((*places.shape, 0))))
-        parts.append((places, build.fold("add", chain([one], some))))
+        found = list(terms(group)) if y in group.positions else []
+        parts.append((places, build.fold("add", found or [build.constant(np.zeros((*places.shape, 0)))])))
     return s.scatter(parts, *lead.shape[:-1])
