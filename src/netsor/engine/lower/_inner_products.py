@@ -50,7 +50,9 @@ def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
     if x in s.facts.limits:
         arrays = [s.vectors[v].lead for v in (x, y)]
-        made = without_rounding(s, lambda sizes, _: paired_products(s, *sizes, x, y, value.ndim), made, arrays)
+        made = without_rounding(
+            s, lambda sizes, _: paired_products(s, sizes[0], sizes[1], x, y, value.ndim), made, arrays
+        )
     if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
         made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)

@@ -63,7 +63,7 @@ def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Registe
     if isinstance(value, Vector):
         width = max(a.shape[-1] for a in arrays)
         arrays = [s.build.pad_or_cut(a, width) for a in arrays]
-    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(s, value, value.op, arrays, by)
+    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(s, value, value.op, list(arrays), by)
 
 
 def factors_of(value: Value) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:

@@ -119,10 +119,13 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
     c, std = op.factor.reshape(1, value.size, rank), 1.0
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):  # the builder leaves out products with the identity
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
-    *arrays, own = _sources(s, value, rank * blocks, 1)
-    rows = (e and build.reshape(e, 1, rank, blocks * e.shape[-1]) for e in arrays)
-    lead, sample = (e and build.step("scale", e, by=std) for e in rows)
-    found = _combined(s, value, build.constant(c), (lead, sample, own.reshape(1, rank, blocks)), (1, 1))
+    lead, sample, own = _sources(s, value, rank * blocks, 1)
+
+    def scaled(e: Register) -> Register:
+        return build.step("scale", build.reshape(e, 1, rank, blocks * e.shape[-1]), by=std)
+
+    sources = scaled(lead), sample and scaled(sample), own.reshape(1, rank, blocks)
+    found = _combined(s, value, build.constant(c), sources, (1, 1))
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
