@@ -188,9 +188,10 @@ def ancestors(some: Sequence[Value], *stop: type[Operation]) -> dict[Vector, Non
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:
     """The nonlinearities of a group in sets of those asked for products with each other, or with linear vectors."""
-    some = [None, *(v for v in group.nonlinear if isinstance(v.op, Nonlin))]
+    nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
+    some = [None, *nonlinear]
     place = {value: k for k, value in enumerate(some)}
-    near = ((value, x if isinstance(x.op, Nonlin) else None) for value in some[1:] for x in edges.get(value, ()))
+    near = ((value, x if isinstance(x.op, Nonlin) else None) for value in nonlinear for x in edges.get(value, ()))
     ends = [(place[value], place[x]) for value, x in near if x in place]
     if not apart:
         ends += [(k, 0) for k in place.values()]
