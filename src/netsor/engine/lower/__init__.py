@@ -30,8 +30,7 @@ from ..passes._orders import SUMS
 from ._analysis import ProgramAnalysis
 from ._dual_rules import epsilon_part, score
 from ._infinite_frames import NodesNeeded
-from ._inner_products import mean, products, products_of_coordinates, rotated
-from ._linear import apply_linear, lower_linear, without_rounding
+from ._linear import apply_linear, lower_linear, mean, products, products_of_coordinates, rotated, without_rounding
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large

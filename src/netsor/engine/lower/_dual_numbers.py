@@ -24,7 +24,7 @@ from ..passes._orders import Bools, Sets, meet, mixed, union
 from ._analysis import ancestors
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame
-from ._inner_products import crossed_products, paired_products, products
+from ._linear import crossed_products, paired_products, products
 from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
 

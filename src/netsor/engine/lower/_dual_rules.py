@@ -25,8 +25,7 @@ from ..passes.simplify import vanishing_ratio
 from ._analysis import ancestors
 from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._inner_products import mean, products
-from ._linear import LINEAR, apply_linear, factors_of, marks_of
+from ._linear import LINEAR, apply_linear, factors_of, marks_of, mean, products
 from ._residual_features import ResidualFeatures
 from ._state import Fluctuation, State, unknown_along
 

@@ -29,7 +29,7 @@ from ._analysis import ProgramAnalysis
 from ._components import FrameBatch
 from ._dual_rules import score
 from ._infinite_frames import LimitFrame
-from ._inner_products import mean, paired_products, products
+from ._linear import mean, paired_products, products
 from ._state import Ints, LoweredVector, State
 
 
