@@ -34,7 +34,7 @@ from ._linear import apply_linear, lower_linear, mean, products, products_of_coo
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
-from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span, whole_groups
+from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span
 from ._state import LoweredVector, State
 
 
@@ -44,7 +44,7 @@ def lower(facts: ProgramAnalysis, notes: Sequence[str], shift: int, independent:
     while True:
         try:
             build = Builder(shift, independent=dict(independent))
-            return _lowered(State(facts, list(notes), build, on_nodes, whole_groups(facts)))
+            return _lowered(State(facts, list(notes), build, on_nodes))
         except NodesNeeded as error:  # known only now, from the directions
             on_nodes |= error.groups
 

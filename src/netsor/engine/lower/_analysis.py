@@ -20,6 +20,7 @@ from ...language._array import Operation, Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
+from .. import _cost_model
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources
 from ._components import Clusters, FrameBatch, blocks_of, connected
@@ -158,6 +159,26 @@ class ProgramAnalysis:
     def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
+
+    @cached_property
+    def whole(self) -> frozenset[FrameBatch]:
+        """The groups whose sources cost less with a normal per coordinate than with fewer normals, but a χ each."""
+        if self.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
+            return frozenset()
+        return frozenset(group for group in self.groups if group.width < math.inf and self._whole(group))
+
+    def _whole(self, group: FrameBatch) -> bool:
+        prices, sources, most = self.prices, 0, 0
+        for value, places in group.slots.items():
+            vectors = 1
+            if isinstance(value.op, MatMul):
+                x, members = value.op.x, value.op.weight.members.size
+                vectors = int(min(x.size // (members if value.op.each else 1), self.blocks[x] * self.widths[x]))
+            if value in self.drawn:
+                sources, most = sources + places.shape[1] * vectors, max(most, vectors)
+        grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
+        more = grown * group.width - grown * (grown - 1) / 2
+        return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:

@@ -161,11 +161,10 @@ class Clusters:
                 self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
                 made = np.broadcast_to(members[:, None], (len(acting), value.size // len(acting), blocks))
                 return made.reshape(*value.shape, blocks)
-            case Data() | MaterialisedMatMul():
-                return self._new(*value.shape, blocks)
-        if not isinstance(value.op, Gaussian | Fuse | Span):
-            return self._meeting(value)
-        ids = self._new(*value.shape, blocks)
+            case Data() | MaterialisedMatMul() | Gaussian() | Fuse() | Span():
+                ids = self._new(*value.shape, blocks)
+            case _:
+                return self._meeting(value)
         match value.op:
             case Gaussian(_, _, factor):
                 members = self.members[value] = self._new(factor.shape[-1], blocks)

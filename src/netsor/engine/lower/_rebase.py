@@ -37,7 +37,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     outputs = any(output in group.positions for output in s.facts.outputs)
     grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
-    if not vectors or count + asked > group.width or (group in s.whole if grows else outputs):
+    if not vectors or count + asked > group.width or (group in s.facts.whole if grows else outputs):
         return
     later = s.facts.values[index + 1 : max(s.facts.last[v] for v in group.positions) + 1]
     if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):  # it would not pay

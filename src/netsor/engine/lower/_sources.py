@@ -25,33 +25,10 @@ from .._memory import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import AdjointCorrection, MaterialisedMatMul, Span
 from ..passes._orders import CONSTANT, Sets, mixed
-from ._analysis import ProgramAnalysis
-from ._components import FrameBatch
 from ._dual_rules import score
 from ._infinite_frames import LimitFrame
 from ._linear import mean, paired_products, products
 from ._state import Ints, LoweredVector, State
-
-
-def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
-    """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
-    if facts.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
-        return frozenset()
-    return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
-
-
-def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
-    prices, sources, most = facts.prices, 0, 0
-    for value, places in group.slots.items():
-        vectors = 1
-        if isinstance(value.op, MatMul):
-            x, members = value.op.x, value.op.weight.members.size
-            vectors = int(min(x.size // (members if value.op.each else 1), facts.blocks[x] * facts.widths[x]))
-        if value in facts.drawn:
-            sources, most = sources + places.shape[1] * vectors, max(most, vectors)
-    grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
-    more = grown * group.width - grown * (grown - 1) / 2
-    return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
@@ -183,7 +160,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
         words = f"{s.words(value)} = x E, {'the matrix' if whole else f'{directions} sources'} drawn{why}"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     made = _sources(s, value, members * blocks, c.shape[-1])
-    standard = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
+    standard = all(group in s.facts.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and standard and value in s.facts.drawn:
         # one product for matrices that act on the same vectors: E has i.i.d. normal entries, its rows may be permuted
         last = made[0].shape[-1]
