@@ -64,7 +64,7 @@ def without_rounding(
         return made
     sizes = [a and s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by)]
     found, terms = np.asarray(made.value)[0], np.asarray(rule(sizes[:-1], sizes[-1]).value)[0]
-    small = np.abs(found) <= SUM_RTOL * terms
+    small = np.abs(found) < SUM_RTOL * terms  # not where both overflow
     return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else made
 
 
