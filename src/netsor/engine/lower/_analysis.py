@@ -22,7 +22,7 @@ from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, 
 from ...language._vector import Vector
 from .. import _cost_model
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
-from ..passes._rewrite import Context, asked, asked_together, linear_sources
+from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of, connected
 
 
@@ -187,10 +187,17 @@ def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
 
 
 def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
-    """Means of products, and entries for them, as soon as their vectors exist: these need not be kept for them."""
-    place = {value: k for k, value in enumerate(values)}
+    """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them."""
+    place, users = {value: k for k, value in enumerate(values)}, users_of(values)
+    early: set[Value] = set()  # these products, and vectors rearranged for them alone
+    for value in reversed(values):
+        match value.op:
+            case Dot(power=1):
+                early.add(value)
+            case Take() if isinstance(value, Vector) and early.issuperset(users.get(value, [value])):
+                early.add(value)
     for value in values:
-        if isinstance(value.op, Take) or (isinstance(value.op, Dot) and value.op.power == 1):
+        if value in early:
             place[value] = max(place[x] for x in value.op.inputs)
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
 
