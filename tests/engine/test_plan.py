@@ -17,7 +17,7 @@ from netsor.engine._ir import Step
 from netsor.engine._plan import compute, in_numpy, run
 from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams
-from netsor.engine.lower._components import _components
+from netsor.engine.lower._components import connected
 
 from ..programs import programs
 from .compare import smallest_p
@@ -123,7 +123,7 @@ def test_connected_components_are_those_of_scipy(edges):
         else:
             first, second = rng.integers(0, count, (2, rng.integers(0, count) if edges == "random" else 0))
         graph = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
-        found = np.unique(_components(count, first, second), return_inverse=True)[1]
+        found = np.unique(connected(count, first, second), return_inverse=True)[1]
         np.testing.assert_array_equal(found, connected_components(graph, False)[1])
 
 

@@ -94,6 +94,20 @@ def test_the_norm_of_a_small_vector(scale, eps):
     np.testing.assert_allclose(ns.Program(relu).law(n=inf, draws=10).mean(), 0.5**0.5, rtol=1e-9)
 
 
+def test_vanishing_numbers_of_two_widths_are_added():
+    """⟨x, x'⟩/n + ⟨y, y'⟩/(2n) is n^(−1/2) N(0, 3/2); with y of another width m the limit depends on n/m."""
+    m, x, z = ns.Width("m"), ns.gaussian(n, 2), ns.gaussian(n, 1)
+
+    def score(width):
+        y = ns.gaussian(width, 2)
+        c = ns.mean_dot(x[:1], x[1:]) + ns.mean_dot(y[:1], y[1:])
+        return ns.Program(ns.dot(c[0, 0] * z, z))
+
+    assert abs(score(2 * n).law(n=inf, draws=20_000, seed=1).std() - 1.5**0.5) < 0.025  # 4 standard errors
+    with pytest.raises(ns.ExactError, match="depends on terms of order 1/n"):
+        score(m).law(n=inf, m=inf, draws=10)
+
+
 def test_a_norm_of_what_cancels_is_refused():
     """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not known."""
     x = ns.gaussian(n, 2)

@@ -7,6 +7,8 @@ matrix"). Without shortcuts, lowering draws every source in full and computes ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,24 @@ from ...language import _operation as ops
 from ...language._array import Operation, Value, VectorAccess, rule_for
 from ...language._check_function import needs_spectrum
 from ...language._rotary import Rotate
-from ...language._scalar import Scalar
+from ...language._scalar import ADD, SUBTRACT, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._exceptions import ExactError, InfiniteError
 from .._ir import Register
-from .._ir_builder import Builder, TooLargeError, named
+from .._ir_builder import Builder, TooLargeError
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import _operations as pass_ops
+from ..passes._orders import SUMS
 from ._analysis import ProgramAnalysis
 from ._dual_rules import epsilon_part, score
 from ._infinite_frames import NodesNeeded
-from ._inner_products import mean, products, products_of_coordinates, rotated
-from ._linear import lower_linear, taken
+from ._linear import apply_linear, lower_linear, mean, products, products_of_coordinates, rotated, without_rounding
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
-from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span, whole_groups
+from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span
 from ._state import LoweredVector, State
 
 
@@ -42,7 +44,7 @@ def lower(facts: ProgramAnalysis, notes: Sequence[str], shift: int, independent:
     while True:
         try:
             build = Builder(shift, independent=dict(independent))
-            return _lowered(State(facts, list(notes), build, on_nodes, whole_groups(facts)))
+            return _lowered(State(facts, list(notes), build, on_nodes))
         except NodesNeeded as error:  # known only now, from the directions
             on_nodes |= error.groups
 
@@ -107,9 +109,12 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     given = {p: s.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
         given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
-    arrays = [s.align_axes(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
-    words = f"{named(op.f)} of scalars"
-    return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape, axes=op.axes)
+    arrays = [given[p] for p in op.scalars]
+    made = apply_linear(s, value, arrays, None)
+    if op.f in SUMS and s.facts.limits:
+        total = Scalar(replace(op, f=ADD if op.f is SUBTRACT else op.f), value.shape)
+        made = without_rounding(s, partial(apply_linear, s, total), made, arrays)
+    return made
 
 
 def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
@@ -134,8 +139,8 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ops.Take: lambda s, value, op: taken(s, s.scalars[op.x], op.x.ndim, op.flat),
-    ops.Join: lambda s, value, op: s.build.step("join", *(s.scalars[part] for part in op.parts), axis=0),
+    ops.Take: lambda s, value, op: apply_linear(s, value, [s.scalars[op.x]], None),
+    ops.Join: lambda s, value, op: apply_linear(s, value, [s.scalars[part] for part in op.parts], None),
     ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # it vanishes: other ratios are numbers by now
     Pool: pooled,
     pass_ops.Coefficients: lambda s, value, op: along(s, op.x, op.y),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,10 @@ from ...language._array import Operation, Value
 from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._vector import Vector
+from .. import _cost_model
 from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
-from ._components import Clusters, FrameBatch, blocks_of
+from ._components import Clusters, FrameBatch, blocks_of, connected
 
 
 def leaves(
@@ -58,23 +60,18 @@ def leaves(
 def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
     """Values in an order that respects their inputs and `before`, as near to the program's as can be; None if none."""
     index = {value: i for i, value in enumerate(values)}
-    needs = {value: {*value.op.inputs, *before.get(value, ())} for value in values}
-    users: dict[Value, list[Value]] = {}
-    for value, inputs in needs.items():
-        for x in inputs:
-            users.setdefault(x, []).append(value)
-    missing = {value: len(inputs) for value, inputs in needs.items()}
-    ready = [index[value] for value in values if not missing[value]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        value = values[heapq.heappop(ready)]
-        order.append(value)
-        for user in users.get(value, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, index[user])
-    return order if len(order) == len(values) else None
+    sorter = TopologicalSorter({value: (*value.op.inputs, *before.get(value, ())) for value in values})
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, order = list[int](), list[Value]()
+    while sorter.is_active():
+        for value in sorter.get_ready():
+            heapq.heappush(ready, index[value])
+        order.append(values[heapq.heappop(ready)])
+        sorter.done(order[-1])
+    return order
 
 
 Component = frozenset[Value | None]  # nonlinearities asked for products with each other; None stands for linear vectors
@@ -110,7 +107,8 @@ class ProgramAnalysis:
         # sources that a Fuse replaces
         fused = (made[value.op.x] for value in values if isinstance(value.op, Fuse))
         self.merged_sources: frozenset[Value] = frozenset().union(*fused)
-        self.coordinates = frozenset(_coordinates(outputs))  # vectors of which an output needs a coordinate
+        # vectors of which an output needs a coordinate
+        self.coordinates: frozenset[Value] = frozenset(ancestors(outputs, Gaussian, MatMul, Fuse, Data))
         self.leaves = frozenset[Value]()  # sources that need no direction of their own
         if "leaves" not in without:
             self.leaves, values = leaves(values, edges, self.coordinates)
@@ -145,22 +143,42 @@ class ProgramAnalysis:
         clusters = Clusters(self.values, self.blocks)
         self.groups = tuple(clusters.groups(self.widths))
         self.parts = clusters.parts  # of a Fuse: the places of the vectors of each member
-        self.with_vectors: dict[Value, list[FrameBatch]] = {}  # the groups that have vectors of a value
-        self.with_sources: dict[Value, list[FrameBatch]] = {}  # and those that have its sources
+        self.with_vectors = defaultdict[Value, list[FrameBatch]](list)  # the groups that have vectors of a value
+        self.with_sources = defaultdict[Value, list[FrameBatch]](list)  # and those that have its sources
         for group in self.groups:
             for table, where in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
                 for value in table:
-                    where.setdefault(value, []).append(group)
+                    where[value].append(group)
         # at infinite width, the groups in which parts of order n^(−1/2) count
         scores: list[Operation] = [v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5]
         scores += [v.op for v in values if isinstance(v.op, AdjointCorrection)]
-        self.scored = frozenset(group for op in scores for x in op.inputs for group in self.with_vectors.get(x, ()))
+        self.scored = frozenset(group for op in scores for x in op.inputs for group in self.with_vectors[x])
         self.components = {group: _components(group, edges, "apart" not in without) for group in self.groups}
 
     @cached_property
     def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
+
+    @cached_property
+    def whole(self) -> frozenset[FrameBatch]:
+        """The groups whose sources cost less with a normal per coordinate than with fewer normals, but a χ each."""
+        if self.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
+            return frozenset()
+        return frozenset(group for group in self.groups if group.width < math.inf and self._whole(group))
+
+    def _whole(self, group: FrameBatch) -> bool:
+        prices, sources, most = self.prices, 0, 0
+        for value, places in group.slots.items():
+            vectors = 1
+            if isinstance(value.op, MatMul):
+                x, members = value.op.x, value.op.weight.members.size
+                vectors = int(min(x.size // (members if value.op.each else 1), self.blocks[x] * self.widths[x]))
+            if value in self.drawn:
+                sources, most = sources + places.shape[1] * vectors, max(most, vectors)
+        grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
+        more = grown * group.width - grown * (grown - 1) / 2
+        return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
@@ -184,30 +202,27 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
 
 
-def _coordinates(outputs: Sequence[Value]) -> set[Value]:
-    """The vectors of which the outputs need a coordinate: back from them to the sources."""
-    found: set[Value] = set()
-    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
+def ancestors(some: Sequence[Value], *stop: type[Operation]) -> dict[Vector, None]:
+    """The vectors that values are made of coordinate by coordinate, back to operations of these kinds."""
+    found: dict[Vector, None] = {}
+    pending = list(some)
     while pending:
         value = pending.pop()
-        if value not in found:
-            found.add(value)
-            if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
-                pending += [x for x in value.op.inputs if isinstance(x, Vector)]
+        if isinstance(value, Vector) and value not in found:
+            found[value] = None
+            pending += () if isinstance(value.op, stop) else value.op.inputs
     return found
 
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:
     """The nonlinearities of a group in sets of those asked for products with each other, or with linear vectors."""
-    parts: list[set[Value | None]] = [{None}]
-    for value in (v for v in group.nonlinear if isinstance(v.op, Nonlin)):
-        near: set[Value | None] = {x if isinstance(x.op, Nonlin) else None for x in edges.get(value, ())}
-        if not apart:
-            near.add(None)
-        joined: set[Value | None] = {x for x in near if x is None or x in group.nonlinear}
-        joined.add(value)
-        for part in [p for p in parts if p & joined]:
-            joined |= part
-            parts.remove(part)
-        parts.append(joined)
-    return [frozenset(part) for part in parts]
+    nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
+    some = [None, *nonlinear]
+    place = {value: k for k, value in enumerate(some)}
+    near = ((value, x if isinstance(x.op, Nonlin) else None) for value in nonlinear for x in edges.get(value, ()))
+    ends = [(place[value], place[x]) for value, x in near if x in place]
+    if not apart:
+        ends += [(k, 0) for k in place.values()]
+    first, second = np.array(ends, dtype=np.intp).reshape(-1, 2).T
+    label = connected(len(some), first, second)
+    return [frozenset(some[k] for k in np.flatnonzero(label == one)) for one in np.unique(label)]

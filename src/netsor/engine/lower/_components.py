@@ -65,7 +65,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
                 pairs += [(met[0], x) for x in met]
     place: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
     ends = np.array([(place[x], place[y]) for x, y in pairs], dtype=np.intp).reshape(-1, 2)
-    family = dict(zip(vectors, _components(len(vectors), *ends.T).tolist(), strict=True))
+    family = dict(zip(vectors, connected(len(vectors), *ends.T).tolist(), strict=True))
     unit: dict[int, int] = {}
     for value in vectors:
         unit[family[value]] = math.gcd(unit.get(family[value], 0), value.width.factor)
@@ -73,7 +73,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
     return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
 
 
-def _components(count: int, first: Ints, second: Ints) -> Ints:
+def connected(count: int, first: Ints, second: Ints) -> Ints:
     """The least number in the connected component of each of so many numbers, for the ends of edges.
 
     Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
@@ -143,7 +143,7 @@ class Clusters:
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
             ends = (label[np.concatenate(some)] for some in zip(*self.edges, strict=True))
-            label = _components(self.count, *ends)[label]
+            label = connected(self.count, *ends)[label]
         self.label, self.edges = label, []
         return label
 
@@ -161,11 +161,10 @@ class Clusters:
                 self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
                 made = np.broadcast_to(members[:, None], (len(acting), value.size // len(acting), blocks))
                 return made.reshape(*value.shape, blocks)
-            case Data() | MaterialisedMatMul():
-                return self._new(*value.shape, blocks)
-        if not isinstance(value.op, Gaussian | Fuse | Span):
-            return self._meeting(value)
-        ids = self._new(*value.shape, blocks)
+            case Data() | MaterialisedMatMul() | Gaussian() | Fuse() | Span():
+                ids = self._new(*value.shape, blocks)
+            case _:
+                return self._meeting(value)
         match value.op:
             case Gaussian(_, _, factor):
                 members = self.members[value] = self._new(factor.shape[-1], blocks)
@@ -208,17 +207,25 @@ class Clusters:
         for value in self.values:
             for is_source, table in ((False, self.ids), (True, self.members)):
                 if value in table and table[value].size:
-                    found = label[table[value]].ravel()
-                    entries.append((value, is_source, key := found.tobytes()))
+                    labels = label[table[value]].ravel()
+                    entries.append((value, is_source, key := labels.tobytes()))
                     if key not in splits:
-                        splits[key] = _Split(found)
-        kind, alike = _alike(list(splits.values()), self.count)
-        kinds = {key: sorted(set(kind[split.labels].tolist())) for key, split in splits.items()}
-        places = {key: [(k, split.rows(alike[k])) for k in kinds[key]] for key, split in splits.items()}
-        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike) if len(some)]
+                        splits[key] = _Split(labels)
+        # clusters of a kind have equally many positions in every split; kinds are in the order of their first clusters
+        counts: dict[int, list[tuple[bytes, int]]] = {}
+        for key, split in splits.items():
+            for cluster, count in zip(split.labels.tolist(), split.counts.tolist(), strict=True):
+                counts.setdefault(cluster, []).append((key, count))
+        kinds: dict[tuple[tuple[bytes, int], ...], list[int]] = {}
+        for cluster, found in counts.items():
+            kinds.setdefault(tuple(found), []).append(cluster)
+        groups = [FrameBatch(k, math.nan, len(alike), {}, {}) for k, alike in enumerate(kinds.values())]
+        places: dict[bytes, list[tuple[FrameBatch, Ints]]] = {key: [] for key in splits}
+        for group, (parts, alike) in zip(groups, kinds.items(), strict=True):
+            for key, _ in parts:
+                places[key].append((group, splits[key].rows(np.array(alike))))
         for value, is_source, key in entries:
-            for number, where in places[key]:
-                group = groups[number]
+            for group, where in places[key]:
                 (group.slots if is_source else group.positions)[value] = where
                 group.width = widths[value] if math.isnan(group.width) else group.width
                 if not is_source:
@@ -250,25 +257,3 @@ class _Split:
         """The positions of each of these labels, which have equally many."""
         at = np.searchsorted(self.labels, labels)
         return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])
-
-
-def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:
-    """Labels with equally many positions in every split are of one kind: the kind of each label, and those of a kind.
-
-    Both are in the order in which labels first occur.
-    """
-    kind, seen = np.zeros(count, dtype=np.intp), np.full(count, count, dtype=np.intp)
-    first, kinds = 0, 1
-    for split in splits:
-        labels = split.labels
-        new = labels[seen[labels] == count]
-        seen[new] = np.arange(first, first + len(new))
-        first += len(new)
-        pairs = kind[labels] * (split.counts.max() + 1) + split.counts
-        kind[labels] = kinds + np.unique(pairs, return_inverse=True)[1]
-        kinds += len(labels)
-    order = np.argsort(seen, kind="stable")[:first]
-    _, at, kind_in_order = np.unique(kind[order], return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(at))[kind_in_order]  # kinds by the first of their labels
-    kind[order] = rank
-    return kind, np.split(order[np.argsort(rank, kind="stable")], np.cumsum(np.bincount(rank))[:-1])

@@ -21,19 +21,18 @@ from ...language._vector import Vector
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
 from ..passes._orders import Bools, Sets, meet, mixed, union
+from ._analysis import ancestors
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame
-from ._inner_products import crossed_products, paired_products, products
+from ._linear import crossed_products, paired_products, products
 from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
-
-Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 
 
 class Dual:
     """The ε parts of a lowering's values: `dual[value]`, by one rule an operation, `rule(dual, value, op)`."""
 
-    def __init__(self, s: State, vectors: Rules, scalars: Rules) -> None:
-        self.s, self.vectors, self.scalars = s, vectors, scalars
+    def __init__(self, s: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]) -> None:
+        self.s, self.rules = s, rules
 
     def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,) of scalars.
@@ -58,10 +57,9 @@ class Dual:
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
         inexact, limits = self.s.inexact, self.s.facts.limits
-        rules = self.vectors if isinstance(value, Vector) else self.scalars
         match value.op:
             case MatMul(_, x):
-                return (rules[MatMul] if x in inexact else none), []
+                return (self.rules[MatMul] if x in inexact else none), []
             case _ if value not in inexact:
                 return none, []
             case Fuse() | Dot(power=0.5):
@@ -69,7 +67,7 @@ class Dual:
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
                 return not_known, []
         inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-        return rules.get(type(value.op), not_known), inputs
+        return self.rules.get(type(value.op), not_known), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 · y1, a mean over blocks."""
@@ -94,11 +92,11 @@ class Dual:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
         return x.width.name, x.width.factor / self.s.facts.blocks[x]
 
-    def converted(self, small: Fluctuation, unit: Unit) -> Fluctuation:
+    def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
         """An ε part in the units of another space; unknown if their widths go to infinity at rates of their own."""
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
-        if small.unit[0] == unit[0] and small.part is not None:
+        if unit is not None and small.unit[0] == unit[0] and small.part is not None:
             part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
             return replace(small, part=part, unit=unit)
         return unknown_along(small.unknown | small.support)
@@ -209,22 +207,10 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     """Check whether x overlaps the O(ε) residual that these directions dropped; without x, whether there is any."""
     s = dual.s
-    for one in ancestors(directions, Span):  # directions may be set end to end, or indexed
+    for one in ancestors([directions], Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
             other = left if x is None else s.vectors[x].lead
             s.guards[s.build.step("lost", *_same_width(s, left, other), later=False)] = None
-
-
-def ancestors(x: Vector, stop: type[Operation]) -> list[Vector]:
-    """The vectors that x is made of, back to operations of a kind."""
-    pending: list[Value] = [x]
-    found: dict[Vector, None] = {}
-    while pending:
-        one = pending.pop()
-        if isinstance(one, Vector) and one not in found:
-            found[one] = None
-            pending += () if isinstance(one.op, stop) else one.op.inputs
-    return list(found)
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:

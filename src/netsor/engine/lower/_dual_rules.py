@@ -11,7 +11,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._array import Operation, Value
-from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
+from ...language._operation import Apply, Constant, Data, Dot, Gaussian, MatMul, Nonlin, Normal, Root
 from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
@@ -19,13 +19,13 @@ from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, OuterProductSum, Span
-from ..passes._orders import PRODUCTS, SUMS, Bools, bit_range, combined, parts_of, through, union
+from ..passes._orders import PRODUCTS, SUMS, bit_range, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
-from ._dual_numbers import Dual, ancestors, guard, none, span
+from ._analysis import ancestors
+from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._inner_products import paired_products, products
-from ._linear import LINEAR, SUM_RTOL, apply_linear, taken
+from ._linear import LINEAR, apply_linear, factors_of, marks_of, mean, products
 from ._residual_features import ResidualFeatures
 from ._state import Fluctuation, State, unknown_along
 
@@ -65,29 +65,10 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
-    both = {*ancestors(op.d, MatMul)} & {*ancestors(op.u, MatMul)}
+    both = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
     if any(isinstance(v.op, MatMul) for v in both):  # W of what was left over has no direction, and W^T would act on it
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
-
-
-def _take(dual: Dual, value: Scalar, op: Take) -> Fluctuation:
-    given = dual[op.x]
-    part = given.part and taken(dual.s, given.part, op.x.ndim, op.flat)
-    return Fluctuation(part, given.support.ravel()[op.flat], given.unknown.ravel()[op.flat], given.unit)
-
-
-def _join(dual: Dual, value: Scalar, op: Join) -> Fluctuation:
-    parts = [dual[p] for p in op.parts]
-    units = {p.unit for p in parts if p.support.any()}
-    support, unknown = (np.concatenate([getattr(p, name) for p in parts]) for name in ("support", "unknown"))
-    if len(units) > 1:
-        return unknown_along(unknown | support)
-    if not units:
-        return Fluctuation(None, support, unknown)
-    build = dual.s.build
-    numbers = [p.part or build.constant(np.zeros(p.support.shape)) for p in parts]
-    return Fluctuation(build.step("join", *numbers, axis=0), support, unknown, units.pop())
 
 
 def _slope(f: Function) -> Callable[[Any], Any] | None:
@@ -102,44 +83,15 @@ def _slope(f: Function) -> Callable[[Any], Any] | None:
 
 def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of other functions, not known."""
-    s, build, f, scalars = dual.s, dual.s.build, op.f, op.scalars
-    given = [dual[p] for p in scalars]
-    if not any(p.support.any() or p.unknown.any() for p in given):
-        return none(dual, value, op)
-    slope = _slope(f)
+    given = [dual[p] for p in op.scalars]
+    if op.f in SUMS + PRODUCTS or not any(p.support.any() or p.unknown.any() for p in given):
+        return _linear(dual, value, op)
+    slope, build = _slope(op.f), dual.s.build
     if slope is not None and given[0].part is not None:
-        by = build.step("apply", s.scalars[scalars[0]], made=value.shape, f=slope, shape=value.shape)
+        by = build.step("apply", dual.s.scalars[op.scalars[0]], made=value.shape, f=slope, shape=value.shape)
         return replace(given[0], part=build.step("multiply", by, given[0].part))
-    units = {p.unit for p in given if p.support.any()}
-    linear = f in SUMS
-    support = unknown = np.zeros(value.shape, dtype=bool)
-    if not (linear or f in PRODUCTS) or len(units) > 1:
-        alone = len(given) == 1 and not op.axes
-        return unknown_along(given[0].support | given[0].unknown if alone else s.order_one(value))
-    terms, leading = [], max(p.ndim for p in scalars)
-    for k, p in enumerate(given):  # one argument changes, the others stay; in a sum they do not count
-        others = [np.zeros(r.shape, dtype=bool) if linear else s.order_one(r) for r in scalars]
-        changes = [[*others[:k], marks, *others[k + 1 :]] for marks in (p.support, p.unknown)]
-        support, unknown = support | through(op, changes[0]), unknown | through(op, changes[1])
-        if p.part is not None:
-            arrays = [build.constant(np.zeros(r.shape)) if linear else s.scalars[r] for r in scalars]
-            arrays[k] = p.part
-            arrays = [s.align_axes(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
-            terms.append(build.step("apply", *arrays, made=value.shape, f=f, shape=value.shape))
-    return Fluctuation(dual.sum(terms), support, unknown, units.pop() if units else None)
-
-
-SCALARS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
-    Constant: none,
-    Normal: none,
-    Root: _root,
-    Dot: lambda dual, value, op: dual.product(op.x, op.y, value.ndim),
-    Coefficients: _along,
-    AdjointCorrection: _adjoint,
-    Apply: _apply,
-    Take: _take,
-    Join: _join,
-}
+    alone = len(given) == 1 and not op.axes
+    return unknown_along(given[0].support | given[0].unknown if alone else dual.s.order_one(value))
 
 
 def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
@@ -239,35 +191,43 @@ def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctu
     return Fluctuation(None, np.zeros_like(unknown), unknown)
 
 
-def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:
+def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
-    s, (vectors, by) = dual.s, parts_of(value)
-    given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
+    s, (terms, by) = dual.s, factors_of(value)
+    units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
+    unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
+    given, mains = [dual.converted(dual[x], unit) for x in terms], [s.main(x) for x in terms]
     some = None if by is None else s.order_one(by)
-    support = combined(value, [f.support for f in given], some)
-    unknown = combined(value, [f.unknown for f in given], some)
-    terms = []
+    support, unknown = (marks_of(value, [getattr(f, name) for f in given], some) for name in ("support", "unknown"))
+    found = []
     if any(f.part is not None for f in given):
-        parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
-        terms.append(apply_linear(s, value, parts, None if by is None else s.scalars[by]))
+        parts = [f.part or s.build.constant(np.zeros(a.shape)) for f, a in zip(given, mains, strict=True)]
+        found.append(apply_linear(s, value, parts, None if by is None else s.scalars[by]))
     if by is not None:
-        sets = [s.sets(x) for x in vectors]
-        small = dual.converted(dual[by], dual.unit(value))
-        unknown = unknown | combined(value, sets, small.unknown)
+        sets = [s.sets(x) if isinstance(x, Vector) else s.order_one(x) for x in terms]
+        small = dual.converted(dual[by], unit)
+        unknown = unknown | marks_of(value, sets, small.unknown)
         if small.part is not None and small.support.any():
-            support = support | combined(value, sets, small.support)
-            terms.append(apply_linear(s, value, leads, small.part))
-    return Fluctuation(dual.sum(terms), support, unknown)
+            support = support | marks_of(value, sets, small.support)
+            found.append(apply_linear(s, value, mains, small.part))
+    return Fluctuation(dual.sum(found), support, unknown, unit)
 
 
-VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
+RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
+    Constant: none,
+    Normal: none,
     Gaussian: none,
     Data: none,
+    Root: _root,
+    Dot: lambda dual, value, op: dual.product(op.x, op.y, value.ndim),
+    Coefficients: _along,
+    AdjointCorrection: _adjoint,
     MatMul: _matmul,
     Nonlin: _nonlin,
     OuterProductSum: _outer_product_sum,
     Span: span,
     **dict.fromkeys(LINEAR, _linear),
+    Apply: _apply,
 }
 
 
@@ -281,7 +241,7 @@ class UnknownEpsilonPart(Exception):
 
 def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
-    dual = Dual(s, VECTORS, SCALARS)
+    dual = Dual(s, RULES)
     found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
     if (found.unknown & s.facts.asked[value] & ~s.order_one(op.c)).any():
         raise UnknownEpsilonPart
@@ -293,8 +253,11 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
 
     Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
     """
-    asked, dual = s.facts.asked[value], Dual(s, VECTORS, SCALARS)
-    if (s.meets(x, y, value.ndim) & asked).any() and not (_cancels(s, x, y, value.ndim) | ~asked).all():
+    asked, dual = s.facts.asked[value], Dual(s, RULES)
+    meets = s.meets(x, y, value.ndim) & asked
+    if meets.any() and all(s.vectors[v].lead.value is not None for v in (x, y)):
+        meets = meets & (np.asarray(mean(s, value, x, y).value)[0] != 0)
+    if meets.any():
         raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
@@ -309,13 +272,3 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             "n^(-1/2) made from other scores, or by a function with kinks or jumps",
         )
     return s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
-
-
-def _cancels(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Whether products are 0 as sums of known numbers, up to rounding."""
-    numbers = [s.vectors[v].lead.value for v in (x, y)]
-    if any(known is None for known in numbers):
-        return np.zeros(1, dtype=bool)
-    first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
-    size = np.asarray(paired_products(s, first, second, x, y, ndim).value)[0]
-    return np.asarray(np.abs(np.asarray(products(s, x, y, ndim, "").value))[0] <= SUM_RTOL * size)

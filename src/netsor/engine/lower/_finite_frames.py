@@ -38,24 +38,11 @@ class Frame(ABC):
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
 
-    def rebase(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """A frame that spans these vectors and (1, …, 1) instead of this one, and the vectors' coordinates in it.
+    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
+        """A frame that keeps the directions before `first` and spans vectors, and their coordinates in it.
 
         `outputs`: whether coordinates α of vectors are asked for; if not, the directions before `first` may stay.
         """
-        build, given, frames = self.build, list(rows), self.group.frames
-        ones = self.constant if self.constant is not None and self.constant.shape[-1] > first else None
-        if ones is not None:
-            given.append(build.reshape(build.pad_or_cut(ones, self.directions), frames, 1, self.directions))
-        new, made = self.spanning(build.step("join", *given, axis=1), outputs, first)
-        new.directions = made.shape[-1]
-        ends = np.cumsum([0, *(row.shape[1] for row in given)])
-        parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
-        new.constant = self.constant if ones is None else build.reshape(parts.pop(), frames, new.directions)
-        return new, parts
-
-    def spanning(self, vectors: Register, outputs: bool, first: int) -> tuple[Frame, Register]:
-        """A frame that keeps the directions before `first` and spans vectors, and their coordinates in it."""
         raise TypeError(f"{type(self).__name__} frames are not turned")
 
     def orientation(self) -> Register:

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 import numpy as np
@@ -122,9 +122,8 @@ class InfiniteWidthFrame(LimitFrame):
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
         self.can_rebase = not group.nonlinear and not scored  # no random numbers belong to its directions then
-        self.pairs: dict[tuple[int, int, bool], Register] = {}  # the arguments and results of `normals`
+        self.normals = cache(self._normals)
         self.crossings = Counter[int]()  # how often the normals of a block with earlier ones were drawn, for seeds
-        self.known: dict[tuple[int, int], bool] = {}  # whether those of a source and features have a law: see `has_law`
         self.before: dict[int, int] = {}  # the directions that come before a direction in the order of sources
 
     def add_sources(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
@@ -175,38 +174,35 @@ class InfiniteWidthFrame(LimitFrame):
             return True
         if source.feature is not None or source.number == NO_VALUE:
             return False
-        if (e, f) not in self.known:
-            first = reduce(or_, (self.before.get(k, 0) for k in _elements(feature.reach)), feature.reach)
-            self.known[e, f] = not first & source.bits
-            if self.known[e, f]:
-                after = [k for k, earlier in self.before.items() if earlier & source.bits]
-                for k in {*_elements(source.bits), *after}:
-                    self.before[k] = self.before.get(k, 0) | first
-        return self.known[e, f]
+        first = reduce(or_, (self.before.get(k, 0) for k in _elements(feature.reach)), feature.reach)
+        if first & source.bits:
+            return False
+        after = [k for k, earlier in self.before.items() if earlier & source.bits]
+        for k in {*_elements(source.bits), *after}:
+            self.before[k] = self.before.get(k, 0) | first
+        return True
 
-    def normals(self, a: int, b: int, same: bool = False) -> Register:
+    def _normals(self, a: int, b: int, same: bool) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
 
         Those of directions with themselves are N(0, 2); they are drawn if `same` asks for them, else 0.
         """
+        later, earlier = self.blocks[a], self.blocks[b]
+        size = later.stop - later.start
         if a < b:
-            return self.build.step("transposed", self.normals(b, a))
-        later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
-        same, size = same and later.number != NO_VALUE, later.stop - later.start
-        if (a, b, same) not in self.pairs:
-            if same:
-                others, at = self.normals(a, b), np.eye(size, dtype=bool)
-                squares = self._symmetric(later, at, 1, "squares of sources", by=math.sqrt(2.0))
-                made = self.build.step("add", others, squares)
-            elif a == b:
-                words = "scores of sources drawn together"
-                made = self._symmetric(later, np.tri(size, k=-1, dtype=bool), 0, words)
-            else:
-                words, shape = "scores: a normal for each pair of directions", (size, earlier.stop - earlier.start)
-                made = self.build.draw("normals", (*later.number, CROSS, self.crossings[a]), (frames, *shape), words)
-                self.crossings[a] += 1
-            self.pairs[a, b, same] = made
-        return self.pairs[a, b, same]
+            return self.build.step("transposed", self.normals(b, a, False))
+        if a > b:
+            shape, words = (size, earlier.stop - earlier.start), "scores: a normal for each pair of directions"
+            self.crossings[a] += 1
+            key = (*later.number, CROSS, self.crossings[a] - 1)
+            return self.build.draw("normals", key, (self.group.frames, *shape), words)
+        if not same:
+            return self._symmetric(later, np.tri(size, k=-1, dtype=bool), 0, "scores of sources drawn together")
+        others = self.normals(a, a, False)
+        if later.number == NO_VALUE:
+            return others
+        squares = self._symmetric(later, np.eye(size, dtype=bool), 1, "squares of sources", by=math.sqrt(2.0))
+        return self.build.step("add", others, squares)
 
     def _symmetric(self, of: Directions, at: Bools, number: int, words: str, by: float = 1.0) -> Register:
         """Symmetric matrices (frames, k, k) with normals where marked, times a number, and 0 elsewhere."""

@@ -1,23 +1,38 @@
-"""Linear operations: one rule for coordinates, output coordinates and parts of order n^(−1/2).
+"""Linear operations and inner products of vectors.
 
-A rule gets arrays (*shape, blocks, ·) in place of its vectors, and an array in place of its coefficients
-(docs/theory.md, "Orders in n"). `passes._orders` has the effect on sets of directions.
+A linear operation has one rule for coordinates, output coordinates and parts of order n^(−1/2): it gets arrays
+(*shape, blocks, ·) in place of its vectors, and an array in place of its coefficients (docs/theory.md, "Orders in n").
+`passes._orders` has the effect on sets of directions.
+
+At infinite width a score is the ε part of a product whose part of order 1 is 0 (see `_dual_numbers`): a sum over pairs
+of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...language._array import Operation, Value, rule_for
-from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
+from ...language._check_function import content_of
+from ...language._operation import Add, Apply, Concat, Dot, Join, Mix, Scale, Split, Take
+from ...language._rotary import Rotate
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._exceptions import ExactError
 from .._ir import Register
+from .._ir_builder import named
 from ..passes._operations import Append
-from ..passes._orders import combined, parts_of, sets_of
-from ._state import Ints, LoweredVector, State
+from ..passes._orders import PRODUCTS, Bools, combined, parts_of, sets_of, through, union
+from ..passes._rewrite import rearranged
+from ._components import FrameBatch
+from ._infinite_frames import InfiniteWidthFrame, NodeFrame
+from ._state import LoweredVector, State
 
 SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
@@ -28,8 +43,8 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
-    if value in s.facts.limits and lead.value is not None:
-        lead = _without_rounding(s, value, lead, [x.lead for x in given], weights)
+    if value in s.facts.limits:
+        lead = without_rounding(s, partial(apply_linear, s, value), lead, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
@@ -41,23 +56,43 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     return LoweredVector(lead, sample, sets)
 
 
-def _without_rounding(
-    s: State, value: Value, lead: Register, arrays: Sequence[Register], by: Register | None
+def without_rounding(
+    s: State, rule: Callable[..., Register], made: Register, arrays: Sequence[Register], by: Register | None = None
 ) -> Register:
-    """Known coordinates, with 0 where terms cancel up to rounding: what is left of them is no direction."""
-    *sizes, numbers = (s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by or lead))
-    terms = apply_linear(s, value, sizes, None if by is None else numbers)
-    found = np.asarray(lead.value)[0]
-    small = np.abs(found) <= SUM_RTOL * np.asarray(terms.value)[0]
-    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else lead
+    """What a rule made of arrays: if known, with 0 where terms cancel up to rounding. What is left is no direction."""
+    if made.value is None:
+        return made
+    sizes = [a and s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by)]
+    found, terms = np.asarray(made.value)[0], np.asarray(rule(sizes[:-1], sizes[-1]).value)[0]
+    small = np.abs(found) < SUM_RTOL * terms  # not where both overflow
+    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else made
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
-    """The rule of a linear operation, on arrays instead of its vectors and coefficients."""
-    width = max(a.shape[-1] for a in arrays)
-    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
-        s, value, value.op, [s.build.pad_or_cut(a, width) for a in arrays], by
-    )
+    """The rule of a linear operation, on arrays instead of what it combines and its coefficients."""
+    if isinstance(value, Vector):
+        width = max(a.shape[-1] for a in arrays)
+        arrays = [s.build.pad_or_cut(a, width) for a in arrays]
+    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(s, value, value.op, list(arrays), by)
+
+
+def factors_of(value: Value) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
+    """What an operation combines linearly, and the coefficients, if any: of a product of scalars, the second one."""
+    if isinstance(value, Vector):
+        return parts_of(value)
+    scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
+    return (scalars[:1], scalars[1]) if isinstance(value.op, Apply) and value.op.f in PRODUCTS else (scalars, None)
+
+
+def marks_of(value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None) -> npt.NDArray[Any]:
+    """The sets of directions of vectors, or marks of scalars, that a linear operation makes of given ones."""
+    if isinstance(value, Vector):
+        return combined(value, given, by)
+    if isinstance(value.op, Apply):
+        return through(value.op, given if by is None else [*given, by])
+    found = rearranged(value.op, [marks[..., None] for marks in given])
+    assert found is not None
+    return found[..., 0]
 
 
 # One rule an operation, `rule(s, value, op, arrays, by)`
@@ -98,20 +133,122 @@ def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) 
     return s.build.step("permute", parts, axes=tuple(order))
 
 
-def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
-    """The entries at flat positions among the first `ndim` axes."""
-    rest = a.shape[ndim:]
-    entries = s.build.reshape(a, math.prod(a.shape[:ndim]), *rest)
-    return s.build.reshape(s.build.take(entries, flat.ravel(), axis=0), *flat.shape, *rest)
+def _apply(s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None) -> Register:
+    given = arrays if by is None else [*arrays, by]
+    aligned = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(given, op.scalars, strict=True)]
+    words = f"{named(op.f)} of scalars"
+    return s.build.step("apply", *aligned, made=value.shape, words=words, f=op.f, shape=value.shape, axes=op.axes)
+
+
+def _take(s: State, value: Value, op: Take, arrays: list[Register], by: None) -> Register:
+    (a,), rest = arrays, arrays[0].shape[op.x.ndim :]
+    entries = s.build.reshape(a, op.x.size, *rest)
+    return s.build.reshape(s.build.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest)
 
 
 LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {
     Add: _add,
+    Apply: _apply,
     Scale: _scale,
     Mix: _mix,
     Concat: _concat,
     Split: _split,
-    Take: lambda s, value, op, arrays, by: taken(s, arrays[0], op.x.ndim, op.flat),
+    Take: _take,
     Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
     Append: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
 }
+
+
+def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
+    """R_{t_i} x_i, the tokens along the last axis."""
+    build, x, blocks = s.build, s.vectors[op.x], s.facts.blocks[value]
+    if value in s.facts.limits:
+        raise ExactError(
+            value,
+            "rotary positions of vectors at width inf",
+            instead="bind their width to a number, d=64 say: the stream may be infinitely wide",
+        )
+    width = int(s.facts.widths[value])
+    key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
+    if key not in s.turns:
+        angles = op.angles(blocks * width)
+        s.turns[key] = tuple(build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
+    cos, sin = s.turns[key]
+    whole = build.reshape(build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width)
+    lead = build.step("rotate", whole, cos, sin, words="coordinates turned by positions")
+    return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
+
+
+def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+    """⟨x_i, y_j⟩/n."""
+    made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
+    if x in s.facts.limits:
+        arrays = [s.vectors[v].lead for v in (x, y)]
+        made = without_rounding(
+            s, lambda sizes, _: paired_products(s, sizes[0], sizes[1], x, y, value.ndim), made, arrays
+        )
+    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
+        made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
+    return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
+
+
+def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
+    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so many axes."""
+    return paired_products(s, s.vectors[x].lead, s.vectors[y].lead, x, y, ndim, words)
+
+
+def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
+    """The same of arrays instead of the coordinates of x and y."""
+    width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
+    rows = [s.align_axes(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
+    return s.build.step("gram", *rows, words=words)
+
+
+def products_of_coordinates(s: State, value: Scalar) -> Register | None:
+    """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is smaller: same eigenvalues, but for 0.
+
+    None if it is not smaller, or if the value is not such means.
+    """
+    op = value.op
+    if not isinstance(op, Dot) or op.power != 1 or op.x is not op.y or op.x in s.facts.limits:
+        return None
+    x = s.rows(s.vectors[op.x].lead, s.vectors[op.x].lead.shape[-1])
+    if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
+        return None
+    columns = s.build.step("transposed", x)
+    return s.build.step("scale", s.build.step("gram", columns, columns, words="X^T X/n"), by=1 / s.norm(op.x) ** 2)
+
+
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
+    """Σ_ab x_a N_ab y_b, summed over blocks."""
+    more, other = (x, y) if x.size <= y.size else (y, x)
+    start, stop = s.reach(other)
+    rows = _crossed(s, more, other, start, stop), s.build.step("part", s.vectors[other].lead, start=start, stop=stop)
+    return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
+
+
+def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
+    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of x."""
+    build, lead, parts = s.build, s.vectors[x].lead, []
+
+    def terms(group: FrameBatch) -> Iterator[Register]:
+        frame = s.frames[group]
+        rows = s.gather(lead, group.positions[x], frame.directions)
+        if isinstance(frame, NodeFrame):
+            yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
+            return
+        assert isinstance(frame, InfiniteWidthFrame)
+        here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
+        ours, theirs = ([(k, b) for k, b in enumerate(frame.blocks) if b.bits & some] for some in (here, there))
+        for (j, b), (i, a) in product(theirs, ours):
+            normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
+            made = build.step("product", build.step("part", rows, start=a.start, stop=a.stop), normals)
+            low, high = max(b.start, start), min(b.stop, stop)
+            made = build.step("part", made, start=low - b.start, stop=high - b.start)
+            yield build.step("pad", made, before=low - start, after=stop - high)
+
+    for group in s.groups_of(x):
+        places = group.positions[x]
+        found = list(terms(group)) if y in group.positions else []
+        parts.append((places, build.fold("add", found or [build.constant(np.zeros((*places.shape, 0)))])))
+    return s.scatter(parts, *lead.shape[:-1])

@@ -11,8 +11,8 @@ import numpy as np
 from ..._array_api import Floats
 from ...activations import Function
 from ...language._array import Value
-from ...language._operation import Apply, Dot, Nonlin, Take
-from ...language._scalar import ADD, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
+from ...language._operation import Apply, Dot, Nonlin
+from ...language._scalar import MULTIPLY, Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._exceptions import ExactError
@@ -27,7 +27,6 @@ from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch, Number
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
-from ._inner_products import paired_products
 from ._residual_features import ResidualBasis, unnamed
 from ._state import LoweredVector, State
 
@@ -37,7 +36,7 @@ from ._state import LoweredVector, State
 # that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
-ROUNDED = 1e-14  # relative to the terms of a limit: how far rounding may have put it from where the function jumps
+ROUNDED = 1e-14  # relative to a limit: how far rounding may have put it from where the function jumps
 JUMP = 1e-6  # relative to the size of a function at ordinary arguments: a change that is none of rounding
 
 
@@ -53,7 +52,7 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
     moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
-    if any(m.any() for m in moves) and _jumps(op.f, points, moves, [_terms(s, x) for x in op.inputs]):
+    if any(m.any() for m in moves) and _jumps(op.f, points, moves):
         raise ExactError(
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
@@ -100,31 +99,10 @@ def _varies(s: State, x: Value) -> Bools:
     return s.nonzero(x, means=False) if isinstance(x, Vector) else np.ones(x.shape, dtype=bool)
 
 
-def _terms(s: State, x: Value) -> Floats:
-    """The size of the terms that limits are sums of: their rounding errors are relative to it."""
-    if isinstance(x, Vector):
-        return np.abs(np.nan_to_num(_limits(s, x)))
-    known, build, op = s.scalars[x].value, s.build, x.op
-    if known is None:
-        return np.zeros(x.shape)
-    if isinstance(op, Take):
-        return _terms(s, op.x).ravel()[op.flat]
-    made = s.scalars[x]
-    if isinstance(op, Dot) and all(s.vectors[v].lead.value is not None for v in (op.x, op.y)):
-        a, b = (build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (op.x, op.y))
-        made = build.step("scale", paired_products(s, a, b, op.x, op.y, x.ndim), by=s.norm(op.x) ** (-2 * op.power))
-    elif isinstance(op, Apply) and op.f in (ADD, SUBTRACT, SUM, MEAN):
-        sizes = [build.constant(np.abs(np.asarray(s.scalars[p].value))[0]) for p in op.scalars]
-        sizes = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(sizes, op.scalars, strict=True)]
-        f = ADD if op.f is SUBTRACT else op.f
-        made = build.step("apply", *sizes, made=x.shape, f=f, shape=x.shape)
-    return np.broadcast_to(np.abs(np.asarray(made.value))[0], x.shape)
-
-
-def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms: Sequence[Floats]) -> bool:
+def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
     rng = np.random.default_rng(0)
     most = max(p.ndim for p in points)
-    points, terms = ([a.reshape((1,) * (most - a.ndim) + a.shape) for a in some] for some in (points, terms))
+    points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
     moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
     base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
     with np.errstate(all="ignore"):
@@ -134,8 +112,8 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools], terms:
         for trial in range(TRIALS):
             share = 0.0 if trial % 2 else ROUNDED
             moved = [
-                np.where(m, b + np.maximum(TINY, share * t) * rng.standard_normal(b.shape), b)
-                for b, m, t in zip(base, moves, terms, strict=True)
+                np.where(m, b + np.maximum(TINY, share * np.abs(b)) * rng.standard_normal(b.shape), b)
+                for b, m in zip(base, moves, strict=True)
             ]
             there = np.asarray(f(*moved))
             if (np.isfinite(here) & ~(np.abs(there - here) <= JUMP * size)).any():

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...language._array import VectorAccess
+from ...language._array import Value, VectorAccess
 from ...language._operation import Data
-from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._ir import Register
 from ._analysis import local_coordinates
@@ -31,40 +30,34 @@ def results(s: State) -> tuple[Register, Register]:
     build, means, columns = s.build, [], []
     count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
     for written, output in zip(s.facts.original_outputs, s.facts.outputs, strict=True):
-        if output in s.scalars:
-            means.append(build.reshape(s.scalars[output], output.size))
-            columns.append(build.constant(np.zeros((output.size, count * own))))
-            continue
-        assert isinstance(output, Vector)
-        if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
-            mean, gaussian = _coordinate(s, output, 0)
-            means.append(mean)
-            columns.append(build.pad_or_cut(gaussian, count * own))
-            continue
-        if not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
+        several = isinstance(
+            written, Vector
+        )  # a scalar has the law of a coordinate, whatever coordinates are asked for
+        if several and not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
             s.notes.append(NOTE)
-        parts = [_coordinate(s, output, k) for k in range(count)]
+        parts = [_coordinate(s, output, k) for k in range(count if several else 1)]
         rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
         wide = [
-            build.step("pad", g, before=k * own, after=(count - 1 - k) * own)
-            for k, (_, g) in zip(_sets(s, output), parts, strict=True)
+            build.step("pad", gaussian, before=k * own, after=(count - 1 - k) * own)
+            for k, (_, gaussian) in zip(_sets(s, output), parts, strict=False)
         ]
         wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
-        means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
-        columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
+        size = output.size * len(parts)
+        means.append(build.reshape(build.step("join", *rows, axis=1), size))
+        columns.append(build.reshape(build.step("join", *wide, axis=1), size, count * own))
     guards = [build.reshape(guard, 1) for guard in s.guards]
     return build.fold("add", [build.step("join", *means, axis=0), *guards]), build.step("join", *columns, axis=0)
 
 
-def _sets(s: State, output: Vector) -> list[int]:
+def _sets(s: State, output: Value) -> list[int]:
     """The column block of each coordinate: the same index in two concatenated blocks shares one row of the matrix."""
-    if output in s.facts.limits:
+    if output in s.scalars or output in s.facts.limits:
         return list(range(len(s.facts.picked)))
     places = [place % int(s.facts.widths[output]) for place in s.facts.picked]
     return [places.index(place) for place in places]
 
 
-def _differ(s: State, output: Vector) -> bool:
+def _differ(s: State, output: Value) -> bool:
     """Whether something in the space of an output, known in its frame, is not alike in all coordinates."""
     if (output in s.facts.limits) or not s.vectors[output].lead.shape[-1]:
         return False
@@ -75,10 +68,13 @@ def _differ(s: State, output: Vector) -> bool:
     )
 
 
-def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
+def _coordinate(s: State, output: Value, k: int) -> tuple[Register, Register]:
     """Coordinate number k of those asked for: what is drawn of it, (vectors,), and coefficients (vectors, ·)."""
-    build, found, blocks, width = s.build, s.vectors[output], s.facts.blocks[output], s.facts.widths[output]
-    own = s.columns - len(s.facts.picked)
+    build, own = s.build, s.columns - len(s.facts.picked)
+    gaussian = build.constant(np.zeros((output.size, own)))
+    if output in s.scalars:
+        return build.reshape(s.scalars[output], output.size), gaussian
+    found, blocks, width = s.vectors[output], s.facts.blocks[output], s.facts.widths[output]
     infinite = output in s.facts.limits
     place = 0 if infinite else s.facts.picked[k] % int(blocks * width)
     rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
@@ -87,7 +83,6 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
         return build.take(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
 
     mean = build.constant(np.zeros(output.size))
-    gaussian = build.constant(np.zeros((output.size, own)))
     if found.sample is not None:
         flat = build.pad_or_cut(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
         mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
@@ -97,7 +92,7 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     return mean, gaussian
 
 
-def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> Register:
+def _in_frame(s: State, output: Value, lead: Register, rows: Ints, at: int) -> Register:
     """A coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
     build = s.build
     if all(s.frames[group].is_standard_basis for group in s.groups_of(output)):

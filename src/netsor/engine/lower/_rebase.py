@@ -37,7 +37,7 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
     outputs = any(output in group.positions for output in s.facts.outputs)
     grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
-    if not vectors or count + asked > group.width or (group in s.whole if grows else outputs):
+    if not vectors or count + asked > group.width or (group in s.facts.whole if grows else outputs):
         return
     later = s.facts.values[index + 1 : max(s.facts.last[v] for v in group.positions) + 1]
     if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):  # it would not pay
@@ -77,11 +77,20 @@ def _in_use(s: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
 
 
 def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0) -> None:
-    """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
-    frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
+    """Exchange the directions from `first` on for as many as vectors, and (1, …, 1), reach beyond it."""
+    build, frame, frames = s.build, s.frames[group], group.frames
     chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
     rows = [s.gather(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
-    s.frames[group], made = frame.rebase(rows, outputs, first)
+    ones = frame.constant if frame.constant is not None and frame.constant.shape[-1] > first else None
+    if ones is not None:
+        rows.append(build.reshape(build.pad_or_cut(ones, frame.directions), frames, 1, frame.directions))
+    outputs = any(output in group.positions for output in s.facts.outputs)
+    new, spanned = frame.spanning(build.step("join", *rows, axis=1), outputs, first)
+    new.directions = spanned.shape[-1]
+    ends = np.cumsum([0, *(row.shape[1] for row in rows)])
+    made = [build.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
+    new.constant = frame.constant if ones is None else build.reshape(made.pop(), frames, new.directions)
+    s.frames[group] = new
     for v, part in zip(chosen, made, strict=True):
         old, sets, places = s.vectors[v].lead, s.vectors[v].sets, group.positions[v]
         parts, count = [(places, part)], math.prod(old.shape[:-1])

@@ -25,33 +25,10 @@ from .._memory import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import AdjointCorrection, MaterialisedMatMul, Span
 from ..passes._orders import CONSTANT, Sets, mixed
-from ._analysis import ProgramAnalysis
-from ._components import FrameBatch
 from ._dual_rules import score
 from ._infinite_frames import LimitFrame
-from ._inner_products import mean, paired_products, products
-from ._state import LoweredVector, State
-
-
-def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
-    """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
-    if facts.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
-        return frozenset()
-    return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
-
-
-def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
-    prices, sources, most = facts.prices, 0, 0
-    for value, places in group.slots.items():
-        vectors = 1
-        if isinstance(value.op, MatMul):
-            x, members = value.op.x, value.op.weight.members.size
-            vectors = int(min(x.size // (members if value.op.each else 1), facts.blocks[x] * facts.widths[x]))
-        if value in facts.drawn:
-            sources, most = sources + places.shape[1] * vectors, max(most, vectors)
-    grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
-    more = grown * group.width - grown * (grown - 1) / 2
-    return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
+from ._linear import mean, paired_products, products
+from ._state import Ints, LoweredVector, State
 
 
 def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
@@ -75,10 +52,13 @@ def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions:
 MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 
 
-def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None, Sets]:
+Sources = tuple[Register, Register | None, Sets]  # lead, sample, and the set of each at infinite width
+
+
+def _sources(s: State, value: Value, slots: int, sources: int) -> Sources:
     """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·).
 
-    And their sets (slots, k) at infinite width.
+    And their sets (slots, k, 1) at infinite width.
     """
     build, number = s.build, s.facts.number[value]
     infinite = value in s.facts.limits
@@ -107,28 +87,22 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
             unit = np.eye(slots * sources, s.columns + slots * sources, s.columns)
             s.columns = unit.shape[-1]
             sample = build.constant(unit.reshape(slots, sources, -1))
-    return lead, sample, own
+    return lead, sample, own[..., None]
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
     build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
-    combine = op.factor.reshape(value.size, rank)
+    c, std = op.factor.reshape(1, value.size, rank), 1.0
+    if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):  # the builder leaves out products with the identity
+        c, std = np.eye(rank)[None], float(c[0, 0, 0])
     lead, sample, own = _sources(s, value, rank * blocks, 1)
 
-    def combined(e: Register) -> Register:  # from (rank · blocks, 1, ·)
-        rows = build.reshape(e, rank, blocks * e.shape[-1])
-        if rank == 0:
-            made = build.constant(np.zeros((value.size, blocks * e.shape[-1])))
-        elif combine.shape[0] == rank and np.array_equal(combine, combine[0, 0] * np.eye(rank)):
-            made = build.step("scale", rows, by=float(combine[0, 0]))
-        else:
-            made = build.step("product", build.constant(combine), rows)
-        return build.reshape(made, *value.shape, blocks, e.shape[-1])
+    def scaled(e: Register) -> Register:
+        return build.step("scale", build.reshape(e, 1, rank, blocks * e.shape[-1]), by=std)
 
-    x = combined(lead)
-    sets = mixed(combine != 0, own.reshape(rank, blocks)).reshape(*value.shape, blocks)
-    found = LoweredVector(x, None if sample is None else combined(sample), sets)
+    sources = scaled(lead), sample and scaled(sample), own.reshape(1, rank, blocks)
+    found = _combined(s, value, build.constant(c), sources, (1, 1))
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
@@ -167,9 +141,9 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     members, blocks = weight.members.size, s.facts.blocks[value]
     drawn = value in s.facts.drawn or value in s.facts.merged_sources
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
-        made = _sources(s, value, members * blocks, x.shape[-1])
         one = build.constant(np.eye(x.shape[-1])[None])
-        return _combined(s, value, one, made, members, f"{s.words(value)} = C E")
+        made = _sources(s, value, members * blocks, x.shape[-1])
+        return _combined(s, value, one, made, (members, blocks), f"{s.words(value)} = C E")
     lead = build.step("part", s.vectors[x].lead, start=s.reach(x)[0], stop=s.vectors[x].lead.shape[-1])
     rows = s.rows(lead, lead.shape[-1], members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
@@ -186,14 +160,14 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
         words = f"{s.words(value)} = x E, {'the matrix' if whole else f'{directions} sources'} drawn{why}"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     made = _sources(s, value, members * blocks, c.shape[-1])
-    standard = all(group in s.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
+    standard = all(group in s.facts.whole and s.frames[group].is_standard_basis for group in s.groups_from(value))
     if copies == 1 < members and standard and value in s.facts.drawn:
         # one product for matrices that act on the same vectors: E has i.i.d. normal entries, its rows may be permuted
         last = made[0].shape[-1]
         e = build.reshape(made[0], 1, members * blocks * last, c.shape[-1])
         found = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
         return LoweredVector(build.reshape(build.step("permute", found, axes=(1, 0, 2)), *value.shape, blocks, last))
-    return _combined(s, value, c, made, members, words)
+    return _combined(s, value, c, made, (members, blocks), words)
 
 
 def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
@@ -209,26 +183,28 @@ def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> Lowe
 
 
 def _combined(
-    s: State, value: Vector, c: Register, sources: tuple[Register, Register | None, Sets], members: int, words: str
-) -> LoweredVector:
-    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
-    build, blocks, (lead, sample, own) = s.build, s.facts.blocks[value], sources
+    s: State, value: Vector, c: Register, sources: Sources, slots: tuple[int, int], words: str = "",
+    order: Ints | None = None,
+) -> LoweredVector:  # fmt: skip
+    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·); its rows in an order, if given."""
+    build, (lead, sample, own), k = s.build, sources, c.shape[-1]
+    shape = *value.shape, s.facts.blocks[value]
 
     def multiplied(e: Register, words: str = "") -> Register:
-        k, last = e.shape[-2:]
-        e = build.reshape(e, members, blocks, k, last)
-        if blocks > 1:
-            e = build.step("permute", e, axes=(0, 2, 1, 3))
-        e = build.reshape(e, members, k, blocks * last)
-        made = build.step("product", c, e, words=words)
-        return build.reshape(made, *value.shape, blocks, last)
+        e = build.reshape(e, *slots, k, e.shape[-1])
+        e = build.step("permute", e, axes=(0, 2, 1, 3)) if slots[1] > 1 else e
+        e = build.reshape(e, slots[0], k, slots[1] * e.shape[-1])
+        made = build.step("product", c, e, words=words) if k else build.constant(np.zeros((*shape, 0)))
+        flat = build.reshape(made, math.prod(shape), made.size // math.prod(shape))
+        return build.reshape(flat if order is None else build.take(flat, order, axis=0), *shape, flat.shape[-1])
 
     x = multiplied(lead, words if lead.size else "")
     sets = None
     if value in s.facts.limits:
-        each = np.swapaxes(own.reshape(members, blocks, own.shape[-1]), -1, -2)
+        each = np.swapaxes(own.reshape(*slots, k, own.shape[-1]), 1, 2).reshape(slots[0], k, slots[1] * own.shape[-1])
         known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])  # what is drawn is not 0
-        sets = mixed(known != 0, each).reshape(*value.shape, blocks)
+        sets = mixed(known != 0, each).ravel()
+        sets = (sets if order is None else sets[order]).reshape(shape)
     return LoweredVector(x, None if sample is None else multiplied(sample), sets)
 
 
@@ -239,23 +215,11 @@ def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     rows = s.gather(given.lead, places, given.lead.shape[-1])
     rows = build.step("part", rows, start=1, stop=rows.shape[-1])  # the first direction is (1, …, 1)
     c = _reduced(s, rows, "combined sources")
-    lead, sample, own = _sources(s, value, len(places), c.shape[-1])
-    back = np.argsort(places.ravel())
-
-    def multiplied(e: Register) -> Register:  # from (members, sources, ·)
-        made = build.step("product", c, e)
-        flat = build.take(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
-        return build.reshape(flat, *value.shape, s.facts.blocks[value], made.shape[-1])
-
-    found = multiplied(lead)
-    sets = None
-    if value in s.facts.limits:
-        each = np.bitwise_or.reduce(own, axis=-1)
-        sets = np.repeat(each, places.shape[1])[back].reshape(found.shape[:-1])
-    made = LoweredVector(found, None if sample is None else multiplied(sample), sets)
+    made = _sources(s, value, len(places), c.shape[-1])
+    found = _combined(s, value, c, made, (len(places), 1), order=np.argsort(places.ravel()))
     if not any(group.constant for group in s.groups_of(x)):
-        return made
-    return _shifted(s, value, made, build.step("part", given.lead, start=0, stop=1))
+        return found
+    return _shifted(s, value, found, build.step("part", given.lead, start=0, stop=1))
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:

@@ -55,7 +55,7 @@ class Fluctuation:
     part: Register | None
     support: npt.NDArray[Any]
     unknown: npt.NDArray[Any]
-    unit: Unit | None = None  # of scalars that have one
+    unit: Unit | None = None  # None for what has no ε part, or one in the units of its own space
     left: Register | None = None
 
 
@@ -93,15 +93,10 @@ class LoweredOrders(Orders):
 class State:
     """What was made of a program so far."""
 
-    def __init__(
-        self,
-        facts: ProgramAnalysis,
-        notes: list[str],
-        build: Builder,
-        on_nodes: frozenset[int],
-        whole: frozenset[FrameBatch],
-    ) -> None:
-        self.facts, self.notes, self.build, self.whole = facts, notes, build, whole
+    def __init__(self, facts: ProgramAnalysis, notes: list[str], build: Builder, on_nodes: frozenset[int]) -> None:
+        self.facts, self.notes, self.build = facts, notes, build
+        self.groups_of = facts.with_vectors.__getitem__
+        self.groups_from = facts.with_sources.__getitem__
         self.frames = {group: self.frame_for(group, group.number in on_nodes) for group in facts.groups}
         self.vectors: dict[Value, LoweredVector] = {}
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
@@ -129,7 +124,7 @@ class State:
             if on_nodes:
                 return NodeFrame(group, self.build)
             return InfiniteWidthFrame(group, self.build, group.constant, scored=group in self.facts.scored)
-        chosen = StandardBasis if group.nonlinear or group.given or group in self.whole else BartlettFrame
+        chosen = StandardBasis if group.nonlinear or group.given or group in self.facts.whole else BartlettFrame
         return chosen(group, self.build, local_coordinates(group, self.facts.picked))
 
     def align_axes(self, a: Register, ndim: int, to: int) -> Register:
@@ -162,18 +157,14 @@ class State:
         chosen = self.build.take(self.build.pad_or_cut(flat, width), places.ravel(), axis=0)
         return self.build.reshape(chosen, *places.shape, width)
 
-    def groups_of(self, value: Value) -> list[FrameBatch]:
-        """The groups that have vectors of a value."""
-        return self.facts.with_vectors.get(value, [])
-
-    def groups_from(self, value: Value) -> list[FrameBatch]:
-        """The groups that have sources of a value."""
-        return self.facts.with_sources.get(value, [])
-
     def sample(self, x: Value) -> Register:
         """What an output needs to know of coordinates; 0 if that is nothing."""
         found = self.vectors[x]
         return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
+
+    def main(self, x: Value) -> Register:
+        """The numbers of a value: coordinates of vectors, or scalars."""
+        return self.vectors[x].lead if x in self.vectors else self.scalars[x]
 
     def sets(self, x: Value) -> Sets:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
