@@ -18,7 +18,7 @@ from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, So
 from ...language._score import Pool
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Append, Coefficients, Fuse, MaterialisedMatMul, Span
-from ..passes._rewrite import rearranged
+from ..passes._rewrite import alike, rearranged
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -114,8 +114,9 @@ class Clusters:
         """Products ⟨x[…, i], y[…, j]⟩; the ids have a batch, one of the paired axes, and the blocks."""
         x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (self.ids[v] for v in vectors))
         self._link(x[..., :1, :], x)
-        self._link(y[..., :1, :], y)
-        self._link(x[..., 0, :], y[..., 0, :])
+        if vectors[0] is not vectors[1]:
+            self._link(y[..., :1, :], y)
+            self._link(x[..., 0, :], y[..., 0, :])
 
     def _first(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
         """Of vectors that are read whole along some axes, and so meet, the first ones, laid out along a result."""
@@ -177,7 +178,7 @@ class Clusters:
                 if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
                     found, label = found[:1], np.full_like(label, found[0])
                     self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
-                self.parts[value] = _Split(label).rows(found)
+                self.parts[value] = np.argsort(label, kind="stable").reshape(len(found), -1)
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
             case Span(x, known):
@@ -212,10 +213,16 @@ class Clusters:
                     entries.append((value, is_source, key := found.tobytes()))
                     if key not in splits:
                         splits[key] = _Split(found)
-        kind, alike = _alike(list(splits.values()), self.count)
-        kinds = {key: sorted(set(kind[split.labels].tolist())) for key, split in splits.items()}
-        places = {key: [(k, split.rows(alike[k])) for k in kinds[key]] for key, split in splits.items()}
-        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(alike) if len(some)]
+        marks = (
+            ((number, count), [label])
+            for number, split in enumerate(splits.values())
+            for label, count in zip(split.labels.tolist(), split.counts.tolist(), strict=True)
+        )
+        kinds = alike(marks)  # labels with equally many positions in every split
+        kind = {label: k for k, some in enumerate(kinds) for label in some}
+        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(kinds)]
+        found_in = {key: sorted({kind[label] for label in split.labels.tolist()}) for key, split in splits.items()}
+        places = {key: [(k, split.rows(kinds[k])) for k in found_in[key]] for key, split in splits.items()}
         for value, is_source, key in entries:
             for number, where in places[key]:
                 group = groups[number]
@@ -244,31 +251,13 @@ class _Split:
 
     def __init__(self, labels: Ints) -> None:
         self.order = np.argsort(labels, kind="stable")
-        self.labels, self.starts, self.counts = np.unique(labels[self.order], return_index=True, return_counts=True)
+        ordered = labels[self.order]
+        self.starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        self.labels, self.counts = ordered[self.starts], np.diff([*self.starts, len(labels)])
 
-    def rows(self, labels: Ints) -> Ints:
+    def rows(self, labels: Sequence[int]) -> Ints:
         """The positions of each of these labels, which have equally many."""
+        if len(labels) == len(self.labels):  # all of them, as usual
+            return self.order.reshape(len(labels), -1)
         at = np.searchsorted(self.labels, labels)
         return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])
-
-
-def _alike(splits: Sequence[_Split], count: int) -> tuple[Ints, list[Ints]]:
-    """Labels with equally many positions in every split are of one kind: the kind of each label, and those of a kind.
-
-    Both are in the order in which labels first occur.
-    """
-    kind, seen = np.zeros(count, dtype=np.intp), np.full(count, count, dtype=np.intp)
-    first, kinds = 0, 1
-    for split in splits:
-        labels = split.labels
-        new = labels[seen[labels] == count]
-        seen[new] = np.arange(first, first + len(new))
-        first += len(new)
-        pairs = kind[labels] * (split.counts.max() + 1) + split.counts
-        kind[labels] = kinds + np.unique(pairs, return_inverse=True)[1]
-        kinds += len(labels)
-    order = np.argsort(seen, kind="stable")[:first]
-    _, at, kind_in_order = np.unique(kind[order], return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(at))[kind_in_order]  # kinds by the first of their labels
-    kind[order] = rank
-    return kind, np.split(order[np.argsort(rank, kind="stable")], np.cumsum(np.bincount(rank))[:-1])
