@@ -233,7 +233,7 @@ def real(
     error: type[PlacedError] = TraceError,
 ) -> float:
     """One finite number, within bounds; with `zero` also 0."""
-    number = as_number(argument)
+    number = argument if type(argument) is float else as_number(argument)
     if number == 0 and zero:
         return number
     if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):

@@ -1,6 +1,7 @@
 """The plan: what it says is what is done, and it refuses before anything is drawn."""
 
 import copy
+import gc
 import pickle
 import tracemalloc
 
@@ -17,7 +18,9 @@ from netsor.engine._ir import Step
 from netsor.engine._plan import compute, in_numpy, run
 from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams
-from netsor.engine.lower._components import connected
+from netsor.engine.lower._components import FrameBatch, connected
+from netsor.engine.lower._state import LoweredVector
+from netsor.engine.passes._rewrite import Context
 
 from ..programs import programs
 from .compare import smallest_p
@@ -138,6 +141,22 @@ def test_a_copy_of_a_program_is_planned_as_the_program(copied):
     assert copied(layer).law(n=ns.inf).var() == layer.law(n=ns.inf).var()
     own = ns.Function("own", np.tanh)
     assert copied(own).f is np.tanh
+
+
+@pytest.mark.parametrize("width", [16, ns.inf])
+def test_planning_leaves_no_garbage(width):
+    """It runs without the garbage collector, so everything but the plan must be freed without it."""
+    x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 3))
+    net = ns.Program(ns.weight(n, n) @ ns.nn.attention(x, heads=2))
+    gc.collect()
+    gc.disable()
+    try:
+        plan = make_plan(net.outputs, {"n": width})
+        left = [x for x in gc.get_objects() if isinstance(x, LoweredVector | FrameBatch | Context)]
+    finally:
+        gc.enable()
+    assert plan.steps
+    assert not left
 
 
 def test_coordinates_that_no_memory_holds_are_refused():

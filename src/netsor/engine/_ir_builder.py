@@ -36,7 +36,6 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
-    reshaped: dict[tuple[Register, Shape], Register] = field(default_factory=dict)  # original, shape → the array
     shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and argument shapes
     expects: bool = False  # whether the plan has a Gaussian expectation
     nodes: bool = False  # whether values at quasi-random nodes replace coordinates
@@ -134,10 +133,12 @@ class Builder:
         whole = self.shaped.get(a, a)
         if whole.shape == shape:
             return whole
-        made = self.reshaped.get((whole, shape))
+        made = self.known.get((whole, shape))
         if made is None:
-            made = self.reshaped[whole, shape] = self.step("reshape", whole, made=shape, shape=shape)
-            self.shaped[made] = whole
+            made = Register(shape) if whole.varies else Register(shape, np.asarray(whole.value).reshape(1, *shape))
+            self.known[whole, shape], self.shaped[made] = made, whole
+            if whole.varies:
+                self.steps.append(Step("reshape", made, (whole,), {"shape": shape}, "", made.size))
         return made
 
     def pad_or_cut(self, a: Register, width: int) -> Register:

@@ -41,31 +41,23 @@ DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # the minimum gives a standard erro
 MIN_INNERMOST_ROW = 32  # entries: numpy loops efficiently over rows of this length, so replicas need not be innermost
 
 
-def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
-    """The steps that the results depend on."""
-    wanted, kept = set(results), []
-    for step in reversed(steps):
-        if step.out in wanted:
-            kept.append(step)
-            wanted.update(step.args)
-    return kept[::-1]
-
-
-def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[set[Register], int | None]]:
-    """For each step, the arrays that no later step reads, and the index of an argument that it may overwrite."""
+def liveness(steps: list[Step], results: tuple[Register, ...]) -> list[tuple[Step, set[Register], int | None]]:
+    """The steps that the results depend on, the arrays that none reads later, and the index of one to overwrite."""
     owner: dict[Register, Register] = {}  # view → the array whose memory it shares
     for step in steps:
         owner[step.out] = owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
     read, read_memory = set(results), {owner.get(result, result) for result in results}
-    found: list[tuple[set[Register], int | None]] = []
+    found: list[tuple[Step, set[Register], int | None]] = []
     for step in reversed(steps):
+        if step.out not in read:
+            continue
         entrywise = step.kind in IN_PLACE or (step.kind == "apply" and step.params.get("axes") == 0)
         place = None
         for i, arg in enumerate(step.args if entrywise else ()):
             if arg.varies and arg.shape == step.out.shape and owner.get(arg, arg) not in read_memory:
                 place = i
                 break
-        found.append(({arg for arg in step.args if arg.value is None and arg not in read}, place))
+        found.append((step, {arg for arg in step.args if arg.value is None and arg not in read}, place))
         read.update(step.args)
         read_memory.update([owner.get(arg, arg) for arg in step.args])
     return found[::-1]
@@ -126,11 +118,10 @@ class Plan:
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)  # see `_ir_builder`
 
     def __post_init__(self) -> None:
-        results = self.mean, self.columns
-        self.steps = needed(self.steps, results)
-        self.live = liveness(self.steps, results)
+        found = liveness(self.steps, (self.mean, self.columns))
+        self.steps, self.live = [step for step, *_ in found], [(dead, place) for _, dead, place in found]
         size = self.bytes = 0  # numbers of a replica stored at a time, and their peak in bytes
-        for step, (dead, _) in zip(self.steps, self.live, strict=True):
+        for step, dead, _ in found:
             size += step.out.size
             self.bytes = max(self.bytes, 8 * (size + step.within))
             size -= sum(register.size for register in dead)

@@ -13,7 +13,7 @@ from typing import Any
 from .._array_api import one_blas_thread
 from ..language._array import Operation, Value
 from ..language._graph import names_of, narrow_with_origins, topological_order
-from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._operation import Acting, OptimiserStep, SteppedMatMul, SteppedParameter
 from ..language._vector import Vector
 from ..optim import Adam
 from ._cost_model import CPU, Prices
@@ -28,7 +28,7 @@ from .passes._rewrite import Context
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Disable the garbage collector: planning creates many objects but no garbage, and scans take 1/7 of the time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -36,6 +36,9 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # count what was created as old, or it would be scanned at once
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -82,10 +85,11 @@ class PlanQuery:
         """The plan of the request, cached. For `shift` see `_expectation_ops`."""
         if math.inf in self.bound.values():  # planning computes most numbers there
             return _kept(self) if shift == 0 else self.made(shift)
-        return _kept(replace(self, numbers=())).bind(dict(self.numbers))
+        plan = _kept(replace(self, numbers=()))
+        return plan.bind(dict(self.numbers)) if self.numbers else plan
 
     @one_blas_thread()
-    @_no_garbage_collection()
+    @no_garbage_collection()
     def made(self, shift: int) -> Plan:
         """A new plan."""
         if unknown := set(self.without) - set(SHORTCUTS):
@@ -99,12 +103,12 @@ class PlanQuery:
             return self._planned(shift, small_parts=False)
 
     def _planned(self, shift: int, small_parts: bool) -> Plan:
-        narrowed, made_from = narrow_with_origins(self.outputs)
-        places = {value: number for number, value in enumerate(topological_order(self.whole or self.outputs))}
         context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
+        places = {value: number for number, value in enumerate(context.ordered(self.whole or self.outputs))}
+        narrowed, made_from = narrow_with_origins(self.outputs, context.ordered(self.outputs))
         for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position
             context.origin[value] = places.get(made_from.get(value, value), len(places))
-        names = names_of(context.ordered(narrowed))
+        names = names_of([value for value in context.ordered(narrowed) if isinstance(value.op, Acting)])  # of matrices
         rewritten = rewrite(narrowed, context, self.without)
         independent = self.plan().independent if shift else {}
         facts = ProgramAnalysis(rewritten, narrowed, context, names, frozenset(self.without), self.picked)

@@ -24,6 +24,8 @@ MIN_COORDINATES_PER_PATTERN = 16
 
 def with_sign_patterns(plan: Plan) -> Plan:
     """The plan with these products sampled from sign patterns."""
+    if not any(s.kind in ("reduced", "squares") and s.args[-1].shape[-2:-1] <= (MAX_VECTORS,) for s in plan.steps):
+        return plan
     made = {step.out: step for step in plan.steps}
     reads = Counter([*(arg for step in plan.steps for arg in step.args), plan.mean, plan.columns])
     steps = [new for step in plan.steps for new in _from_patterns(step, made, reads) or [step]]

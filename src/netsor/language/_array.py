@@ -112,7 +112,7 @@ def within(places: Ints, shape: Shape, keep: Keep) -> Ints:
 
 def is_all(keep: Keep) -> bool:
     """Whether the box is the whole array."""
-    return all(axis.all() for axis in keep)
+    return keep is every(tuple(map(len, keep))) or all(axis.all() for axis in keep)
 
 
 def kept(array: Ints, keep: Keep) -> Ints:
@@ -315,7 +315,7 @@ class Value:
         order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
         if sorted(order) != list(range(self.ndim)):
             raise TraceError("transpose", f"axes {shown(given)} do not reorder shape {self.shape}: name each axis once")
-        return self.take(self._positions().transpose(order))
+        return self if sorted(order) == list(order) else self.take(self._positions().transpose(order))
 
     @property
     def T(self) -> Self:

@@ -107,12 +107,11 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs, from a program that computes only what they need."""
-    return narrow_with_origins(outputs)[0]
+    return narrow_with_origins(outputs, topological_order(outputs))[0]
 
 
-def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
-    """The same outputs, narrowed, and the original of each value of the narrowed program."""
-    values = topological_order(outputs)
+def narrow_with_origins(outputs: Sequence[Value], values: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
+    """The same outputs of a program with these values, narrowed, and the original of each value they then need."""
     keeps = {output: every(output.shape) for output in outputs}
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):

@@ -13,6 +13,7 @@ import numpy as np
 from .._array_api import Floats
 from .._program import Program
 from ..engine import Plan
+from ..engine._plan_query import no_garbage_collection
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
 from ..language._graph import topological_order, widths_of
 from ..language._scalar import constant
@@ -177,6 +178,7 @@ class Probes:
                 measured |= {name: np.ascontiguousarray(columns[..., i]) for i, name in enumerate(section.names)}
         return measured
 
+    @no_garbage_collection()
     def _at(self, widths: Mapping[str, Any]) -> Program:
         return self.limit if math.isinf(self.source.net.width.bind(widths)) else self.program
 

@@ -99,7 +99,7 @@ class ProgramAnalysis:
         self.names = names
         depth: dict[Value, int] = {}
         for value in context.ordered(outputs):
-            depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+            depth[value] = 1 + max(map(depth.__getitem__, value.op.inputs), default=0)
         # outputs of early layers before those of late ones: so what they are made of need not be kept until the end
         values = context.ordered(sorted(outputs, key=depth.__getitem__))
         made = linear_sources(values)

@@ -18,7 +18,7 @@ from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, So
 from ...language._score import Pool
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Append, Coefficients, Fuse, MaterialisedMatMul, Span
-from ..passes._rewrite import rearranged
+from ..passes._rewrite import alike, rearranged
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -114,8 +114,9 @@ class Clusters:
         """Products ⟨x[…, i], y[…, j]⟩; the ids have a batch, one of the paired axes, and the blocks."""
         x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (self.ids[v] for v in vectors))
         self._link(x[..., :1, :], x)
-        self._link(y[..., :1, :], y)
-        self._link(x[..., 0, :], y[..., 0, :])
+        if vectors[0] is not vectors[1]:
+            self._link(y[..., :1, :], y)
+            self._link(x[..., 0, :], y[..., 0, :])
 
     def _first(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
         """Of vectors that are read whole along some axes, and so meet, the first ones, laid out along a result."""
@@ -176,7 +177,7 @@ class Clusters:
                 if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
                     found, label = found[:1], np.full_like(label, found[0])
                     self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
-                self.parts[value] = _Split(label).rows(found)
+                self.parts[value] = np.argsort(label, kind="stable").reshape(len(found), -1)
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
             case Span(x, known):
@@ -211,19 +212,16 @@ class Clusters:
                     entries.append((value, is_source, key := labels.tobytes()))
                     if key not in splits:
                         splits[key] = _Split(labels)
-        # clusters of a kind have equally many positions in every split; kinds are in the order of their first clusters
-        counts: dict[int, list[tuple[bytes, int]]] = {}
-        for key, split in splits.items():
-            for cluster, count in zip(split.labels.tolist(), split.counts.tolist(), strict=True):
-                counts.setdefault(cluster, []).append((key, count))
-        kinds: dict[tuple[tuple[bytes, int], ...], list[int]] = {}
-        for cluster, found in counts.items():
-            kinds.setdefault(tuple(found), []).append(cluster)
-        groups = [FrameBatch(k, math.nan, len(alike), {}, {}) for k, alike in enumerate(kinds.values())]
-        places: dict[bytes, list[tuple[FrameBatch, Ints]]] = {key: [] for key in splits}
-        for group, (parts, alike) in zip(groups, kinds.items(), strict=True):
-            for key, _ in parts:
-                places[key].append((group, splits[key].rows(np.array(alike))))
+        marks = (
+            ((number, count), [cluster])
+            for number, split in enumerate(splits.values())
+            for cluster, count in zip(split.labels.tolist(), split.counts.tolist(), strict=True)
+        )
+        kinds = alike(marks)  # clusters with equally many positions in every split
+        kind = {cluster: k for k, some in enumerate(kinds) for cluster in some}
+        groups = [FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(kinds)]
+        found_in = {key: sorted({kind[each] for each in split.labels.tolist()}) for key, split in splits.items()}
+        places = {key: [(groups[k], split.rows(kinds[k])) for k in found_in[key]] for key, split in splits.items()}
         for value, is_source, key in entries:
             for group, where in places[key]:
                 (group.slots if is_source else group.positions)[value] = where
@@ -251,9 +249,13 @@ class _Split:
 
     def __init__(self, labels: Ints) -> None:
         self.order = np.argsort(labels, kind="stable")
-        self.labels, self.starts, self.counts = np.unique(labels[self.order], return_index=True, return_counts=True)
+        ordered = labels[self.order]
+        self.starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        self.labels, self.counts = ordered[self.starts], np.diff([*self.starts, len(labels)])
 
-    def rows(self, labels: Ints) -> Ints:
+    def rows(self, labels: Sequence[int]) -> Ints:
         """The positions of each of these labels, which have equally many."""
+        if len(labels) == len(self.labels):  # all of them, as usual
+            return self.order.reshape(len(labels), -1)
         at = np.searchsorted(self.labels, labels)
         return np.asarray(self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])])

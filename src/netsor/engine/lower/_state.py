@@ -74,18 +74,18 @@ class LoweredOrders(Orders):
 
     def __init__(self, s: State) -> None:
         super().__init__(s.facts.limits.__contains__)
-        self.s = s
+        self.vectors, self.scalars = s.vectors, s.scalars  # not s: a cycle would be garbage to collect
 
-    def bits(self, x: Vector) -> Sets:
+    def bits(self, x: Value) -> Sets:
         """The directions along which there can be coordinates of order 1."""
-        return self.s.sets(x)
-
-    related = bits  # directions are orthogonal
+        found = self.vectors[x].sets
+        assert found is not None
+        return found
 
     def of(self, c: Value) -> Array:
         """A number that is known to be 0 is not of order 1."""
         if c not in self._orders:
-            known, found = self.s.scalars[c].value, super().of(c)
+            known, found = self.scalars[c].value, super().of(c)
             self._orders[c] = found if known is None else np.where(known[0] != 0, found, np.minimum(found, SMALL))
         return self._orders[c]
 
@@ -104,8 +104,9 @@ class State:
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.turns: dict[Any, tuple[Register, ...]] = {}  # cosines and sines of rotary positions
         self.guards: dict[Register, None] = {}  # 0, but NaN in a replica where what no direction holds of such counts
-        self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
-        self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
+        values = facts.values if facts.limits else ()  # only rules of infinite width ask for these sets
+        self.random = _made_of(values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
+        self.inexact = _made_of(values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.orders = LoweredOrders(self)
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {
@@ -168,9 +169,7 @@ class State:
 
     def sets(self, x: Value) -> Sets:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
-        found = self.vectors[x].sets
-        assert found is not None
-        return found
+        return self.orders.bits(x)
 
     def reach(self, x: Value) -> tuple[int, int]:
         """The range of directions along which vectors of a value can have coordinates."""

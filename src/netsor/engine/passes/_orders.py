@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -116,7 +115,7 @@ class Orders:
         self._count = 1
         self._reach: dict[int, int] = {}  # basis functions with products of order 1 with a nonlinear output
         self._outputs = 0  # the set of these outputs
-        self._related = cache(self._expanded)  # many vectors have the same set
+        self._expanded: dict[int, int] = {}  # the results of `_related`: many vectors have the same set
         self._initial: dict[Source, Sets] = {}  # of initial vectors
         self._bits: dict[Value, Sets] = {}
         self._small: dict[Value, Sets] = {}
@@ -217,14 +216,16 @@ class Orders:
         self._outputs |= union(made)
         return made[..., None]
 
-    def _expanded(self, bits: int) -> int:
+    def _related(self, bits: int) -> int:
         """A set, and the basis functions with which its nonlinearities have products of order 1."""
-        found, rest = bits, bits & self._outputs
-        while rest:
-            atom = rest & -rest
-            found |= self._reach[atom]
-            rest ^= atom
-        return found
+        if bits not in self._expanded:
+            found, rest = bits, bits & self._outputs
+            while rest:
+                atom = rest & -rest
+                found |= self._reach[atom]
+                rest ^= atom
+            self._expanded[bits] = found
+        return self._expanded[bits]
 
     def _order(self, c: Value) -> npt.ArrayLike:
         match c.op:

@@ -56,7 +56,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     new: dict[Value, Value] = {}  # only values that change, few in most passes
     for value in context.ordered(outputs):
         copy, inputs = value, value.op.inputs
-        if not new.keys().isdisjoint(inputs):
+        if new and not new.keys().isdisjoint(inputs):
             copy = replace(value, op=value.op.with_inputs(*(new.get(x, x) for x in inputs)))
         made = change(value, copy)
         if made is value:
@@ -128,7 +128,7 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
 
 
 def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
-    """Group the members of a weight by their marks, given each mark and the members that have it."""
+    """Group members, such as those of a weight, by their marks, given each mark and the members that have it."""
     marks: dict[int, set[object]] = {}
     for mark, members in marked:
         for member in members:
@@ -192,8 +192,8 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
                 pairs |= {(made[d], made[u]): None, (made[g], made[b]): None}
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
-            case _:
-                found = frozenset[Value]().union(*(made[x] for x in asked(value)))
+            case _ if vectors := asked(value):
+                found = frozenset[Value]().union(*(made[x] for x in vectors))
                 pairs[found, found] = None
     pairs |= {(sources, sources): None for sources in map(frozenset, together.values())}
     edges: dict[Value, set[Value]] = {}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...language._array import Value
+from ...language._graph import transposed
 from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
@@ -48,6 +49,8 @@ class _Place(NamedTuple):
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Replace each batch, and each group of weights, by one matrix where that is allowed."""
     values = context.ordered(outputs)
+    if not transposed(values):
+        return list(outputs)
     users, uses = users_of(values), uses_of(values)
     for output in outputs:  # outputs must stay: count them as used more than once
         users[output] = [output] * 2 + users.get(output, [])

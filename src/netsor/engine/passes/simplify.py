@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -40,7 +41,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
     W[[0, 0, 1]] x computes only W[[0, 1]] x. Lowering relies on this: the members of every weight are distinct.
     """
     products: dict[Any, Value] = {}
-    zeros: dict[Value, Bools] = {}
+    zeros: dict[Value, Bools] = {}  # of vectors some of which are 0
 
     def change(old: Value, new: Value) -> Value:
         made = new
@@ -49,18 +50,21 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
                 if (key := key_of(new)) not in products:
                     repeated = len(set(weight.members.ravel().tolist())) < weight.members.size
                     made = _distinct(new, weight, x, each) if repeated else new
-                    products[key] = cast(Vector, made) * np.where(zeros[x], 0.0, 1.0) if zeros[x].any() else made
+                    products[key] = cast(Vector, made) * np.where(zeros[x], 0.0, 1.0) if x in zeros else made
                 made = products[key]
-        if isinstance(new, Vector):
-            zeros[new] = zeros[made] = _zeros(new, zeros)
+        if isinstance(new, Vector) and (found := _zeros(new, zeros)).any():
+            zeros[new] = zeros[made] = found
         return made
 
     return rewritten(outputs, context, change)
 
 
-def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
+def _zeros(value: Vector, some: Mapping[Value, Bools]) -> Bools:
     """Which vectors are 0 at every width, given the zeros of the inputs: zero data and all that depends on them."""
     found: Any = False
+    if some.keys().isdisjoint(value.op.inputs) and not isinstance(value.op, ops.Data):
+        return np.zeros((), dtype=bool)
+    zeros = {x: some.get(x, np.zeros(x.shape, dtype=bool)) for x in value.op.inputs}
     match value.op:
         case ops.Data(given):
             found = ~given.any(axis=-1)
@@ -72,7 +76,7 @@ def _zeros(value: Vector, zeros: Mapping[Value, Bools]) -> Bools:
             found = zeros[x]
         case Nonlin(f, factors, ()) if f is MULTIPLY:
             found = functools.reduce(np.logical_or, (zeros[x] for x in factors))
-        case Nonlin(f, (x,), ()) if zeros[x].any():
+        case Nonlin(f, (x,), ()):
             found = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
     return np.broadcast_to(found, value.shape)
 
@@ -121,7 +125,7 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     values = context.ordered(outputs)
     made = linear_sources(values)
     every = dict.fromkeys(x for value in values for x in asked(value))
-    points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # its uses
+    points = Counter(chain.from_iterable(made.get(x, ()) for x in every | dict.fromkeys(outputs)))  # uses of a source
 
     def change(old: Value, new: Value) -> Value:
         if old not in every or old in outputs or old in made[old]:
@@ -191,9 +195,6 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
-    def only_indexed(value: Value) -> bool:
-        return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
-
     def free(x: Vector, other: Vector, dot: Value) -> bool:
         """Whether x is W z for a fresh W, used only here, with as many vectors `other` for each matrix."""
         if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
@@ -203,7 +204,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
-            case Dot(a, b, power), Dot(x, y) if only_indexed(old) and (power == 0.5 or context.width(a) < math.inf):
+            case Dot(a, b, power), Dot(x, y) if _is_output(old, users) and (power == 0.5 or context.width(a) < np.inf):
                 size = 1.0 if power == 0.5 else context.width(a) ** -0.5
                 left, right = free(a, b, old), free(b, a, old)
                 if right and (not left or a.size <= b.size):
@@ -215,6 +216,11 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return new
 
     return rewritten(outputs, context, change)
+
+
+def _is_output(value: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
+    """Whether only outputs use a value, or entries of it."""
+    return all(isinstance(user.op, Take) and _is_output(user, users) for user in users.get(value, ()))
 
 
 def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
@@ -259,7 +265,10 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     These are the identity, and a clip at C if P(|u| > C) < e^(−70), by the bound √variance · N · Π χ_m/√m. Coordinates
     of data are bounded by the largest one.
     """
-    smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
+    values = context.ordered(outputs)
+    if not any(isinstance(v.op, Nonlin) and (v.op.f is known.IDENTITY or base(v.op.f) is CLIP) for v in values):
+        return list(outputs)
+    smallest = min((width.bind(context.bound) for width in widths_of(values)), default=math.inf)
     size: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:
