@@ -21,6 +21,7 @@ from . import factor_cases
 from . import test_small_parts as small_parts
 from .backend_cases import (
     CASES,
+    DRAWS,
     LEVEL,
     assert_same,
     layer,
@@ -169,10 +170,10 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
 
 def test_the_same_seed_gives_the_same_bits():
     net, widths = CASES["few degrees of freedom"]
-    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX))
-    one, two, more = run(draws=300), run(draws=300), run(draws=1000)
+    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX, precision="float32"))
+    one, two, few = run(draws=DRAWS), run(draws=DRAWS), run(draws=300)
     assert one.cov.tobytes() == two.cov.tobytes()
-    np.testing.assert_allclose(more.cov[:300], one.cov, rtol=1e-12)  # blocks of other sizes may add in another order
+    np.testing.assert_allclose(one.cov[:300], few.cov, rtol=1e-12)  # blocks of other sizes may add in another order
 
 
 @pytest.mark.slow
@@ -315,9 +316,10 @@ def test_a_missing_library_is_named(monkeypatch):
 
 
 def test_a_backend_can_be_sent():
-    backend = choose(**JAX, precision="float32")
+    backend, (net, widths) = choose(**JAX, precision="float32"), CASES["few degrees of freedom"]
     assert pickle.loads(pickle.dumps(backend)) == backend
-    assert "jax on cpu in float32" in layer()[0].law(n=8, draws=10, progress=False, **JAX, precision="float32").method
+    law = net.law(draws=DRAWS, progress=False, **widths, **JAX, precision="float32")  # as compiled above
+    assert "jax on cpu in float32" in law.method
 
 
 def test_errors_of_a_function_are_not_swallowed():
