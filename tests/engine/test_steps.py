@@ -112,7 +112,7 @@ def moved_by_differences(outputs, after, loss, widths):
 
 
 @seed(34)
-@settings(max_examples=40, **QUIET)
+@settings(max_examples=28, **QUIET)
 @given(built=stepped(grow=4, memory=False))
 def test_literal_against_moved_matrices(built):
     outputs = built.net.outputs
