@@ -13,8 +13,7 @@ from netsor.engine import _ops, _psd_cholesky
 from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._plan import compute
 from netsor.engine._plan_query import make_plan
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_program, choose
-from netsor.engine.backends._jax_program import threefry
+from netsor.engine.backends import NoDeviceError, _base, _chi, choose
 
 from ..keep import keep
 from . import factor_cases
@@ -30,9 +29,23 @@ from .backend_cases import (
     smallest_p,
 )
 from .compare import conditional
+from .test_curves import assert_circles_of_random_size_have_the_kernel_of_erf
+from .test_precision import (
+    assert_a_matrix_sees_small_differences,
+    assert_compared_where_it_runs,
+    assert_refused_before_it_draws,
+)
 
 JAX = {"backend": "jax", "device": "cpu"}
 QUICK = ("transformer", "few degrees of freedom")
+
+
+@pytest.fixture
+def jax_program():
+    """The module, which imports JAX: not before a test needs it, for every process of the suite reads this file."""
+    from netsor.engine.backends import _jax_program
+
+    return _jax_program
 
 
 @pytest.mark.parametrize(
@@ -48,7 +61,7 @@ def test_jax_has_the_law_of_numpy(case, precision):
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
-def test_jax_computes_what_numpy_computes(seeds):
+def test_jax_computes_what_numpy_computes(jax_program, seeds):
     """Random programs, on the same random numbers."""
     import jax
     import jax.numpy as jnp
@@ -57,7 +70,7 @@ def test_jax_computes_what_numpy_computes(seeds):
     for plan, drawn, found in random_plans(seeds):
         with choose(**JAX)._within():
             arrays = {}
-            for piece in _jax_program.pieces(plan, "float64"):
+            for piece in jax_program.pieces(plan, "float64"):
 
                 def traced(given, piece=piece, drawn=drawn):
                     here = dict(zip(piece.reads, given, strict=True)) | {
@@ -66,11 +79,11 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = compute(_jax_program.LIBRARY, step.kind, args, step.params)
+                            here[step.out] = compute(jax_program.LIBRARY, step.kind, args, step.params)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
-                    arrays |= _jax_program.block([piece], [None], 0, 0, 16, arrays)
+                    arrays |= jax_program.block([piece], [None], 0, 0, 16, arrays)
                 else:
                     arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
             assert_same(
@@ -85,16 +98,33 @@ def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
 
 
+def test_jax_sees_inputs_on_a_circle():
+    assert_circles_of_random_size_have_the_kernel_of_erf(50, **JAX)
+
+
+def test_a_matrix_of_jax_on_vectors_that_differ_a_little():
+    assert_a_matrix_sees_small_differences("jax")
+
+
+def test_differences_that_cancel_are_refused_before_jax_draws(monkeypatch):
+    assert_refused_before_it_draws("jax", monkeypatch)
+
+
 @pytest.mark.slow
-def test_jax_sees_small_parts():
+def test_jax_compares_where_it_runs(monkeypatch):
+    assert_compared_where_it_runs("jax", monkeypatch)
+
+
+@pytest.mark.slow
+def test_jax_sees_small_parts(jax_program):
     """Directions of rows that are nearly equal, well apart, and equal, side by side, as numpy has them."""
     import jax
 
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        c = np.asarray(jax.jit(_jax_program.LIBRARY.reduced)(products, rows))
-        q = np.asarray(jax.jit(_jax_program.LIBRARY.span)(rows))
+        c = np.asarray(jax.jit(jax_program.LIBRARY.reduced)(products, rows))
+        q = np.asarray(jax.jit(jax_program.LIBRARY.span)(rows))
     ours = NUMPY.reduced(products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -105,12 +135,12 @@ def test_jax_sees_small_parts():
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [4, 32])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_jax_factors_singular_matrices(precision, few):
+def test_jax_factors_singular_matrices(jax_program, precision, few):
     """By the library's own factors, and by loops: the directions of numpy in double precision."""
     import jax
     import jax.numpy as jnp
 
-    linalg = _jax_program.JaxLibrary(jnp)
+    linalg = jax_program.JaxLibrary(jnp)
     linalg.few = few
     compiled = {}
 
@@ -124,8 +154,8 @@ def test_jax_factors_singular_matrices(precision, few):
             factor_cases.assert_factors(case, precision, compute)
 
 
-def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", {})
+def test_the_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
+    monkeypatch.setattr(jax_program, "_programs", {})
     monkeypatch.setattr(
         _chi.Chi, "of", lambda self, xp, z: 1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
     )
@@ -200,37 +230,37 @@ def test_jax_draws_what_is_not_random():
 
 
 @pytest.mark.slow
-def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", {})  # none of other tests: the cache may be full of them
+def test_laws_of_one_structure_share_a_compiled_program(jax_program, monkeypatch):
+    monkeypatch.setattr(jax_program, "_programs", {})  # none of other tests: the cache may be full of them
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
-    first = set(_jax_program._programs)
+    first = set(jax_program._programs)
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
-    assert set(_jax_program._programs) == first
+    assert set(jax_program._programs) == first
     layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
-    assert len(set(_jax_program._programs) - first) == 1
+    assert len(set(jax_program._programs) - first) == 1
 
 
-def test_equal_pieces_are_compiled_once(monkeypatch):
+def test_equal_pieces_are_compiled_once(jax_program, monkeypatch):
     """A program that two pieces share was compiled again for every block of replicas."""
     plan = make_plan(layer()[0].outputs, {"n": 64})
     made = []
-    monkeypatch.setattr(_jax_program, "_programs", {})
-    monkeypatch.setattr(_jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
-    equal = [_jax_program.pieces(plan, "float64")[0] for _ in range(3)]
+    monkeypatch.setattr(jax_program, "_programs", {})
+    monkeypatch.setattr(jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
+    equal = [jax_program.pieces(plan, "float64")[0] for _ in range(3)]
     for count in (8, 8, 16):
-        assert len(set(_jax_program.programs(equal, count, choose(**JAX)._within))) == 1
+        assert len(set(jax_program.programs(equal, count, choose(**JAX)._within))) == 1
     assert made == [8, 16]
 
 
-def test_threefry_is_jaxs():
+def test_threefry_is_jaxs(jax_program):
     import jax
     import jax.numpy as jnp
     from jax.extend.random import threefry2x32_p
 
     words = np.random.default_rng(1).integers(0, 2**32, size=(4, 1000), dtype=np.uint32)
     words[:, :2] = [0, 2**32 - 1]
-    ours = jax.jit(threefry)(*words)
+    ours = jax.jit(jax_program.threefry)(*words)
     np.testing.assert_array_equal(ours, threefry2x32_p.bind(*map(jnp.asarray, words)))
 
 

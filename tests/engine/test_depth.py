@@ -174,6 +174,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("name", ["rms", "means", "equal tokens"])
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
     monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)

@@ -114,6 +114,7 @@ def test_every_shortcut_is_left_out_somewhere():
     assert {*COUNTS, "named", "recognise", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize(
     ("name", "seed"),
     keep(

@@ -9,6 +9,8 @@ from netsor import inf
 
 from ..keep import keep
 
+pytestmark = pytest.mark.usefixtures("unshifted")  # laws are compared, not their errors
+
 n = ns.Width("n")
 X = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]])
 T = np.array([1.0, -1.0])

@@ -21,7 +21,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 @seed(31)
-@settings(max_examples=14, **QUIET)
+@settings(max_examples=12, **QUIET)
 @given(built=stepped(grow=4))
 def test_exact_against_literal(built):
     b = literal_draws(built.net, 300, **built.widths)
