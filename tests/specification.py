@@ -55,17 +55,17 @@ def verify(outputs: Iterable[Value]) -> None:
                 found = getattr(op, field.name)
                 kind = next((kind for name, kind in KINDS.items() if name in str(field.type)), Value)
                 for x in found if isinstance(found, tuple) else (found,):
-                    need(not isinstance(x, Value) or isinstance(x, kind), f"{field.name} is {x!r}")
+                    need(not isinstance(x, Value) or isinstance(x, kind), f"{field.name} is a {type(x).__name__}")
             made = rules.get(type(op), alike)(op, value)
-        except (ValueError, IndexError) as error:  # of numpy, for shapes that do not broadcast
+            need(made == (value.shape, width), f"must have shape {made[0]} and width {made[1]}")
+        except (ValueError, IndexError) as error:  # of `need`, or of numpy for shapes that do not broadcast
             raise SpecificationError(f"{value!r} of {op!r}: {error}") from None
-        need(made == (value.shape, width), f"{value!r} of {op!r} must have shape {made[0]} and width {made[1]}")
 
 
 def need(holds: bool, words: str) -> None:
-    """Refuse a graph in which something does not hold."""
+    """Refuse a value of which something does not hold; `verify` says which value, for printing arrays takes long."""
     if not holds:
-        raise SpecificationError(words)
+        raise ValueError(words)
 
 
 def alike(op: Operation, value: Value) -> Made:
@@ -86,7 +86,7 @@ def sizes(op: Operation, value: Value) -> Shape:
 def space(op: Operation) -> Width | None:
     """The one width of all vectors that an operation reads; None if it reads scalars alone."""
     widths = {x.width: None for x in op.inputs if isinstance(x, Vector)}
-    need(len(widths) < 2, f"{op!r} reads vectors of different spaces")
+    need(len(widths) < 2, "reads vectors of different spaces")
     return next(iter(widths), None)
 
 

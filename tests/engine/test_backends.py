@@ -13,14 +13,14 @@ from netsor.engine import _ops, _psd_cholesky
 from netsor.engine._gram_schmidt import NUMPY
 from netsor.engine._plan import compute
 from netsor.engine._plan_query import make_plan
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_program, choose
-from netsor.engine.backends._jax_program import threefry
+from netsor.engine.backends import NoDeviceError, _base, _chi, choose
 
 from ..keep import keep
 from . import factor_cases
 from . import test_small_parts as small_parts
 from .backend_cases import (
     CASES,
+    DRAWS,
     LEVEL,
     assert_same,
     layer,
@@ -29,9 +29,23 @@ from .backend_cases import (
     smallest_p,
 )
 from .compare import conditional
+from .test_curves import assert_circles_of_random_size_have_the_kernel_of_erf
+from .test_precision import (
+    assert_a_matrix_sees_small_differences,
+    assert_compared_where_it_runs,
+    assert_refused_before_it_draws,
+)
 
 JAX = {"backend": "jax", "device": "cpu"}
 QUICK = ("transformer", "few degrees of freedom")
+
+
+@pytest.fixture
+def jax_program():
+    """The module, which imports JAX: not before a test needs it, for every process of the suite reads this file."""
+    from netsor.engine.backends import _jax_program
+
+    return _jax_program
 
 
 @pytest.mark.parametrize(
@@ -47,7 +61,7 @@ def test_jax_has_the_law_of_numpy(case, precision):
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
-def test_jax_computes_what_numpy_computes(seeds):
+def test_jax_computes_what_numpy_computes(jax_program, seeds):
     """Random programs, on the same random numbers."""
     import jax
     import jax.numpy as jnp
@@ -56,7 +70,7 @@ def test_jax_computes_what_numpy_computes(seeds):
     for plan, drawn, found in random_plans(seeds):
         with choose(**JAX)._within():
             arrays = {}
-            for piece in _jax_program.pieces(plan, "float64"):
+            for piece in jax_program.pieces(plan, "float64"):
 
                 def traced(given, piece=piece, drawn=drawn):
                     here = dict(zip(piece.reads, given, strict=True)) | {
@@ -65,11 +79,11 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = compute(_jax_program.LIBRARY, step.kind, args, step.params)
+                            here[step.out] = compute(jax_program.LIBRARY, step.kind, args, step.params)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
-                    arrays |= _jax_program.block([piece], [None], 0, 0, 16, arrays)
+                    arrays |= jax_program.block([piece], [None], 0, 0, 16, arrays)
                 else:
                     arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
             assert_same(
@@ -84,16 +98,33 @@ def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
 
 
+def test_jax_sees_inputs_on_a_circle():
+    assert_circles_of_random_size_have_the_kernel_of_erf(50, **JAX)
+
+
+def test_a_matrix_of_jax_on_vectors_that_differ_a_little():
+    assert_a_matrix_sees_small_differences("jax")
+
+
+def test_differences_that_cancel_are_refused_before_jax_draws(monkeypatch):
+    assert_refused_before_it_draws("jax", monkeypatch)
+
+
 @pytest.mark.slow
-def test_jax_sees_small_parts():
+def test_jax_compares_where_it_runs(monkeypatch):
+    assert_compared_where_it_runs("jax", monkeypatch)
+
+
+@pytest.mark.slow
+def test_jax_sees_small_parts(jax_program):
     """Directions of rows that are nearly equal, well apart, and equal, side by side, as numpy has them."""
     import jax
 
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        c = np.asarray(jax.jit(_jax_program.LIBRARY.reduced)(products, rows))
-        q = np.asarray(jax.jit(_jax_program.LIBRARY.span)(rows))
+        c = np.asarray(jax.jit(jax_program.LIBRARY.reduced)(products, rows))
+        q = np.asarray(jax.jit(jax_program.LIBRARY.span)(rows))
     ours = NUMPY.reduced(products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -104,12 +135,12 @@ def test_jax_sees_small_parts():
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [4, 32])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_jax_factors_singular_matrices(precision, few):
+def test_jax_factors_singular_matrices(jax_program, precision, few):
     """By the library's own factors, and by loops: the directions of numpy in double precision."""
     import jax
     import jax.numpy as jnp
 
-    linalg = _jax_program.JaxLibrary(jnp)
+    linalg = jax_program.JaxLibrary(jnp)
     linalg.few = few
     compiled = {}
 
@@ -123,8 +154,8 @@ def test_jax_factors_singular_matrices(precision, few):
             factor_cases.assert_factors(case, precision, compute)
 
 
-def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", {})
+def test_the_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
+    monkeypatch.setattr(jax_program, "_programs", {})
     monkeypatch.setattr(
         _chi.Chi, "of", lambda self, xp, z: 1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
     )
@@ -169,10 +200,10 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
 
 def test_the_same_seed_gives_the_same_bits():
     net, widths = CASES["few degrees of freedom"]
-    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX))
-    one, two, more = run(draws=300), run(draws=300), run(draws=1000)
+    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX, precision="float32"))
+    one, two, few = run(draws=DRAWS), run(draws=DRAWS), run(draws=300)
     assert one.cov.tobytes() == two.cov.tobytes()
-    np.testing.assert_allclose(more.cov[:300], one.cov, rtol=1e-12)  # blocks of other sizes may add in another order
+    np.testing.assert_allclose(one.cov[:300], few.cov, rtol=1e-12)  # blocks of other sizes may add in another order
 
 
 @pytest.mark.slow
@@ -199,37 +230,37 @@ def test_jax_draws_what_is_not_random():
 
 
 @pytest.mark.slow
-def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
-    monkeypatch.setattr(_jax_program, "_programs", {})  # none of other tests: the cache may be full of them
+def test_laws_of_one_structure_share_a_compiled_program(jax_program, monkeypatch):
+    monkeypatch.setattr(jax_program, "_programs", {})  # none of other tests: the cache may be full of them
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
-    first = set(_jax_program._programs)
+    first = set(jax_program._programs)
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
-    assert set(_jax_program._programs) == first
+    assert set(jax_program._programs) == first
     layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
-    assert len(set(_jax_program._programs) - first) == 1
+    assert len(set(jax_program._programs) - first) == 1
 
 
-def test_equal_pieces_are_compiled_once(monkeypatch):
+def test_equal_pieces_are_compiled_once(jax_program, monkeypatch):
     """A program that two pieces share was compiled again for every block of replicas."""
     plan = make_plan(layer()[0].outputs, {"n": 64})
     made = []
-    monkeypatch.setattr(_jax_program, "_programs", {})
-    monkeypatch.setattr(_jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
-    equal = [_jax_program.pieces(plan, "float64")[0] for _ in range(3)]
+    monkeypatch.setattr(jax_program, "_programs", {})
+    monkeypatch.setattr(jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
+    equal = [jax_program.pieces(plan, "float64")[0] for _ in range(3)]
     for count in (8, 8, 16):
-        assert len(set(_jax_program.programs(equal, count, choose(**JAX)._within))) == 1
+        assert len(set(jax_program.programs(equal, count, choose(**JAX)._within))) == 1
     assert made == [8, 16]
 
 
-def test_threefry_is_jaxs():
+def test_threefry_is_jaxs(jax_program):
     import jax
     import jax.numpy as jnp
     from jax.extend.random import threefry2x32_p
 
     words = np.random.default_rng(1).integers(0, 2**32, size=(4, 1000), dtype=np.uint32)
     words[:, :2] = [0, 2**32 - 1]
-    ours = jax.jit(threefry)(*words)
+    ours = jax.jit(jax_program.threefry)(*words)
     np.testing.assert_array_equal(ours, threefry2x32_p.bind(*map(jnp.asarray, words)))
 
 
@@ -315,9 +346,10 @@ def test_a_missing_library_is_named(monkeypatch):
 
 
 def test_a_backend_can_be_sent():
-    backend = choose(**JAX, precision="float32")
+    backend, (net, widths) = choose(**JAX, precision="float32"), CASES["few degrees of freedom"]
     assert pickle.loads(pickle.dumps(backend)) == backend
-    assert "jax on cpu in float32" in layer()[0].law(n=8, draws=10, progress=False, **JAX, precision="float32").method
+    law = net.law(draws=DRAWS, progress=False, **widths, **JAX, precision="float32")  # as compiled above
+    assert "jax on cpu in float32" in law.method
 
 
 def test_errors_of_a_function_are_not_swallowed():

@@ -1,5 +1,7 @@
 """Scores that are outputs are Gaussian given one factor: against the literal interpreter, and where that is not so."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -78,9 +80,10 @@ def through_softmax():
 DRAWN = {"shared matrix": shared, "factors used again": used_again, "scores used again": through_softmax}
 
 
-def found(make, widths=None):
+@cache
+def found(make):
     net = ns.Program(make())
-    bound = {name: {"n": 5, "d": 3}[name] for name in net.widths} if widths is None else widths
+    bound = {name: {"n": 5, "d": 3}[name] for name in net.widths}
     return net, bound, conditional(net.outputs, bound, DRAWS, 9, progress=False, picked=[0, 2])
 
 

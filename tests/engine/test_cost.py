@@ -1,6 +1,7 @@
 """Matrices are drawn where that costs less than sources for what their inputs span: the law is the same either way."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from netsor.engine.backends import Numpy
 from ..builder import Builder
 from ..gradients import gradients
 from ..programs import STEPS, WIDTHS, grown
-from .compare import exact_draws, smallest_p
+from .compare import exact_draws, literal_draws, smallest_of, smallest_p
 
 n, m = ns.Width("n"), ns.Width("m")
 DEAR = replace(ACCELERATOR, chi=1e-6, factor_row=1e-5)  # factors that cost more than any matrix
@@ -57,6 +58,16 @@ def forced(way, monkeypatch, prices=CPU):
     monkeypatch.setattr(Numpy, "prices", prices)
 
 
+@cache
+def literal(make, **widths):
+    return literal_draws(make(), 4000, **widths)
+
+
+def smallest(make, **widths):
+    """The smallest p-value of a program, made anew: plans of one program are kept."""
+    return smallest_of(exact_draws(make(), 4000, **widths), literal(make, **widths))
+
+
 def plan(net, way, monkeypatch, **widths):
     forced(way, monkeypatch)
     return make_plan(net.outputs, widths)
@@ -89,7 +100,7 @@ def test_the_cheaper_is_chosen(tokens, monkeypatch):
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
 def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
-    assert smallest_p(block(), 4000, n=5, m=6) > LEVEL
+    assert smallest(block, n=5, m=6) > LEVEL
 
 
 @pytest.mark.parametrize("prices", [CPU, DEAR], ids=lambda prices: prices.place)
@@ -149,12 +160,13 @@ def test_random_programs_either_way(seeds, monkeypatch):
     """With the weights drawn by the literal interpreter, and where the ways differ."""
     differ = 0
     for grain in seeds:
-        counts = set()
+        counts, right = set(), None
         for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, DEAR)):
             forced(way, monkeypatch, prices)
             built = grown(Builder(grain, WIDTHS), STEPS, 9, 12)  # anew: plans of one program are kept
             counts.add(make_plan(built.net.outputs, built.widths, prices=prices).random_numbers)
-            assert smallest_p(built.net, 1000, **built.widths) > LEVEL
+            right = literal_draws(built.net, 1000, **built.widths) if right is None else right
+            assert smallest_of(exact_draws(built.net, 1000, **built.widths), right) > LEVEL
         differ += len(counts) == 3
     assert differ >= 4
 
@@ -195,8 +207,8 @@ def test_entries_of_a_matrix_that_acts_again_are_drawn_once(tokens, layers, widt
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
 def test_a_matrix_that_acts_again_has_its_law_either_way(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
-    assert smallest_p(shared(), 4000, n=5, m=6) > LEVEL
-    assert smallest_p(square(), 4000, n=4) > LEVEL
+    assert smallest(shared, n=5, m=6) > LEVEL
+    assert smallest(square, n=4) > LEVEL
 
 
 def test_the_transpose_is_that_of_the_same_entries(monkeypatch):

@@ -44,9 +44,9 @@ def assert_circles_of_random_size_have_the_kernel_of_erf(count, **where):
     np.testing.assert_allclose(law.cov(), arcsine(x @ x.T / 3), atol=1e-8)
 
 
-@pytest.mark.parametrize(("count", "backend"), [(50, "numpy"), (100, "numpy"), (50, "jax")])
-def test_inputs_on_a_circle_of_random_size(count, backend):
-    assert_circles_of_random_size_have_the_kernel_of_erf(count, backend=backend)
+@pytest.mark.parametrize("count", [50, 100])
+def test_inputs_on_a_circle_of_random_size(count):
+    assert_circles_of_random_size_have_the_kernel_of_erf(count)
 
 
 @pytest.mark.parametrize("f", [ns.erf, ns.relu])

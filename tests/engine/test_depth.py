@@ -57,7 +57,7 @@ def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):
 
 
 def test_at_infinite_width_too():
-    plans = [transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf) for k in (4, 8, 16)]
+    plans = [transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf) for k in (2, 4, 8)]
     work = [p.operations for p in plans]
     assert work[2] - work[1] == pytest.approx(2 * (work[1] - work[0]), rel=0.02)
 
@@ -174,6 +174,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("name", ["rms", "means", "equal tokens"])
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
     monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)

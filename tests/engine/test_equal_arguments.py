@@ -24,6 +24,7 @@ def test_the_same_vector_twice():
     assert second_moment(x) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.usefixtures("unshifted")
 def test_repeated_ids():
     e = ns.nn.embedding([5, 5, 6], n)
     for f, equal in ((AT_LEAST, 1.0), (ABOVE, 0.0)):
@@ -64,6 +65,7 @@ def test_equal_tokens_behind_random_scores(width, nested):
     assert second_moment(found[0], width) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.usefixtures("unshifted")
 def test_nearly_equal_vectors_are_two():
     """The jump counts as half, and what is between them keeps its digits."""
     near = ns.gaussian(n, 2, cov=[[1, 1 - 1e-12], [1 - 1e-12, 1]])
@@ -78,6 +80,7 @@ def test_nearly_equal_vectors_are_two():
         assert second_moment(ns.nonlin(between, x, y)) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("scale", [1e-8, *(pytest.param(s, marks=pytest.mark.slow) for s in (1.0, 1e8))])
 def test_opposite_scaled_and_constant_arguments(scale):
     x, y = scale * ns.gaussian(n), ns.gaussian(n)

@@ -59,7 +59,7 @@ def law_of_means(seed, noise):
     """A law by extrapolation whose mean falls like n^(−1/10), from blocks of two draws each."""
     means = 10 * np.array(WIDTHS) ** -0.1 + noise * np.random.default_rng(seed).standard_normal((16, 4))
     origin = ns.laws.Provenance("exact", "made for a test")
-    laws = tuple(tuple(ns.Mixture([mean, mean], [1.0, 1.0], origin) for mean in row) for row in means)
+    laws = tuple(tuple(ns.Mixture([mean, mean], [0.0, 0.0], origin) for mean in row) for row in means)
     return ns.ExtrapolatedLaw("this", WIDTHS, laws)
 
 
@@ -180,7 +180,7 @@ def test_functions_whose_scale_the_widths_have_not_passed(name, scale):
         ns.Program(SCALES[name](scale)).law(n=inf, method="extrapolate", draws=100)
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("name", keep(SCALES, "a vector", "softmax", "not around 0"))
 def test_functions_whose_scale_the_widths_have_passed(name):
     found = ns.Program(SCALES[name](0.5)).law(n=inf, method="extrapolate", draws=1600).var()
     assert abs(found.value) < 3 * found.error < 0.02

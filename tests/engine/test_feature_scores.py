@@ -42,7 +42,7 @@ CASES = {
 
 def variance_off(score, expected):
     """By how many standard errors the variance of a score is off."""
-    law = ns.Program(score(*(ns.gaussian(n) for _ in range(4)))).law(n=ns.inf, draws=600, seed=3)
+    law = ns.Program(score(*(ns.gaussian(n) for _ in range(4)))).law(n=ns.inf, draws=450, seed=3)
     found = law.with_error.var()
     return abs(found.value - expected) / found.error
 

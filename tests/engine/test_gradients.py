@@ -17,7 +17,7 @@ LEVEL = 1e-8  # of the smallest of some 20 p-values
 
 
 @seed(20)
-@settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(built=gradients(steps=4, most=45))
 def test_exact_against_literal(built):
     assert smallest_p(built.net, draws=400, **built.widths) > LEVEL

@@ -1,5 +1,7 @@
 """Optimisers that remember: textbook training in numpy, which matrices are drawn, hyperparameters, infinite width."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -54,6 +56,7 @@ class Textbook:
         return (1 - 0.01 * lr) * w - lr * self.m / (1 - 0.9**self.t) / size
 
 
+@cache
 def trained(kind, width, count, seed):
     """Losses after each step of real networks."""
     rng = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ from .compare import smallest_p
 n = ns.Width("n")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(programs(steps=10))
 def test_a_plan_is_a_straight_line(built):
     """Every array is made once, before it is read, with the shape that the plan says, and let go after its last use."""

@@ -105,10 +105,6 @@ def assert_refused_before_it_draws(backend, monkeypatch):
         change(1e-7).law(n=64, **SINGLE | {"draws": 2000}, backend=backend, device="cpu")
 
 
-def test_differences_that_cancel_are_refused_before_jax_draws(monkeypatch):
-    assert_refused_before_it_draws("jax", monkeypatch)
-
-
 @pytest.mark.parametrize("activation", [ns.tanh, ns.relu, ns.gelu])
 @pytest.mark.parametrize("size", [1e-3, 1e-5])
 def test_differences_that_it_resolves(size, activation):
@@ -186,11 +182,6 @@ def assert_compared_where_it_runs(backend, monkeypatch):
         "float64",
         "float32",
     ]
-
-
-@pytest.mark.slow
-def test_jax_compares_where_it_runs(monkeypatch):
-    assert_compared_where_it_runs("jax", monkeypatch)
 
 
 def test_draws_that_rounding_made_equal_are_no_atoms():
@@ -379,10 +370,13 @@ def test_a_law_has_the_precision_that_is_asked_for():
             call(n=16, draws=50, precision="auto")
 
 
-@pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_a_matrix_on_vectors_that_differ_a_little(backend):
+def assert_a_matrix_sees_small_differences(backend):
     """By 3e-6 of them: it was refused, and at 1e-5 some draws were 0. The mean of 2,000 has an error of 0.5 %."""
     w, x = ns.weight(n, n), ns.gaussian(n) + 3e-6 * ns.gaussian(n, 2)
     net = ns.Program((1 / 3e-6) * (w @ x[0] - w @ x[1]))
     law = net.law(n=48, draws=2000, progress=False, precision="float32", backend=backend)
     assert law.var() == pytest.approx(2.0, rel=0.04)
+
+
+def test_a_matrix_on_vectors_that_differ_a_little():
+    assert_a_matrix_sees_small_differences("numpy")

@@ -119,7 +119,7 @@ def check_reasons(refused):
 def test_random_limits():
     refused = Counter()
 
-    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(ANY)
     def run(built):
         compared(built, 400, refused)

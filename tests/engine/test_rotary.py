@@ -109,7 +109,7 @@ def test_extrapolated_scores_have_the_covariance_of_the_formula(options):
     at, base, asked = [0.0, 2.0, 7.0], 100.0, [3, 6, 7]
     x = tokens()
     p = ns.dot(*(ns.rotary(ns.weight(d, n) @ x, at, base, **options) for _ in range(2))).reshape(-1)
-    limit = ns.Program(tuple(p[k] for k in asked)).law(n=ns.inf, d=ns.inf, draws=16_000, method="extrapolate")
+    limit = ns.Program(tuple(p[k] for k in asked)).law(n=ns.inf, d=ns.inf, draws=8000, method="extrapolate")
     value, error = limit.limit(lambda law: law.cov()[np.triu_indices(3)])
     right, wrong = (
         c[np.ix_(asked, asked)][np.triu_indices(3)]

@@ -1,19 +1,74 @@
-"""Shortcuts at infinite width: with each of them off the law is the same."""
+"""Shortcuts: with each of them off the law is the same."""
+
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
 from netsor.engine._match_attention import recognise
-from netsor.engine._plan_query import make_plan
+from netsor.engine._plan_query import PlanQuery
 from netsor.engine.passes import SHORTCUTS
 from netsor.laws import HeadSum, Mixture, Provenance
 from netsor.laws._attention_head import lazy_head
 
+from ..builder import Builder
 from ..keep import keep
-from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
-from .compare import conditional, exact_draws, n
+from ..programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, programs
+from .compare import conditional, exact_draws, literal_draws, n, smallest_of, smallest_p
+
+LEVEL = 1e-8  # of the smallest of some 13 p-values
+
+# Random programs (seeds of `Builder`, eight steps) in which a shortcut counts: without it the plan is another.
+FINITE = {
+    "condition": (2, 61, 132),
+    "linearise": (13, 30, 149),
+    "commute": (110, 244, 292),
+    "fuse": (13, 25, 132),
+    "leaves": (13, 25, 38),
+    "undrawn": (25, 30, 61),
+    "turn": (38, 135, 149),
+    "all": (13, 38, 61, 149),
+}
+
+
+def planned(net, widths, without):
+    """The plan of `exact_draws`, which is kept."""
+    return PlanQuery(net.outputs, tuple(widths.items()), without=tuple(without)).plan()
+
+
+@cache
+def counted(seed):
+    """A program, with draws of the literal interpreter."""
+    built = grown(Builder(seed, WIDTHS), STEPS, 8, 12)
+    return built, literal_draws(built.net, 1500, **built.widths)
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_without_a_shortcut_the_law_is_the_literal_one(name):
+    """Each left out, and all of them: against the literal interpreter. 25 programs with 13 comparisons at 1e-8."""
+    without = SHORTCUTS if name == "all" else (name,)
+    for grain in FINITE[name]:
+        built, literal = counted(grain)
+        plans = [str(planned(built.net, built.widths, w)) for w in ((), without)]
+        assert plans[0] != plans[1], f"{name} does not count in program {grain}: choose another seed"
+        assert smallest_of(exact_draws(built.net, 1500, without=without, **built.widths), literal) > LEVEL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SHORTCUTS, "all"])
+def test_random_programs_without_a_shortcut_have_the_literal_law(name):
+    @settings(max_examples=24, deadline=None, derandomize=True)
+    @given(programs(steps=10))
+    def run(built):
+        assert smallest_p(built.net, without=SHORTCUTS if name == "all" else (name,), **built.widths) > LEVEL
+
+    run()
+
+
+# At infinite width
 
 NAMED = {
     "relu": ns.relu, "leaky": lambda x: ns.leaky_relu(x, 0.2), "abs": ns.abs, "clip": lambda x: ns.clip(x, 1.0),
@@ -59,6 +114,7 @@ def test_every_shortcut_is_left_out_somewhere():
     assert {*COUNTS, "named", "recognise", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize(
     ("name", "seed"),
     keep(
@@ -73,7 +129,7 @@ def test_without_a_shortcut_the_limit_is_the_same(name, seed):
     """
     net = grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 5, 12).net
     widths = dict.fromkeys(net.widths, ns.inf)
-    plans = [str(make_plan(net.outputs, widths, without=without)) for without in ((), (name,))]
+    plans = [str(planned(net, widths, without)) for without in ((), (name,))]
     assert plans[0] != plans[1], f"{name} does not count in program {seed}, nothing is compared: choose another seed"
     found = [exact_draws(net, 300, seed=k, without=w, **widths) for k, w in enumerate(((), (name,)))]
     for a, b in zip(found[0].T, found[1].T, strict=True):

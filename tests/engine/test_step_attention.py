@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -41,19 +43,22 @@ def columns(net, width, draws, seed):
 CASES = [(1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 5), (2, 5)]
 
 
+@cache
+def limit_of(heads, steps):
+    return columns(ns.Program(tuple(trained(heads, steps))), inf, 12, seed=1)
+
+
 @pytest.mark.parametrize(("heads", "steps"), keep(CASES, (1, 2)))
 def test_large_widths_have_the_limit(heads, steps):
-    net = ns.Program(tuple(trained(heads, steps)))
-    limit = columns(net, inf, 12, seed=1)
-    p, count = smallest(limit, columns(net, 2048, 24, seed=1))
+    limit = limit_of(heads, steps)
+    p, count = smallest(limit, columns(ns.Program(tuple(trained(heads, steps))), 2048, 24, seed=1))
     assert p > LEVEL / count
     if steps == 5:
         assert np.abs(limit[:, 4:]).mean() > 0.02  # scores begin at 0
 
 
 def test_another_learning_rate_is_seen():
-    limit = columns(ns.Program(tuple(trained(1, 2))), inf, 12, seed=1)
-    p, count = smallest(limit, columns(ns.Program(tuple(trained(1, 2, 1.03 * RATE))), 2048, 24, seed=1))
+    p, count = smallest(limit_of(1, 2), columns(ns.Program(tuple(trained(1, 2, 1.03 * RATE))), 2048, 24, seed=1))
     assert p < 1e-6 / count
 
 

@@ -21,7 +21,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 @seed(31)
-@settings(max_examples=20, **QUIET)
+@settings(max_examples=12, **QUIET)
 @given(built=stepped(grow=4))
 def test_exact_against_literal(built):
     b = literal_draws(built.net, 300, **built.widths)
@@ -30,7 +30,7 @@ def test_exact_against_literal(built):
 
 
 @seed(32)
-@settings(max_examples=8, **QUIET)
+@settings(max_examples=6, **QUIET)
 @given(built=stepped(grow=2, steps=3))
 def test_several_steps(built):
     b = literal_draws(built.net, 300, **built.widths)
@@ -112,7 +112,7 @@ def moved_by_differences(outputs, after, loss, widths):
 
 
 @seed(34)
-@settings(max_examples=40, **QUIET)
+@settings(max_examples=28, **QUIET)
 @given(built=stepped(grow=4, memory=False))
 def test_literal_against_moved_matrices(built):
     outputs = built.net.outputs
@@ -142,15 +142,16 @@ OPTIONS = {"sgd": {}, "muon": {"newton_schulz": 5}, "adam": {}}
 
 
 @pytest.mark.parametrize("optimiser", OPTIONS)
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_broken_rule_is_seen(monkeypatch, optimiser, broken):
+def test_a_broken_rule_is_seen(monkeypatch, optimiser):
     net = network(optimiser, **OPTIONS[optimiser])
-    if broken:  # a step that is half as long again
-        term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[optimiser]
-        act = getattr(_OuterProducts, term)
-        monkeypatch.setattr(_OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)])
-    p = smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal_draws(net, 1000, n=5))
-    assert p < 1e-8 if broken else p > 1e-4
+    literal = literal_draws(net, 1000, n=5)
+    assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) > 1e-4
+    # a step that is half as long again; plans of one program are kept, so it is made anew
+    term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[optimiser]
+    act = getattr(_OuterProducts, term)
+    monkeypatch.setattr(_OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)])
+    net = network(optimiser, **OPTIONS[optimiser])
+    assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) < 1e-8
 
 
 # Muon's matrix

@@ -167,6 +167,7 @@ def _perceptron(activation, layers):
     return ns.Program(ns.ntk(p, weights=[*weights_of(topological_order([p])), r]))
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_tangent_kernel_of_a_perceptron(name):
     activation, kernels = KNOWN[name]
@@ -174,6 +175,7 @@ def test_the_tangent_kernel_of_a_perceptron(name):
     np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, 1), rtol=1e-8)
 
 
+@pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):

@@ -26,11 +26,11 @@ def read_by_one_vector():
 
 def test_gradients_that_differ_by_small_parts(monkeypatch):
     """Against a large width; and the comparison sees a wrong small part."""
-    wide = exact_draws(read_by_one_vector(), 400, seed=12, n=500)
-    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 400, n=inf), wide, 500) > 1e-3
+    wide = exact_draws(read_by_one_vector(), 300, seed=12, n=250)
+    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250) > 1e-3
     split = SmallParts._split
     monkeypatch.setattr(SmallParts, "_split", lambda self, x: 0.0 * split(self, x))
-    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 400, n=inf), wide, 500) < 1e-6
+    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250) < 1e-6
 
 
 def test_small_parts_count_in_the_units_of_their_width():

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._array_api import Array
 from ...activations import Function
-from ._gauss_legendre import NODE, NODES, POINTS, unresolved
+from ._gauss_legendre import CHECKS, NODE, NODES, POINTS
 
 OFFSET = 0.37  # of both grids, in steps: kinks are usually at round numbers, where a grid point would hide them
 GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
@@ -104,25 +104,25 @@ class _Search:
         self.f = f
         outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
         order = np.argsort(outer)
-        size = np.abs(self._values(GRID[:-1], GRID[1:])).max(axis=1)
+        size = np.abs(self._values(GRID[:-1], GRID[1:])).max(axis=0)
         self.outer, self.size = outer[order], np.maximum.accumulate(size[order])  # max |f(u')| over |u'| ≤ |u|
         points = np.sinh(np.linspace(-4.1, 4.1, 256))
         short = 1e-6 * (1.0 + np.abs(points))  # on such intervals most roughness is noise
         self.noise = float(np.quantile(self.roughness(points - short, points + short), 0.75))
 
     def _values(self, left: Array, right: Array) -> Array:
-        u = 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS
+        u = 0.5 * (left + right) + 0.5 * (right - left) * POINTS[:, None]
         with np.errstate(all="ignore"):
             return np.clip(np.nan_to_num(np.broadcast_to(self.f(u), u.shape)), -MAX_VALUE, MAX_VALUE)
 
     def roughness(self, left: Array, right: Array) -> Array:
         """The deviation of f from a polynomial, relative to its size and without the rounding of its argument."""
-        values = self._values(left, right)
+        values = self._values(left, right)  # (POINTS, intervals): reductions over the first axis are fast
         outer = np.searchsorted(self.outer, np.maximum(np.abs(left), np.abs(right)))
-        size = np.maximum(self.size[np.minimum(outer, len(self.size) - 1)], np.abs(values).max(axis=1, initial=0.0))
-        slope = np.abs(np.diff(values[:, :NODES], axis=1) / np.diff(NODE)).max(axis=1, initial=0.0) / (right - left)
+        size = np.maximum(self.size[np.minimum(outer, len(self.size) - 1)], np.abs(values).max(axis=0))
+        slope = np.abs(np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None]).max(axis=0) / (right - left)
         rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
-        return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
+        return np.maximum(np.abs(CHECKS.T @ values).sum(axis=0) - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
     def halved(self, edges: Array) -> tuple[Array, Array]:
         """The edges after halving, and the intervals (·, 2) so short that they must contain a kink or a jump."""
