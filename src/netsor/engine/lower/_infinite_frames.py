@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 
 import numpy as np
@@ -122,7 +122,7 @@ class InfiniteWidthFrame(LimitFrame):
     def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
         super().__init__(group, build, int(ones), 1.0 if ones else None)
         self.can_rebase = not group.nonlinear and not scored  # no random numbers belong to its directions then
-        self.normals = cache(self._normals)
+        self.pairs: dict[tuple[int, int, bool], Register] = {}  # normals between blocks; a `cache` would be garbage
         self.crossings = Counter[int]()  # how often the normals of a block with earlier ones were drawn, for seeds
         self.before: dict[int, int] = {}  # the directions that come before a direction in the order of sources
 
@@ -181,6 +181,12 @@ class InfiniteWidthFrame(LimitFrame):
         for k in {*_elements(source.bits), *after}:
             self.before[k] = self.before.get(k, 0) | first
         return True
+
+    def normals(self, a: int, b: int, same: bool) -> Register:
+        """`_normals`, drawn once."""
+        if (a, b, same) not in self.pairs:
+            self.pairs[a, b, same] = self._normals(a, b, same)
+        return self.pairs[a, b, same]
 
     def _normals(self, a: int, b: int, same: bool) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
