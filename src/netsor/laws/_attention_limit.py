@@ -241,7 +241,7 @@ class HeadSum(Law):
                 total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
             logs[mine] = height + top + total
         with np.errstate(over="ignore"):
-            return logs * beyond**2
+            return np.asarray(logs * beyond**2)
 
     def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
