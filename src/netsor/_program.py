@@ -324,7 +324,7 @@ class Program:
         """
         seed, how = chosen_seed(seed, rng), Schedule(draws, chains, thin, particles, moves).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
-        data = checked_data(latent.entries, observed, noise)
+        data = checked_data(latent.entries, observed, noise, "posterior")
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
     def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
@@ -344,7 +344,7 @@ class Program:
         start = time.perf_counter()
         latent, _ = self._at(options).latent(workers, where)
         planned = time.perf_counter() - start
-        found = _bayes.cost(latent, checked_data(latent.entries, observed, noise), how)
+        found = _bayes.cost(latent, checked_data(latent.entries, observed, noise, "posterior_cost"), how)
         law = 16.0 * how.draws * latent.entries**2
         return replace(found, seconds=found.seconds + planned, bytes=found.bytes + law)
 
@@ -381,7 +381,7 @@ class Program:
         at, seed = self._at(widths), chosen_seed(seed, rng)
         how = Schedule(chains=2, particles=particles, moves=moves).checked()  # there are no chains
         latent, origin = at.latent(workers, choose(backend, device), seed)
-        data = checked_data(latent.entries, observed, noise)
+        data = checked_data(latent.entries, observed, noise, "log_evidence")
         shifted = at.shifted(workers) if origin.quadrature_error else []
         return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 

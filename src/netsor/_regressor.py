@@ -319,7 +319,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.array([*new.values()]).reshape(-1, *self.X_.shape[1:]), rows
 
     def _data(self, noise: float) -> Observations:
-        return Observations(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise))
+        return Observations(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise), "fit")
 
     def _at(self, tokens: Array, arguments: Mapping[str, Any]) -> AtWidths:
         """The prior at these examples."""

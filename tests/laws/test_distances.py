@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 import netsor as ns
 from netsor.laws import Provenance, _mixture_components, distances
@@ -165,3 +165,52 @@ def test_errors_of_a_distance_that_vanishes():
     assert np.mean(np.abs(pulls) < 2) > 0.93
     far = jackknife(lambda mean: np.sum((mean + 3) ** 2, axis=-1), [group])
     assert far.corrected().error == pytest.approx(far.error, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("law", "right"), [(stats.t(2.1), 9.485547), (stats.t(2.3), 2.865504), (stats.pareto(2.5), 2.935229)]
+)
+def test_kl_of_heavy_tails(law, right):
+    """−h + ½ log 2π + ½ E Y²; the tail beyond probabilities of 1e-18 has a sixth of the first."""
+    value, error = ns.kl(law, gaussian(1.0))
+    assert value == pytest.approx(
+        -law.entropy() + 0.5 * np.log(2 * np.pi) + 0.5 * (law.var() + law.mean() ** 2), rel=1e-8
+    )
+    assert value == pytest.approx(right, abs=1e-6)
+    assert error < 1e-7
+
+
+def test_a_law_without_variance_is_infinitely_far_from_a_gaussian():
+    for law in (stats.t(2.0), stats.cauchy()):
+        assert tuple(ns.kl(law, gaussian(1.0))) == (np.inf, 0.0)
+
+
+def test_kl_of_a_heavy_tail_to_a_limit():
+    """The limit's density is positive beyond 1e5 standard deviations too; the integral is done here, in log y."""
+    p, q = stats.t(3), ns.paper.layer().law(n=ns.inf)
+    u = np.linspace(-25.0, 45.0, 14_001)
+    y = np.exp(u)
+    terms = y * p.pdf(y) * (p.logpdf(y) - q.logpdf(y))
+    value, error = ns.kl(p, q)
+    assert value == pytest.approx(2 * np.trapezoid(terms, u), abs=1e-4)
+    assert error < 1e-3
+    assert q.logpdf(1e7) == pytest.approx(1e6 * q.logpdf(1e4), rel=1e-4)
+
+
+@pytest.mark.parametrize("degrees", [1.1, 1.5, 3.0])
+def test_wasserstein_distance_of_heavy_tails(degrees):
+    """E|T| − E|Z|, as Student's law is wider than the Gaussian at every level."""
+    mean = (
+        2 * degrees**0.5 * special.gamma((degrees + 1) / 2) / (np.pi**0.5 * special.gamma(degrees / 2) * (degrees - 1))
+    )
+    for pair in ((stats.t(degrees), gaussian(1.0)), (gaussian(1.0), stats.t(degrees))):
+        value, error = ns.wasserstein1(*pair)
+        assert value == pytest.approx(mean - (2 / np.pi) ** 0.5, rel=5e-7)
+        assert error < 0.03 * value
+
+
+def test_an_infinite_divergence_has_no_error():
+    n = ns.Width("n")
+    law = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 1) @ ns.data([1.0]))).law(n=2, draws=200)
+    assert law.atoms
+    assert str(ns.kl(law, law.gaussian())) == "inf ± 0"

@@ -97,7 +97,8 @@ def test_errors_are_those_of_all_replicas(name):
     y = Y[8:25] * kept.std()
     for method in ("pdf", "cdf"):
         one, two = (getattr(law.with_error, method)(y).error for law in (kept, gathered))
-        np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one.max())
+        # with an atom the density diverges at 0, where one of two factors is left: both errors are infinite there
+        np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one[np.isfinite(one)].max())
     for method in ("var", "kurtosis", "skewness", "mean"):
         one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
         # most of the error of a kurtosis is what lies beyond the twenty largest draws, which cells know up to their

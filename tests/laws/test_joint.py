@@ -364,3 +364,25 @@ def test_what_is_not_random_is_known_up_to_a_share_of_itself():
     right = (1 - np.exp(-18)) / 2 * np.sum(k**2 * np.diff(stats.norm.cdf(np.append(k, 40))))
     assert abs(value - right) < 3 * error
     assert 0 < error < 0.01
+
+
+def test_an_entry_that_repeats_an_observed_one_is_known():
+    n = ns.Width("n")
+    x = ns.weight(n, 2) @ ns.data([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    net = ns.Program(ns.weight(1, n) @ ns.tanh(x))
+    given = net.law(n=3, draws=2000).condition({0: 0.5}, noise=0.0)
+    assert not given.component_cov[:, :2].any()
+    assert (given.std()[:2] < 1e-12).all()
+    assert np.isnan(given.corr()[:2]).all()
+    assert given.corr()[2, 2] == 1
+
+
+@pytest.mark.parametrize("name", ["posterior", "posterior_cost", "log_evidence"])
+def test_errors_name_the_method(name):
+    n = ns.Width("n")
+    net = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, 2) @ ns.data(np.eye(2))))
+    with pytest.raises(ns.LawError, match=f"^{name}: observed: entry 9 must be an integer from 0 to 1"):
+        getattr(net, name)({9: 1.0}, noise=0.1, n=3)
+    same = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, 2) @ ns.data(np.ones((2, 2)))))
+    with pytest.raises(ns.LawError, match=f"^{name}: some observations determine others"):
+        getattr(same, name)({0: 1.0, 1: 1.0}, n=3)

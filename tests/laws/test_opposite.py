@@ -47,6 +47,14 @@ def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches()
     assert np.isfinite(layer(-1.0).law(heads=2, points=2**12).with_error.pdf(0.0).error)
 
 
+def test_a_density_of_replicas_that_diverges_has_no_error():
+    """The variances of a product of n pairs of normals are χ²_n: the density at 0 is infinite for n = 1 alone."""
+    n = ns.Width("n")
+    net = ns.Program(ns.weight(1, n) @ (ns.weight(n, 1) @ ns.data([1.0])))
+    errors = np.array([net.law(n=k, draws=20_000).with_error.pdf([0.0, 0.01]).error for k in (1, 2)])
+    assert np.isinf(errors).tolist() == [[True, False], [False, False]]
+
+
 def test_tokens_that_cancel_have_no_density():
     with pytest.raises(TraceError, match="the tokens that token=0 sees cancel: it has no density"):
         layer(-1.0, sigma_q=0.0).law(heads=1)

@@ -27,7 +27,7 @@ from ._numerics import log_mean
 
 CENTRAL = 6.0  # standard deviations of Y within which we use the plain sample of w
 MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which we use the plain sample in the tails too
-END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), counts as 0
+END = 1e5  # standard deviations of Y beyond which the logarithm of the density, below −10⁹, grows like y²
 SOFT = 100.0  # ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
 REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the replicas' provenance that a file keeps
 RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
@@ -225,10 +225,11 @@ class HeadSum(Law):
 
     def _tail_logs(self, y: Array, tail: int) -> Array:
         """`_logs` for large y > 0."""
+        y, beyond = np.minimum(y, END * self._std), np.maximum(y / (END * self._std), 1.0)[:, None]
         rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
-        logs = np.full((len(y), len(self.head.nodes)), -np.inf)  # beyond END
-        for k in np.unique(rung[y < END * self._std]).tolist():
-            mine = (rung == k) & (y < END * self._std)
+        logs = np.empty((len(y), len(self.head.nodes)))
+        for k in np.unique(rung).tolist():
+            mine = rung == k
             at = CENTRAL * self._std * RUNG**k
             rule, tilt, height = self.head.kept((self.heads, self.scale, k), partial(self._tilted, at))
             std = np.sqrt(rule.var)
@@ -239,7 +240,8 @@ class HeadSum(Law):
             with np.errstate(divide="ignore"):
                 total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
             logs[mine] = height + top + total
-        return logs
+        with np.errstate(over="ignore"):
+            return np.asarray(logs * beyond**2)
 
     def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""

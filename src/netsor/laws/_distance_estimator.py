@@ -14,11 +14,14 @@ from numpy.polynomial.polynomial import polyder, polyint, polyval
 from ._attention_limit import HeadSum
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
 from ._law import Law
-from ._law_base import LawError, numbers
+from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 
 MIN_DENSITY = 1e-290  # below it a density has lost digits, and its logarithm is computed by itself
+TAIL_ATOL = 1e-12  # KL beyond the last node may not grow by more than this as y grows by a factor e
+MIN_POWER = 1e-6  # of y: an integrand over y that falls more slowly has no integral
+W1_RTOL = 1e-9  # relative error of W1 by cubics
 LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 
 
@@ -102,7 +105,7 @@ class DistanceEstimator:
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value, error = value - change, combined(error, bias)
-        if math.isnan(value):
+        if not math.isfinite(value):
             return Estimate(value, error)
 
         def of(p: Law, q: Law) -> float:
@@ -131,17 +134,29 @@ class DistanceEstimator:
         if name == "kl":
             return self._kl(errors)
         width, groups = self._groups
-        return bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
+        value, error = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
+        if name != "wasserstein1" or not len(self._nodes):
+            return Estimate(value, error)
+        # Beyond the last node y, a heavy tail P(Y > t) falls like t^(−α), and its integral is y P(Y > y)/(α − 1).
+        parts, y = np.zeros(2), np.abs(self._nodes[[0, -1]])
+        for law, sign in ((self.p, 1), (self.q, -1)):
+            (low, _), (_, high), slope = law._read(self._nodes[[0, -1]])
+            mass = np.maximum([low, high], MIN_DENSITY)
+            parts += 0.0 if isinstance(law, Mixture) else sign * y * mass / np.maximum(y * slope / mass - 1, MIN_POWER)
+        rest = float(np.abs(parts).sum())
+        return Estimate(value + rest, combined(error, rest if rest > W1_RTOL * value else 0.0))
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
         """The widths of the cells of a grid, and D = P − Q after and before each node and its slope, by blocks."""
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
-        laws = []
+        upper, laws = y > y[len(y) // 2], []  # there we take P − 1, which keeps all digits of a heavy tail
         for law in self.coupled or (self.p, self.q):
             after = law._distributions(y)
             before = law._distributions(y, "left") if len(law._jumps()) else after
-            rows = np.concatenate([after.rows, before.rows, law._densities(y).rows], axis=1)
+            rows = np.concatenate([after.rows - upper, before.rows - upper, law._densities(y).rows], axis=1)
+            if len(rows) == 1 and before is after:
+                rows[0, : 2 * len(y)] = np.tile(np.where(upper, -law._sf(y), after.rows[0]), 2)
             laws.append(Replicated(rows, after.weight))
         a, b = laws
         if self.coupled is not None:
@@ -149,8 +164,8 @@ class DistanceEstimator:
         return np.diff(y), [a, Replicated(-b.rows, b.weight)]
 
     @cached_property
-    def _kl_rule(self) -> tuple[Array, Array]:
-        """Points and weights of a quadrature for KL."""
+    def _kl_rule(self) -> tuple[Array, Array, float]:
+        """Points and weights of a quadrature for KL, and the part of KL beyond them."""
         if self._grid is not None:
             return self._grid._kl_rule
 
@@ -158,7 +173,18 @@ class DistanceEstimator:
             f, g = (law._densities(y).mean for law in (self.p, self.q))
             return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
 
-        return integrated(terms, self._nodes)
+        nodes, rest = self._nodes, 0.0
+        for end, other in (nodes[[0, -1]], nodes[[-1, 0]]):
+            if abs(end) * terms(np.array([end]))[0] <= TAIL_ATOL:
+                continue
+            # p has a heavy tail: the nodes go on until it underflows, and we assume powers of y beyond
+            y = end + (end - other) * 2.0 ** np.arange(math.log2(MAX_MAGNITUDE / (abs(end) + abs(other))))
+            y = y[self.p._density(y) > MIN_DENSITY]
+            nodes, growth = np.union1d(nodes, y), np.abs(y) * terms(y)  # of KL, from y to e·y
+            if len(y) > 1 and growth[-1] > TAIL_ATOL:
+                power = math.log2(growth[-2] / growth[-1])
+                rest += growth[-1] / power if power > MIN_POWER else math.inf
+        return *integrated(terms, nodes), rest
 
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
@@ -179,7 +205,10 @@ class DistanceEstimator:
         nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
         if (p._densities(middle[nowhere]).mean > 0).any():
             return Estimate(math.inf, 0.0)  # q has no density where p has one
-        y, weights = self._kl_rule
+        y, weights, rest = self._kl_rule
+        if rest == math.inf:
+            return Estimate(math.inf, 0.0)
+        value, atom_errors = value + rest, [*atom_errors, rest]
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)

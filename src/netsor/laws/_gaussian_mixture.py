@@ -13,6 +13,8 @@ from ._estimate import Array, batches, tail_error
 from ._law_base import MAX_MAGNITUDE, LawError
 
 VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
+NARROW = 1e-4  # the least variance over the median: if it is above this, no density diverges
+HEAVIEST = 0.8  # Hill's estimate from the √n largest of n numbers, above which we assume that they have no mean
 FAR = 1e6  # standard deviations between means above which points are compared with each mean separately, to keep digits
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 ROOT = float(np.sqrt(2 * np.pi))
@@ -71,7 +73,17 @@ class GaussianMixture1D(NamedTuple):
         # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
         # function 1 (1/2 if all means are 0)
         most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
-        return np.asarray(np.minimum(total * np.concatenate(errors), most / count))
+        narrow = kernel == "pdf" and self.var.min() < NARROW * np.median(self.var)
+        infinite = [self._diverges(at, count) for at in y] if narrow else False
+        return np.where(infinite, np.inf, np.minimum(total * np.concatenate(errors), most / count))
+
+    def _diverges(self, y: float, count: float) -> bool:
+        """Whether heights of components at y seem to have no mean: shares x^(−α) of them are above x, and α ≤ 1."""
+        log_height = -((y - self.mean) ** 2) / (2 * self.var) - 0.5 * np.log(self.var)
+        order = np.argsort(-log_height)
+        last = int(np.searchsorted(np.cumsum(self.weight[order]), self.weight.sum() / math.sqrt(count)))
+        top = order[:last]  # Hill's estimate of 1/α is the mean of log(x/x_p) beyond x_p
+        return last > 0 and np.average(log_height[top], weights=self.weight[top]) > log_height[order[last]] + HEAVIEST
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, accurate at any distance."""

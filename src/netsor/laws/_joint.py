@@ -181,7 +181,7 @@ class Joint(LawBase):
 
     def var(self) -> Array:
         """The variance of each entry."""
-        return np.diag(self.cov()).copy()
+        return np.maximum(np.diag(self.cov()), 0.0)
 
     def std(self) -> Array:
         """The standard deviation of each entry."""
@@ -321,13 +321,13 @@ class JointWithError:
 
     def var(self) -> Estimate:
         value, error = self.cov()
-        return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
+        return Estimate(np.maximum(np.diag(value), 0.0), np.diag(error).copy(), self._law.sources)
 
     def corr(self) -> Estimate:
         law = self._law
         second = law._second()
-        std = np.sqrt(np.diag(law._replicas.mean(second)))
-        std = np.where(std > 0, std, np.nan)
+        std = np.sqrt(np.maximum(np.diag(law._replicas.mean(second)), 0.0))
+        std = np.where(std > CONSTANT * np.abs(law.mean()), std, np.nan)
         unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)

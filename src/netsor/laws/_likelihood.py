@@ -18,50 +18,54 @@ from ._law_base import MAX_MAGNITUDE, LawError, numbers
 
 SUBSTITUTED = 32  # rows of a triangular matrix from which substitution, one by one, is faster than numpy's solve
 MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below it we factor V + τ²I itself, never by its columns
+ROUNDING = 1e-14  # a variance given data over that before: below it, rounding is all that is left
 MIN_PIVOT_RATIO = 1e-7  # a pivot over the standard deviation: below it, other observations determine this one
 
 
 class Observations(NamedTuple):
-    """Observed entries, their values, and the standard deviation of the noise of each."""
+    """Observed entries, their values, the standard deviation of the noise of each, and the method that got them."""
 
     entries: npt.NDArray[np.intp]
     values: Array
     noise: Array
+    operation: str = "condition"
 
 
-def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Observations:
+def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike, operation: str) -> Observations:
     """The user's data {entry: value}, with noise: a standard deviation, or one for each value."""
     if not isinstance(observed, Mapping) or not observed:
-        raise LawError("condition", "observed", observed, "a mapping {entry: value}, not empty")
+        raise LawError(operation, "observed", observed, "a mapping {entry: value}, not empty")
     data: dict[int, float] = {}
     for entry, value in observed.items():
         place, number = as_whole(entry), as_number(value)
         if place is None or not -dim <= place < dim:
-            raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
+            raise LawError(operation, f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
         if number is None or not abs(number) <= MAX_MAGNITUDE:
-            raise LawError("condition", f"observed[{place}]={shown(value)} must be finite, at most {MAX_MAGNITUDE:g}")
+            raise LawError(operation, f"observed[{place}]={shown(value)} must be finite, at most {MAX_MAGNITUDE:g}")
         if place % dim in data:
-            raise LawError("condition", f"observed={shown(observed)} names an entry twice")
+            raise LawError(operation, f"observed={shown(observed)} names an entry twice")
         data[place % dim] = number
-    tau = numbers(noise, "condition", "noise")
+    tau = numbers(noise, operation, "noise")
     if tau.shape not in ((), (len(data),)) or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
-        raise LawError("condition", "noise", noise, "a standard deviation, 0 or more, or one for each value")
+        raise LawError(operation, "noise", noise, "a standard deviation, 0 or more, or one for each value")
     entries, values = np.array(list(data), dtype=np.intp), np.array(list(data.values()))
-    return Observations(entries, values, np.broadcast_to(tau, (len(data),)).copy())
+    return Observations(entries, values, np.broadcast_to(tau, (len(data),)).copy(), operation)
 
 
 def updated(mean: Array, cov: Array, data: Observations) -> tuple[Array, Array, Array, Array]:
     """Each replica's mean and covariance given data; the roots R of V + τ²I, and R^(−1) (y − m)."""
-    entries, values, tau = data
-    root = _root(cov[:, entries[:, None], entries], tau)
+    entries, values, tau, _ = data
+    root = _root(cov[:, entries[:, None], entries], data)
     z = _solved(root, (values - mean[:, entries])[..., None])[..., 0]
     half = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
     exact = entries[tau == 0]  # without noise they are known exactly, but the formula leaves rounding errors
     new_mean[:, exact] = values[tau == 0]
-    new_cov[:, exact, :] = 0.0
-    new_cov[:, :, exact] = 0.0
+    var, before = (np.diagonal(c, axis1=1, axis2=2) for c in (new_cov, cov))
+    known = var <= ROUNDING * before  # these entries follow from the others, and have a variance of either sign
+    known[:, exact] = True
+    new_cov[known[:, :, None] | known[:, None, :]] = 0.0
     return new_mean, new_cov, root, z
 
 
@@ -108,11 +112,11 @@ def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, A
     """The root R of C C^T + τ²I, R^(−1) (y − m), and None; with few columns, the root R of B, β and y' − C' β."""
     # In units of the noise, y' = (y − m)/τ and C' = C/τ. With B = I + C'^T C' = R R^T and β = B^(−1) C'^T y', the
     # quadratic form of the density is |y' − C' β|² + |β|², not a difference of large numbers; |C C^T + τ²I| = |B| Π τ².
-    entries, values, tau = data
+    entries, values, tau, _ = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()
     if 2 * own.shape[2] > len(entries) or tau.min() ** 2 <= MIN_NOISE_RATIO * largest:
-        root = _root(own @ np.swapaxes(own, 1, 2), tau)
+        root = _root(own @ np.swapaxes(own, 1, 2), data)
         return root, _solved(root, off[..., None])[..., 0], None
     y, c = off / tau, own / tau[:, None]
     inner = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
@@ -130,9 +134,9 @@ def _solved(root: Array, b: Array) -> Array:
     return np.stack([scipy.linalg.lapack.dtrtrs(r.T, x, lower=0, trans=1)[0] for r, x in zip(root, b, strict=True)])
 
 
-def _root(cov: Array, tau: Array) -> Array:
+def _root(cov: Array, data: Observations) -> Array:
     """The triangular roots of the covariances of the observations."""
-    inner = cov.copy()
+    inner, tau = cov.copy(), data.noise
     inner[:, np.arange(len(tau)), np.arange(len(tau))] += tau**2
     try:
         root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
@@ -141,14 +145,14 @@ def _root(cov: Array, tau: Array) -> Array:
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
     if (np.diagonal(root, axis1=1, axis2=2) <= MIN_PIVOT_RATIO * size).any():
         given = shown(float(tau[0]) if np.ptp(tau) == 0 else tau)
-        raise LawError("condition", f"some observations determine others: give noise above 0, got noise={given}")
+        raise LawError(data.operation, f"some observations determine others: give noise above 0, got noise={given}")
     return root
 
 
 def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observations) -> Any:
     """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or where there is no density."""
     xp = library.xp  # it also has `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b
-    entries, values, tau = (xp.asarray(np.array(part)) for part in data)
+    entries, values, tau = (xp.asarray(np.array(part)) for part in data[:3])
     off, own = values - xp.take(mean, entries, axis=1), xp.take(columns, entries, axis=1)
     count, rank = own.shape[1:]
     if 2 * rank > count:
@@ -177,7 +181,7 @@ MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which you get a war
 def conditioned(law: Any, observed: Mapping[int, float], noise: npt.ArrayLike) -> tuple[Any, ...]:
     """The arguments of the `Joint` given data: means, covariances, origin, weights and log evidence."""
     cov, weight, origin = law.component_cov, law._replicas.weights, law.origin
-    data = checked_data(law.dim, observed, noise)
+    data = checked_data(law.dim, observed, noise, "condition")
     entries = data.entries
     new_mean, new_cov, root, z = updated(law.component_mean, cov, data)
     with np.errstate(divide="ignore"):  # of replicas without weight

@@ -34,7 +34,7 @@ def resolved(*laws: Any) -> Array:
     for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):  # to both sides, until nothing is left
         at, far = float(end), step
         while np.isfinite(at) and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE:
-            at, far = at + sign * far, 1.5 * far
+            at, far = at + sign * far, 1.1 * far
             more.append(at)
     y = np.unique(np.concatenate([y, [at for at in more if np.isfinite(at)]]))
 
