@@ -19,6 +19,7 @@ from ._fresh_modules import ModuleOrFactory, Sample, fresh
 FEWEST, MOST, MOST_TENSORS = 8, 512, 2048  # initialisations, and tensors in all of them; it takes a second
 ENOUGH = 2**20  # entries that a law is measured with, if so many initialisations have them
 START = 128  # entries of each sample that are compared with those of other parameters
+NORM = torch.linalg.vector_norm
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
 
@@ -201,8 +202,9 @@ def _too_few(by_name: Mapping[str, list[Sample]], count: int) -> bool:
 
 def _measured(samples: list[Sample]) -> bool:
     """Whether a parameter is random and nothing but its samples shows its law."""
-    known = len({sample.drawn for sample in samples} - {None}) == 1 and samples[0].drawn is not None
-    return not known and any(not torch.equal(sample.entries, samples[0].entries) for sample in samples[1:])
+    if samples[0].drawn and len({sample.drawn for sample in samples}) == 1:
+        return False
+    return any(not torch.equal(sample.entries, samples[0].entries) for sample in samples[1:])
 
 
 def _with_ties(laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]]) -> dict[str, Parameter]:
@@ -210,11 +212,11 @@ def _with_ties(laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]
     every, names = dict(laws), [name for name, law in laws.items() if law.random and not by_name[name][0].problem]
     sizes, starts, counts = [], np.zeros((len(names), FEWEST, START)), np.zeros(len(names))
     for k, name in enumerate(names):
-        samples = [sample.entries.double().numpy().ravel() for sample in by_name[name][:FEWEST]]
-        some = np.array([x[:START] for x in samples]) - laws[name].mean
+        samples = [sample.entries.reshape(-1) for sample in by_name[name][:FEWEST]]
+        some = np.array([x[:START].double().numpy() for x in samples]) - laws[name].mean
         starts[k, : len(samples), : some.shape[1]], counts[k] = some / max(some.std(), 1e-300), some.size
-        squares = np.array([(np.mean(x**2), np.max(x**2)) for x in samples])
-        sizes.append([math.prod(laws[name].shape), *squares.ravel() / squares[:, 0].sum()])
+        norms = np.array([[float(NORM(x, p, dtype=torch.float64)) for p in (2, math.inf)] for x in samples])
+        sizes.append([math.prod(laws[name].shape), *norms.ravel() / norms[:, 0].sum()])
     z = np.einsum("iab,jab->ij", starts, starts, optimize=True) / np.sqrt(np.minimum.outer(counts, counts))
     invariant = np.array(sizes)  # in whichever order, with whichever signs and factor
     for k, name in enumerate(names[1:], 1):
