@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 import netsor as ns  # noqa: E402
 from netsor.models._metric_program import ProgramModel  # noqa: E402
 from netsor.torch._check_init import forward_backward  # noqa: E402
-from netsor.torch._network import read_network  # noqa: E402
+from netsor.torch._network import _rates, read_network, training  # noqa: E402
 from netsor.torch._parameters import Parameters  # noqa: E402
 from netsor.torch._program import captured  # noqa: E402
 from netsor.torch._structure import structure  # noqa: E402
@@ -175,7 +175,6 @@ def _groups(kind):
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_a_step_of_a_module_changes_the_logits_as_torch_does(kind):
     from netsor.studies.coord_check._request import CHANGE, joined, measured, of_program
-    from netsor.torch._network import training
 
     ids = [3, 7, 1, 9, 3]
     build, name = training(_llama, 32, _groups(kind), None, ids)
@@ -204,3 +203,44 @@ def test_a_coordinate_check_of_a_module_reads_its_optimiser():
     assert "lm_head.weight" in str(found.table(True))
     with pytest.raises(ValueError, match=r"an optimiser of torch\.optim"):
         ns.coord_check(_llama, widths=[32, 64], optimiser=lambda module: torch.optim.Adagrad(module.parameters()))
+
+
+def test_options_of_an_optimiser_that_change_its_first_step():
+    def rates(build=lambda: _llama(32), **options):
+        return _rates(build(), lambda module: torch.optim.SGD(module.parameters(), lr=0.1, **options))
+
+    def frozen():
+        module = _llama(32)
+        module.lm_head.weight.requires_grad_(False)
+        return module
+
+    assert set(rates(momentum=0.9).values()) == {0.1}
+    assert set(rates(momentum=0.9, nesterov=True).values()) == {0.1 * 1.9}
+    assert "lm_head.weight" not in rates(frozen)
+    for name in ("weight_decay", "maximize"):
+        with pytest.raises(ValueError, match=f"{name}=.* must be"):
+            rates(**{name: True})
+    with pytest.raises(ValueError, match=r"eps=0\.001 must be 1e-08 or less in the optimiser: set coord_check\(eps=\)"):
+        _rates(_llama(32), lambda module: torch.optim.Adam(module.parameters(), eps=1e-3))
+
+
+def test_steps_of_frozen_parameters_and_of_copies():
+    def frozen(width):
+        module = _llama(width)
+        module.lm_head.weight.requires_grad_(False)
+        return module
+
+    rates = training(frozen, 32, "sgd", 0.1, [3, 7, 1])[0](32)[1]
+    assert rates.pop("lm_head.weight") == 0
+    assert set(rates.values()) == {0.1}
+
+    def copied(width):
+        module = _llama(width)
+        attention = module.model.layers[0].self_attn
+        attention.k_proj.load_state_dict(attention.q_proj.state_dict())
+        return module
+
+    with pytest.raises(
+        ns.torch.UnsupportedError, match=r"k_proj\.weight starts as a copy of .*q_proj\.weight.*own steps"
+    ):
+        training(copied, 32, "sgd", 0.1, [3, 7, 1])[0](32)

@@ -331,6 +331,63 @@ def test_what_is_almost_a_rotary_position_is_refused(turn, message):
         ns.torch.program(lambda: Parallel(turn), IDS)
 
 
+class TwoOrders(torch.nn.Module):
+    """Queries turned in pairs (f, f + r/2), and keys in pairs (2f, 2f + 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.query, self.key = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        angles = torch.arange(x.shape[1])[:, None] * 0.3 ** torch.arange(4)
+        cos, sin = angles.cos(), angles.sin()
+        a, b = self.query(x).chunk(2, dim=-1)
+        key = self.key(x)
+        c, d = key[..., ::2], key[..., 1::2]
+        key = torch.stack((c * cos - d * sin, c * sin + d * cos), -1).flatten(-2)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1) @ key.mT
+
+
+def test_two_pair_orders_of_rotary_positions_are_refused():
+    with pytest.raises(ns.torch.UnsupportedError, match=r"pairs \(f, f \+ r/2\) in one place and \(2f, 2f \+ 1\) in"):
+        ns.torch.program(TwoOrders, IDS)
+
+
+def test_a_matrix_with_rows_of_zeros_is_refused():
+    def build():
+        module = torch.nn.Linear(8, 8, bias=False)
+        with torch.no_grad():
+            module.weight[5:] = 0
+        return module
+
+    with pytest.raises(ns.torch.UnsupportedError, match="the matrix weight has rows of zeros: 5, 6, 7"):
+        ns.torch.program(build, torch.ones(1, 8))
+
+
+class Cross(torch.nn.Module):
+    """Attention to other tokens, which cuts its bias into one part and two."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        for p in self.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+
+    def forward(self, x, y):
+        return self.attend(x, y, y, need_weights=False)[0]
+
+
+def test_a_random_bias_of_attention_to_other_tokens():
+    inputs = torch.linspace(-1, 1, 16).reshape(1, 2, 8), torch.linspace(2, -1, 24).reshape(1, 3, 8)
+    ours = ns.torch.program(Cross, inputs).draw(draws=2000, seed=1)[:, 0]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        real = np.array([Cross()(*inputs)[0, :, 0].numpy() for _ in range(2000)])
+    for k in range(2):
+        assert stats.ks_2samp(ours[:, k], real[:, k]).pvalue > 1e-4 / 2
+
+
 def test_a_module_is_read_in_inference_mode():
     """Parts of fused projections are found by gradients, which this mode turns off."""
     build, args, kwargs, _ = MODULES["gpt_neox"]

@@ -6,7 +6,7 @@ Tensors that depend on no random parameter stay torch tensors. A view of coordin
 
 Rotary positions are recognised by their effect on a probe: if the pairs of coordinates (f, f + r/2), or neighbours
 (2f, 2f + 1), are complex numbers, they multiply each by e^(iθ). The rows of a random matrix are exchangeable, so both
-have the same law, and `Rotate`, which rotates the first kind, represents both.
+have the same law, and `Rotate`, which rotates the first kind, represents both, unless a module has both.
 """
 
 from __future__ import annotations
@@ -211,6 +211,8 @@ def same_vectors(*parts: Any) -> bool:
 class Frequencies(tuple[float, ...]):
     """The θ_f that a module computes; they replace a `Stretch` of base^(−2f/r)."""
 
+    interleaved = False  # the pairs are (2f, 2f + 1)
+
     def of(self, theta: Floats) -> Floats:
         """The frequencies, whatever base^(−2f/r) is."""
         return np.array(self)
@@ -268,7 +270,9 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
     value = x.viewed(lambda entries: entries.movedim(at, -2)).plain
     for positions, by in ((np.ones(tokens), angles[0]), (np.arange(tokens), theta)):  # to the first token, and beyond
         if by.any():
-            op = Rotate(value, positions, 1.0, r / size, Frequencies(by))  # type: ignore[arg-type]
+            frequencies = Frequencies(by)
+            frequencies.interleaved = bool(first[-1] > len(half) - 1)
+            op = Rotate(value, positions, 1.0, r / size, frequencies)  # type: ignore[arg-type]
             value = Vector(op, value.shape, value.width)
     rotated = Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
     return rotated.viewed(lambda entries: entries.movedim(-2, at))  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ class Sample(NamedTuple):
     entries: Any  # a tensor on the CPU; of a large parameter one axis of SAMPLE entries
     zero_rows: tuple[int, ...] = ()
     problem: str = ""  # the operation that made it, if that was not entry by entry
+    drawn: tuple[str, float, float] | None = None  # the law, mean and std that torch drew it with, as far as code shows
 
 
 def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
@@ -114,6 +115,8 @@ UNWRITTEN = {torch.empty, torch.rand, torch.randn}  # these functions make param
 CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}  # though not tagged so
+GAUSSIANS, COPIES = {"aten::randn", "aten::normal"}, {"aten::copy_", "aten::clone", "aten::_to_copy"}
+SCALED = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
 FRESH = {"aten::zeros", "aten::ones", "aten::full", "aten::rand", "aten::randn", "aten::normal", "aten::uniform"}
 
 
@@ -123,28 +126,62 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.samples: dict[int, Any] = {}  # by storage
+        self._drawn: dict[int, tuple[str, float, float]] = {}
         self._problems: dict[int, str] = {}
         self._zero: dict[int, set[int]] = {}
         self._held: list[Any] = []  # keeps its storage from being reused
 
     def sample(self, name: str, p: Any) -> Sample:
         """A parameter and what is known about it."""
-        if not _empty(p):
-            return Sample(p.detach().to("cpu", torch.float32, copy=True))
         key = _storage(p)
+        if not _empty(p):
+            return Sample(p.detach().to("cpu", torch.float32, copy=True), drawn=self._drawn.get(key))
         if key not in self.samples and key not in self._problems:
             why = f"{name} is on the meta device and was never initialised"
             raise ValueError(f"{why}: pass a function that makes the module, or declare its law")
         rows = tuple(sorted(self._zero.get(key, ())))
-        return Sample(self.samples.get(key, torch.zeros(1)), rows, self._problems.get(key, ""))
+        problem = self._problems.get(key, "") if p.is_contiguous() else "a transpose"  # its sample has lost the order
+        return Sample(self.samples.get(key, torch.zeros(1)), rows, problem, self._drawn.get(key))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, torch.Tensor) and _empty(each):
-                self._follow(func, args, kwargs, each)
+            if isinstance(each, torch.Tensor):
+                self._record(func, args, each)
+                if _empty(each):
+                    self._follow(func, args, kwargs, each)
         return result
+
+    def _record(self, func: Any, args: Any, tensor: Any) -> None:
+        """Record the law that a tensor is drawn from; forget it if anything but a multiplication follows."""
+        name, key, law = func._schema.name, _storage(tensor), None
+        given = [t for t in args if isinstance(t, torch.Tensor)]
+        numbers = [float(x) for x in args if isinstance(x, int | float)]
+        if not func._schema.is_mutable and key in map(_storage, given):
+            return  # a view
+        if _part(tensor):
+            others = [float(t) if t.numel() == 1 and not _empty(t) else 1.0 for t in given[1:]]
+            zero = name in ("aten::zero_", "aten::fill_", "aten::copy_") and not any(numbers + others)
+            if not (zero and tensor.is_contiguous()):  # rows of zeros are found later
+                self._drawn.pop(key, None)
+            return
+        if name == "aten::normal_" or (name in GAUSSIANS and not given):
+            mean, std = (*numbers, *(0.0, 1.0)[len(numbers) :])
+            law = ("normal", mean, std)
+        elif name == "aten::uniform_":
+            low, high = (*numbers, *(0.0, 1.0)[len(numbers) :])
+            law = ("uniform", (low + high) / 2, (high - low) / math.sqrt(12))
+        elif name in COPIES and given[-1].numel() == tensor.numel() and 0 not in given[-1].stride():
+            law = self._drawn.get(_storage(given[-1]))
+        elif name in SCALED and (known := self._drawn.get(_storage(given[0]))):
+            numbers += [float(t) for t in given[1:] if t.numel() == 1 and not _empty(t)]
+            if len(numbers) == 1 and numbers[0]:
+                factor = 1 / numbers[0] if "div" in name else numbers[0]
+                law = (known[0], known[1] * factor, known[2] * abs(factor))
+        self._drawn.pop(key, None)
+        if law:
+            self._drawn[key] = law
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         name, key = func._schema.name, _storage(tensor)
@@ -158,7 +195,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         writes = func._schema.is_mutable
         if not writes and key in map(_storage, given):
             return  # a view
-        if writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
+        if writes and _part(tensor):
             zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
             length = tensor.shape[-1] if tensor.ndim else 0
             if zero and length and tensor.is_contiguous() and tensor.storage_offset() % length == 0:  # rows of zeros
@@ -170,7 +207,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         entrywise, fills = torch.Tag.pointwise in func.tags or name in ENTRYWISE, name in FILLS
 
         def instead(t: Any) -> Any:
-            if not _empty(t):
+            if not _empty(t) or not t.is_contiguous():
                 return t if t.numel() == 1 else None
             if fills and t is args[0]:
                 return torch.empty(size, dtype=t.dtype)
@@ -191,6 +228,11 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 def _empty(t: Any) -> bool:
     """Whether a tensor has no numbers; `is_meta` is patched in this context."""
     return bool(t.device.type == "meta")
+
+
+def _part(t: Any) -> bool:
+    """Whether a tensor is a part of another one."""
+    return bool(t.numel() * t.element_size() < t.untyped_storage().nbytes())
 
 
 def _storage(t: Any) -> int:

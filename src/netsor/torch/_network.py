@@ -24,6 +24,7 @@ from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
 TRAINING_TOKENS = 4  # of the batch of a training step, if no ids are given; the cost of a draw grows with their square
+SMALL_EPS = 1e-8  # of torch.optim.Adam by default: ignored
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
 KINDS = {"SGD": "sgd", "Muon": "muon", "Adam": "adam", "AdamW": "adam"}  # classes of torch.optim by their first step
 
@@ -163,11 +164,15 @@ def training(
     def at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
         net = _loss(factory, inputs_of(factory, None if ids is None else list(ids), TRAINING_TOKENS))
-        if isinstance(optimiser, str):
-            return net, lr
         names = {v.op.weight.source.name for v in topological_order(net.outputs) if isinstance(v.op, MatMul)}
-        rates = _rates(factory(), optimiser)
-        return net, {name: rates.get(str(name), 0.0) for name in names}
+        if not isinstance(optimiser, str):
+            rates = _rates(factory(), optimiser)
+            return net, {name: rates.get(str(name), 0.0) for name in names}
+        frozen = names - {name for name, p in fresh(factory)[0].named_parameters() if p.requires_grad}
+        if frozen:
+            every = lr if isinstance(lr, Mapping) else dict.fromkeys(names, lr)
+            return net, {**every, **dict.fromkeys(frozen, 0.0)}
+        return net, lr
 
     at.__name__ = getattr(build, "__name__", "module")
     return at, kind
@@ -188,13 +193,24 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
-    """The learning rate of each parameter, multiplied by the factor that Muon gives it."""
+    """The learning rate of each parameter, multiplied by the factors of its first step."""
     step = optimiser(module)
-    names = {id(p): name for name, p in module.named_parameters()}
+    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     rates: dict[str, float] = {}
     for group in step.param_groups:
+        decoupled = type(step).__name__ in ("AdamW", "Muon") or group.get("decoupled_weight_decay")
+        if group["weight_decay"] and not decoupled:
+            raise ArgumentError(
+                "weight_decay", group["weight_decay"], "0: it is a part of the gradient of SGD and Adam"
+            )
+        if KINDS[type(step).__name__] == "adam" and group["eps"] > SMALL_EPS:
+            raise ArgumentError("eps", group["eps"], f"{SMALL_EPS:g} or less in the optimiser: set coord_check(eps=)")
+        if group.get("maximize"):
+            raise ArgumentError("maximize", True, "False: a coordinate check takes steps that reduce the loss")
         for p in group["params"]:
             rate = float(group["lr"])
+            if type(step).__name__ == "SGD" and group["nesterov"]:
+                rate *= 1 + group["momentum"]  # of the buffer, which begins as the gradient
             if type(step).__name__ == "Muon":
                 rows, columns = p.shape
                 matched = group.get("adjust_lr_fn") == "match_rms_adamw"

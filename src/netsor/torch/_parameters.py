@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,10 @@ from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed
 from ._fresh_modules import ModuleOrFactory, Sample, fresh
 
+FEWEST, MOST, MOST_TENSORS = 8, 512, 2048  # initialisations, and tensors in all of them; it takes a second
+ENOUGH = 2**20  # entries that a law is measured with, if so many initialisations have them
+START = 128  # entries of each sample that are compared with those of other parameters
+NORM = torch.linalg.vector_norm
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
 
@@ -36,11 +39,13 @@ class Parameter:
         parameter, sample by sample), "orthogonal", or "unknown".
     mean, std, std_error : float
         The mean of the entries (0 if it differs from 0 by less than its error), their standard deviation, and its
-        standard error.
+        standard error: 0 if torch drew them with this standard deviation.
     fan_in : int or None
         The number of entries of the input that an entry of the output sums over; None for vectors and tables.
     of : str, optional
         The parameter that it is a copy of.
+    transposed : bool
+        Whether it is a copy of the transpose.
     zero_rows : tuple of int
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
@@ -62,6 +67,7 @@ class Parameter:
     std_error: float = 0.0
     fan_in: int | None = None
     of: str | None = None
+    transposed: bool = False
     zero_rows: tuple[int, ...] = ()
     note: str = ""
     kurtosis: float = 3.0
@@ -86,8 +92,8 @@ class Parameters(dict[str, Parameter]):
         self.samples = samples
 
     def label(self, program: Program) -> Program:
-        """The program, with a note of whether the parameters that it stands for are Gaussian."""
-        program._gaussian = all(each.law not in GAUSSIAN[1:] for each in self.values())
+        """The program, with a note of whether the parameters that it stands for are known to be Gaussian."""
+        program._gaussian = all(p.law not in GAUSSIAN or (p.law == "normal" and not p.std_error) for p in self.values())
         return program
 
     def __str__(self) -> str:
@@ -100,7 +106,9 @@ class Parameters(dict[str, Parameter]):
 
 
 def _row(p: Parameter) -> tuple[str, ...]:
-    said = {law: f"{law}, as normal" for law in GAUSSIAN[1:]} | {"copy": f"copy of {p.of}"}
+    said = {law: f"{law}, as normal" for law in GAUSSIAN[1:]} | {
+        "copy": f"{'transpose' if p.transposed else 'copy'} of {p.of}"
+    }
     law = said.get(p.law, p.law) + (f" {p.value:g}" if p.law == "constant" else "")
     law += f", mean {p.mean:g}" if p.mean else ""
     law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}" if p.zero_rows else ""
@@ -113,7 +121,7 @@ def _row(p: Parameter) -> tuple[str, ...]:
 def parameters(
     module: ModuleOrFactory,
     *,
-    samples: int = 8,
+    samples: int | None = None,
     seed: int = 0,
     rng: Rng = None,
     declared: Mapping[str, float | Parameter] | None = None,
@@ -122,20 +130,22 @@ def parameters(
 
     The laws are read from fresh samples of the module's own initialisation. A factory is called several times; a module
     is copied, and the methods that it has for that initialise it again. Nothing is computed with the parameters.
+    Standard deviations are those that the code gives torch (`normal_`, `uniform_`, `randn`, and multiples of them) if
+    the samples agree with them; others are measured. Buffers that differ between the samples are parameters too.
 
     Parameters
     ----------
     module : torch.nn.Module or callable
         A factory that returns a new module each time, or a module that can initialise itself again.
-    samples : int
-        The number of initialisations, two or more.
+    samples : int, optional
+        The number of initialisations, two or more; by default 8, and up to 512 if what is measured has few entries.
     seed : int
         The seed of torch's generator, whose state is restored afterwards.
     rng : numpy.random.Generator or int, optional
         A generator, from which a seed is drawn, or an integer, instead of `seed`.
     declared : mapping of str to float or Parameter, optional
         Laws of parameters, by name or pattern such as ``"*.bias"``; a number is the standard deviation of a Gaussian.
-        They override the samples.
+        They override the samples. A copy of a parameter for which you declare the same number stays a copy.
 
     Examples
     --------
@@ -144,31 +154,87 @@ def parameters(
     >>> ns.torch.parameters(build)["weight"].fan_in  # doctest: +SKIP
     64
     """
-    if samples < 2:
+    if samples is not None and samples < 2:
         raise ArgumentError("samples", samples, "2 or more: one sample does not show which entries are random")
-    seed, by_name = chosen_seed(seed, rng), dict[str, list[Sample]]()
+    seed, by_name, count = chosen_seed(seed, rng), dict[str, list[Sample]](), 0
     with torch.random.fork_rng(devices=[]):
-        for k in range(samples):
-            torch.manual_seed(seed + k)
+        while count < (samples or FEWEST) or (samples is None and _too_few(by_name, count)):
+            torch.manual_seed(seed + count)
             instance, replay = fresh(module)
-            for name, p in instance.named_parameters():
-                by_name.setdefault(name, []).append(replay.sample(name, p))
+            held = dict(instance.named_parameters()) | _buffers(instance)
+            for name in held if count == 0 else by_name:
+                by_name.setdefault(name, []).append(replay.sample(name, held[name]))
+            count += 1
+            if count == 2:
+                for name in _buffers(instance).keys() & by_name:
+                    if torch.equal(*(sample.entries for sample in by_name[name])):
+                        del by_name[name]
     given = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
     rows: dict[str, Parameter] = {}
-    first: dict[Any, str] = {}  # the first parameter with such numbers in all samples
-    for name, p in instance.named_parameters():
+    for name in by_name:
+        p = held[name]
         if name in given and not given[name].is_meta and not by_name[name][0].problem:
             _compare(name, given[name], by_name[name])
         owner = type(instance.get_submodule(name.rpartition(".")[0])).__name__
         law = law_of(name, tuple(p.shape), by_name[name])
         if p.ndim > 1 and "Embedding" not in owner:  # Conv1D of transformers is (in, out)
             law = replace(law, fan_in=int(p.shape[0] if owner == "Conv1D" else math.prod(p.shape[1:])))
-        if law.random:
-            beginnings = b"".join(t.entries.reshape(-1)[:4096].numpy().tobytes() for t in by_name[name])
-            same = first.setdefault((law.shape, hashlib.sha1(beginnings).digest()), name)
-            law = law if same == name else replace(law, law="copy", of=same)
         rows[name] = law
-    return Parameters(with_declared(rows, declared or {}), samples)
+    return Parameters(with_declared(_with_ties(rows, by_name), declared or {}), count)
+
+
+def _buffers(module: Any) -> dict[str, Any]:
+    """The real numbers that a module keeps in buffers and other attributes, by their paths."""
+    found = dict(module.named_buffers())
+    for path, part in module.named_modules():
+        found |= {f"{path}.{name}".lstrip("."): x for name, x in vars(part).items() if type(x) is torch.Tensor}
+    return {name: x for name, x in found.items() if x.is_floating_point() and x.device.type != "meta" and x.numel()}
+
+
+def _too_few(by_name: Mapping[str, list[Sample]], count: int) -> bool:
+    """Whether more samples of a small module are needed to measure a parameter."""
+    sizes = [samples[0].entries.numel() for samples in by_name.values()]
+    if count >= MOST or count * len(sizes) >= MOST_TENSORS or count * sum(sizes) >= 4 * ENOUGH:
+        return False
+    unknown = (size for size, samples in zip(sizes, by_name.values(), strict=True) if _measured(samples[:FEWEST]))
+    return count * min(unknown, default=ENOUGH) < ENOUGH
+
+
+def _measured(samples: list[Sample]) -> bool:
+    """Whether a parameter is random and nothing but its samples shows its law."""
+    if samples[0].drawn and len({sample.drawn for sample in samples}) == 1:
+        return False
+    return any(not torch.equal(sample.entries, samples[0].entries) for sample in samples[1:])
+
+
+def _with_ties(laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]]) -> dict[str, Parameter]:
+    """The laws, with what depends on an earlier parameter: its copies, its transpose, and numbers made from its own."""
+    every, names = dict(laws), [name for name, law in laws.items() if law.random and not by_name[name][0].problem]
+    sizes, starts, counts = [], np.zeros((len(names), FEWEST, START)), np.zeros(len(names))
+    for k, name in enumerate(names):
+        samples = [sample.entries.reshape(-1) for sample in by_name[name][:FEWEST]]
+        some = np.array([x[:START].double().numpy() for x in samples]) - laws[name].mean
+        starts[k, : len(samples), : some.shape[1]], counts[k] = some / max(some.std(), 1e-300), some.size
+        norms = np.array([[float(NORM(x, p, dtype=torch.float64)) for p in (2, math.inf)] for x in samples])
+        sizes.append([math.prod(laws[name].shape), *norms.ravel() / norms[:, 0].sum()])
+    z = np.einsum("iab,jab->ij", starts, starts, optimize=True) / np.sqrt(np.minimum.outer(counts, counts))
+    invariant = np.array(sizes)  # in whichever order, with whichever signs and factor
+    for k, name in enumerate(names[1:], 1):
+        same = (np.abs(invariant[:k] - invariant[k]) < 1e-5 * invariant[k]).all(axis=1)
+        j = int(np.argmax(same)) if same.any() else int(np.argmax(np.abs(z[k, :k])))
+        pairs = [(a.entries, b.entries) for a, b in zip(by_name[name], by_name[names[j]], strict=True)]
+        law, other = laws[name], names[j]
+        if same[j] and law.shape == laws[other].shape and all(torch.equal(a, b) for a, b in pairs):
+            every[name] = replace(law, law="copy", of=other)
+        elif same[j] and all(a.ndim == 2 and torch.equal(a, b.T) for a, b in pairs):
+            every[name] = replace(law, law="copy", of=other, transposed=True)
+        elif same[j]:
+            note = f"its numbers are those of {other} in another order or times a factor"
+            every[name] = replace(law, law="unknown", note=note)
+        elif abs(z[k, j]) > 7:  # of millions of pairs that are independent, none has so many standard errors
+            r = z[k, j] / math.sqrt(min(counts[k], counts[j]))
+            every[name] = replace(law, law="unknown", note=f"its correlation with {other} is {r:.2f}")
+    return every
 
 
 def _compare(name: str, p: Any, samples: list[Sample]) -> None:
@@ -192,6 +258,9 @@ def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | 
         for name in names:
             new = law if isinstance(law, Parameter) else Parameter(name, (), "normal", std=float(law), note="declared")
             laws[name] = replace(new, name=name, shape=laws[name].shape, fan_in=laws[name].fan_in)
+    for name, law in rows.items():
+        if law.law == "copy" and laws[name].note == laws[str(law.of)].note == "declared":
+            laws[name] = replace(law, std=laws[name].std) if laws[name].std == laws[str(law.of)].std else laws[name]
     return laws
 
 
@@ -222,6 +291,11 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
     error = std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))
+    if law in GAUSSIAN and not _measured(samples):
+        drawn, own_mean, own_std = samples[0].drawn or (law, mean, std)
+        scale = 6 * own_std / math.sqrt(pooled.size)  # of the error of the mean; that of the std is at most 1/√2 of it
+        if abs(mean - own_mean) < scale and abs(std - own_std) < scale:
+            law, note, mean, std, error = drawn, "", own_mean, own_std, 0.0
     return Parameter(name, shape, law, mean, std, error, zero_rows=zero, note=note, kurtosis=kurtosis)
 
 
@@ -249,6 +323,17 @@ def _dependence(kept: list[Floats]) -> tuple[str, str] | None:
         z = (square / square.mean() - 1) / math.sqrt(max(fourth - 1, 1e-9) / each)
         if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
             return "unknown", f"{of} have different standard deviations"
+        sums = np.array([w.sum(axis=axis) for w in kept])
+        excess = float((sums**2).mean()) / (square.mean() * kept[0].shape[axis]) - 1
+        if abs(excess) > 7 / math.sqrt(sums.size / 2) and sums.size >= 64:
+            return "unknown", f"sums of {of} are {math.sqrt(1 + excess):.2g} times those of i.i.d. entries"
+    if rows == columns and rows * len(kept) >= 64:
+        products, total = np.mean([w * w.T for w in kept], axis=0), float(np.mean([(w**2).mean() for w in kept]))
+        turned = float(np.triu(products, 1).sum()) / (rows * (rows - 1) / 2 * total)
+        if abs(turned) > 7 / math.sqrt(rows * (rows - 1) / 2 * len(kept)):
+            return "unknown", f"its correlation with its transpose is {turned:.2f}"
+        if abs(np.trace(products) / (rows * total) - 1) > 7 * math.sqrt(max(fourth - 1, 1e-9) / (rows * len(kept))):
+            return "unknown", "the diagonal has another size"
     some = np.array([w[:: max(1, rows // 256)] if rows <= columns else w[:, :: max(1, columns // 256)].T for w in kept])
     some /= np.linalg.norm(some, axis=-1, keepdims=True)
     above = np.triu_indices(some.shape[1], 1)

@@ -11,6 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from ..language import TraceError, Value, data
 from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
+from ..language._rotary import Rotate
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, settled
@@ -124,8 +126,8 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
         for node in graph.nodes:
             if node.op == "placeholder":
                 kind, target = specs[node.name].kind, specs[node.name].target
-                if kind is InputKind.PARAMETER:
-                    name = graph.parameters[node] = names[target]
+                if kind is InputKind.PARAMETER or (target in laws and node.users):  # or a random buffer
+                    name = graph.parameters[node] = names.get(target, target)
                     if name in laws and not laws[name].random:
                         constants[node] = torch.as_tensor(laws[name].value).expand(laws[name].shape)
                 elif kind is InputKind.USER_INPUT:
@@ -138,6 +140,9 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
             elif node.op == "get_attr":
                 constants[node] = operator.attrgetter(node.target)(program.graph_module)
             else:
+                seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+                if seeded and ("dropout" not in name_of(node) or all(node.args[1:3])):  # which are p and training
+                    raise refused(node, "random numbers in forward: draw them in the constructor, as a buffer")
                 at = LIKE.get(name_of(node))
                 shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
                 if all(x in constants or x in shaped for x in node.all_input_nodes):
@@ -158,6 +163,8 @@ def _attention(
 ) -> Any:
     if more.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    if dropout_p:
+        raise ValueError(f"scaled_dot_product_attention has dropout_p={dropout_p} in evaluation mode")
     scale = more.get("scale")
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if is_causal else attn_mask
@@ -254,11 +261,20 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
     return paths
 
 
+def refused(node: Node, reason: str) -> UnsupportedError:
+    """An error that names an operation, its module and its line."""
+    places = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', node.meta.get("stack_trace") or "")
+    own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
+    line = " (at {}:{}: {})".format(*own[-1]) if own else ""  # the innermost that is not torch's own
+    target, where = "getitem" if name_of(node) == "getitem" else node.target, path_of(node) or "the module itself"
+    return UnsupportedError(f"{target} in {where}: {reason}{line}")
+
+
 class Reader:
     """Computes the values of the nodes of a graph, one after the other. `how` has the other arguments of `Draws`."""
 
     def __init__(self, graph: Graph, streams: Iterable[Node] = (), **how: Any) -> None:
-        self.graph, self.streams = graph, set(streams)
+        self.graph, self.streams, self.trained = graph, set(streams), bool(how.get("trained"))
         self.env: dict[Node, Any] = dict(graph.constants)
         self.probes: list[Probe] = []
         ids: dict[str, Any] = {}
@@ -278,7 +294,10 @@ class Reader:
             raise UnsupportedError(f"the parameter {name} has no law in laws; there are {', '.join([*laws][:4])}, …")
         law = laws[name]
         if law.law == "copy":
-            return self._parameter(str(law.of))
+            if self.trained:
+                raise UnsupportedError(f"{name} starts as a copy of {law.of}, and then takes its own steps")
+            same = self._parameter(str(law.of))
+            return replace(same, entries=same.entries.t()) if law.transposed else same
         if law.law not in GAUSSIAN:
             note = f" ({law.note})" if law.note else ""
             remedy = f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
@@ -304,6 +323,9 @@ class Reader:
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
             raise UnsupportedError(f"{self.graph.name} returns nothing that depends on a random parameter")
+        turned: list[Any] = [v.op.stretch for v in topological_order(values) if isinstance(v.op, Rotate)]
+        if len({frequencies.interleaved for frequencies in turned}) > 1:
+            raise UnsupportedError("rotary positions have pairs (f, f + r/2) in one place and (2f, 2f + 1) in another")
         twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
         if twins and not twins.isdisjoint(topological_order(values)):
             raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
@@ -316,21 +338,15 @@ class Reader:
         return [Probe("scores", scores.unmasked, scores.allowed), Probe("weights", weights.value, scores.allowed)]
 
     def _result(self, node: Node) -> Any:
-        name, path = name_of(node), path_of(node)
         try:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
             schema = schema_of(node)
             names = ["self", "index"] if schema is None else [argument.name for argument in schema.arguments]
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            return apply_op(name, Call(self.draws, node.meta.get("val")), arguments)
+            return apply_op(name_of(node), Call(self.draws, node.meta.get("val")), arguments)
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
-            reason = said.get(type(error), f"{type(error).__name__}: {error}")
-            places = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', node.meta.get("stack_trace") or "")
-            own = [place for place in places if "/torch/" not in place[0].replace("\\", "/")] or places
-            line = " (at {}:{}: {})".format(*own[-1]) if own else ""  # the innermost that is not torch's own
-            target, where = name if name == "getitem" else node.target, path or "the module itself"
-            raise UnsupportedError(f"{target} in {where}: {reason}{line}") from error
+            raise refused(node, said.get(type(error), f"{type(error).__name__}: {error}")) from error
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""

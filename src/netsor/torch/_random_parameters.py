@@ -15,7 +15,7 @@ import numpy as np
 import netsor.nn as nn
 
 from .._array_api import Ints
-from ..language import Scalar, Value, Vector, Weight, gaussian, join, mean_dot, normal, weight
+from ..language import Scalar, Value, Vector, Weight, concat, gaussian, join, mean_dot, normal, weight
 from ..models._training import unit_vectors
 from ..nn._embedding import root
 from ._axes import Scalars, Vectors, View, refuse_if
@@ -71,7 +71,8 @@ class Draws:
                 logits = join([logits, zero.transpose().reshape(*x.shape, len(rows))], -1)[..., order]
             return Scalars(logits)
         self._used(w.name, "a matrix")
-        refuse_if(law.mean or law.zero_rows, f"the matrix {w.name} has entries of mean {law.mean:g}, or rows of zeros")
+        refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
+        refuse_if(law.zero_rows, f"the matrix {w.name} has rows of zeros: {', '.join(map(str, law.zero_rows[:8]))}")
         refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and whole:
             return Scalars(nn.logits(x, out, sigma=law.std * math.sqrt(into)))
@@ -116,17 +117,19 @@ class Draws:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
         law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
         length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
-        pieces = (size > 1 and x.entries.stride(-1) != 1) or length != size or (at % size).any() or law.zero_rows
-        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are not rows")
-        rows = at // size
+        refuse_if(law.zero_rows, f"the parameter {x.name}, which is added to vectors, has rows of zeros")
+        pieces = (size > 1 and x.entries.stride(-1) != 1) or size % length or (at % length).any()
+        refuse_if(pieces, f"the parameter {x.name} is used in pieces that are not rows of {length} entries")
+        rows = at[..., None] // length + np.arange(size // length)
         new = [int(row) for row in np.unique(rows) if int(row) not in known]
         if new:
-            parts.append(gaussian(size, len(new), mean=law.mean, cov=law.std**2, name=x.name))
+            parts.append(gaussian(length, len(new), mean=law.mean, cov=law.std**2, name=x.name))
             known.update({row: len(known) + k for k, row in enumerate(new)})
         whole = parts[0] if len(parts) == 1 else join(parts)
         if len(parts) == 1:
             self._tables[whole] = x.name, np.array(list(known))
-        return Vectors.of(whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)])
+        vectors = whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)]
+        return Vectors.of(vectors[..., 0] if size == length else concat(vectors, axis=-1))
 
     def scalars(self, x: Vectors) -> Scalars:
         """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
