@@ -203,6 +203,8 @@ def test_a_coordinate_check_of_a_module_reads_its_optimiser():
     assert "lm_head.weight" in str(found.table(True))
     with pytest.raises(ValueError, match=r"an optimiser of torch\.optim"):
         ns.coord_check(_llama, widths=[32, 64], optimiser=lambda module: torch.optim.Adagrad(module.parameters()))
+    with pytest.raises(ValueError, match="steps=2 must be 1 with a PyTorch optimiser"):
+        ns.coord_check(_llama, widths=[32, 64], steps=2, optimiser=lambda module: torch.optim.SGD(module.parameters()))
 
 
 def test_options_of_an_optimiser_that_change_its_first_step():

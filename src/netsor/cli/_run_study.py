@@ -236,7 +236,8 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         own = is_function(model)
         rates = None if lr is None else _rates(lr, model if own else None)
         if own:
-            model, by, rates, options["ids"] = of_module(model, options["widths"], by, rates, options["ids"])
+            given = options["widths"], by, rates, options["ids"], options["steps"]
+            model, by, rates, options["ids"] = of_module(model, *given)
             if rates is None:
                 call_build(model, 64)  # rejects a function of other arguments
                 raise UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")

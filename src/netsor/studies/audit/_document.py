@@ -77,7 +77,7 @@ def headline(audit: LengthResult) -> str:
     drawn = join_words([f"{counted(r.best.draws, 'draw')} of {counted(r.tokens, 'token')}" for r in audit.lengths])
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
     status = audit.best.subject.status
-    status += " (weights are not Gaussian)" * (status == "same limit")
+    status += " (weights are not Gaussian, or their standard deviations are measured)" * (status == "same limit")
     return f"{audit.model.sizes}; {drawn}; {status}{missing}"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._array_api import Floats
 from ..._program import Program
-from ..._validate import Rng, also_spelled
+from ..._validate import ArgumentError, Rng, also_spelled
 from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import NAMED
@@ -121,13 +121,13 @@ def coord_check(
     options, step = {**locals()}, optimiser
     del options["executor"], options["model"], options["parametrisation"]
     if is_function(model):
-        model, step, options["lr"], options["ids"] = of_module(model, widths, optimiser, lr, ids)
+        model, step, options["lr"], options["ids"] = of_module(model, widths, optimiser, lr, ids, steps)
     options |= {"optimiser": step, "draws": DRAWS if draws is None else draws}
     return CoordCheckStudy(Request.of(*subject_of(model, parametrisation, step), **options)).run(executor)
 
 
 def of_module(
-    build: Any, widths: Sequence[float] | None, optimiser: Any, lr: Any, ids: Sequence[int] | None
+    build: Any, widths: Sequence[float] | None, optimiser: Any, lr: Any, ids: Sequence[int] | None, steps: int
 ) -> tuple[Any, Any, Any, Sequence[int] | None]:
     """A function of the width, its step, learning rates and ids; of one that makes modules, as one of programs."""
     if "torch" not in sys.modules:  # no module without torch
@@ -137,6 +137,8 @@ def of_module(
     first = next((n for n in widths or Request.default_widths if isinstance(n, int)), 0)
     if not makes_module(build, first):
         return build, optimiser, lr, ids
+    if steps != 1 and not isinstance(optimiser, str):
+        raise ArgumentError("steps", steps, "1 with a PyTorch optimiser; name one for more: optimiser='adam'")
     lr = NAMED[optimiser].lr if lr is None and optimiser in NAMED else lr
     return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None
 
