@@ -143,3 +143,19 @@ def test_what_is_0_but_for_errors_of_nodes():
     assert np.ptp(net.draw(n=inf, draws=50)[1]) > 1e-4
     assert law[1].var() == law[1].mean() == 0
     assert law[2].var() > 0.5e-6 * law[0].var()  # as small, but not 0
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-6])
+def test_a_small_difference_of_scalars_is_no_rounding(size):
+    """A variance from the mean of the squares: relative to that mean it is size², and was 0 below 1e-12."""
+    x = ns.ones(n) + size * ns.gaussian(n)
+    mean = ns.mean_dot(x, ns.ones(n))
+    law = ns.Program((ns.mean_dot(x, x) - mean * mean) / size**2).law(n=inf)
+    np.testing.assert_allclose(law.mean(), 1.0, rtol=1e-15 / size**2)
+
+
+def test_a_function_of_what_does_not_vary_has_no_small_part():
+    """Otherwise its small part is unknown, and so is the score; a very large width had to give the law."""
+    x, y = ns.gaussian(n), ns.gaussian(n)
+    c = ns.apply(np.exp, 0.0 * ns.mean_dot(x, x))
+    assert not ns.Program(ns.dot(c * (x + y), x - y)).plan(n=inf).notes

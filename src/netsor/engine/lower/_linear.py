@@ -34,7 +34,8 @@ from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
 
-SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+SUM_RTOL = 1e-12  # relative to the size of its terms: a known coordinate of a vector that is smaller is 0
+SCALAR_RTOL = 1e-14  # the same for scalars: a program may divide by them, so nothing but rounding may become 0
 
 
 def lower_linear(s: State, value: Value) -> LoweredVector:
@@ -44,7 +45,8 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
     if value in s.facts.limits:
-        lead = without_rounding(s, partial(apply_linear, s, value), lead, [x.lead for x in given], weights)
+        rule = partial(apply_linear, s, value)
+        lead = without_rounding(s, rule, lead, [x.lead for x in given], weights, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
@@ -57,14 +59,15 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
 
 
 def without_rounding(
-    s: State, rule: Callable[..., Register], made: Register, arrays: Sequence[Register], by: Register | None = None
-) -> Register:
+    s: State, rule: Callable[..., Register], made: Register, arrays: Sequence[Register],
+    by: Register | None = None, rtol: float = SCALAR_RTOL,
+) -> Register:  # fmt: skip
     """What a rule made of arrays: if known, with 0 where terms cancel up to rounding. What is left is no direction."""
     if made.value is None:
         return made
     sizes = [a and s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by)]
     found, terms = np.asarray(made.value)[0], np.asarray(rule(sizes[:-1], sizes[-1]).value)[0]
-    small = np.abs(found) < SUM_RTOL * terms  # not where both overflow
+    small = np.abs(found) < rtol * terms  # not where both overflow
     return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else made
 
 
@@ -179,14 +182,14 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 
-def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """⟨x_i, y_j⟩/n."""
+def mean(s: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL) -> Register:
+    """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
     made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
     if x in s.facts.limits:
-        arrays = [s.vectors[v].lead for v in (x, y)]
         made = without_rounding(
-            s, lambda sizes, _: paired_products(s, sizes[0], sizes[1], x, y, value.ndim), made, arrays
-        )
+            s, lambda sizes, _: paired_products(s, *sizes, x, y, value.ndim), made,
+            [s.vectors[v].lead for v in (x, y)], rtol=rtol,
+        )  # fmt: skip
     if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
         made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
