@@ -154,6 +154,15 @@ def test_a_small_difference_of_scalars_is_no_rounding(size):
     np.testing.assert_allclose(law.mean(), 1.0, rtol=1e-15 / size**2)
 
 
+def test_rounding_of_large_terms_is_no_small_difference():
+    """The sum is known to be 0 up to rounding of its first terms, which are much larger than its last ones."""
+    c = ns.mean_dot(x := ns.gaussian(n, cov=0.7), x)
+    rounded = ((c + 1e-8) - 0.7) - 1e-8
+    with pytest.raises(ValueError, match="sign jumps at the limit of its argument"):
+        ns.Program(ns.apply(np.sign, rounded)).law(n=inf)
+    assert ns.Program((c - c + 1e-15 * c) / 1e-15).law(n=inf).mean() == pytest.approx(0.7)  # c − c is no rounding
+
+
 def test_a_function_of_what_does_not_vary_has_no_small_part():
     """Otherwise its small part is unknown, and so is the score; a very large width had to give the law."""
     x, y = ns.gaussian(n), ns.gaussian(n)

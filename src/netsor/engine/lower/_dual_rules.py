@@ -198,7 +198,8 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     s, (terms, by) = dual.s, factors_of(value)
     units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
     unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
-    given, mains = [dual.converted(dual[x], unit) for x in terms], [s.main(x) for x in terms]
+    given = [dual.converted(dual[x], unit) for x in terms]
+    mains = [s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x] for x in terms]
     some = None if by is None else s.order_one(by)
     support, unknown = (marks_of(value, [getattr(f, name) for f in given], some) for name in ("support", "unknown"))
     found = []
