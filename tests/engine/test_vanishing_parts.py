@@ -161,6 +161,9 @@ def test_rounding_of_large_terms_is_no_small_difference():
     with pytest.raises(ValueError, match="sign jumps at the limit of its argument"):
         ns.Program(ns.apply(np.sign, rounded)).law(n=inf)
     assert ns.Program((c - c + 1e-15 * c) / 1e-15).law(n=inf).mean() == pytest.approx(0.7)  # c − c is no rounding
+    assert ns.Program((1.7e308 * c - 1.2e308 * c) * 1e-308).law(n=inf).mean() == pytest.approx(
+        0.35
+    )  # its size overflows
 
 
 def test_a_function_of_what_does_not_vary_has_no_small_part():

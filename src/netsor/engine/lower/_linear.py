@@ -67,14 +67,15 @@ def lower_scalar(s: State, value: Scalar, arrays: Sequence[Register]) -> Registe
     sizes, numbers = [s.size(s.scalars[p], p) for p in op.inputs], [s.size(a) for a in arrays]
     is_product = isinstance(op, Apply) and op.f in PRODUCTS  # both factors have rounding errors
     terms = [[sizes[0], numbers[1]], [numbers[0], sizes[1]]] if is_product else [sizes]
-    size = s.build.fold("add", [apply_linear(s, added, some, None) for some in terms])
+    with np.errstate(over="ignore"):  # no number is 0 relative to such a size
+        size = s.build.fold("add", [apply_linear(s, added, some, None) for some in terms])
     return without_rounding(s, made, size, SCALAR_RTOL, value)
 
 
 def without_rounding(s: State, made: Register, terms: Register, rtol: float, keep: Value | None = None) -> Register:
     """Known numbers, 0 if they are small relative to the size of their terms, which is kept for a value if given."""
     found, size = (np.asarray(a.value)[0] for a in (made, terms))
-    zero = (np.abs(found) < rtol * size) | (found == 0)  # not where both overflow
+    zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
     if keep is not None:  # a zero is exact
         s.sizes[keep] = s.build.constant(np.where(zero, 0.0, size))
     return s.build.constant(np.where(zero, 0.0, found)) if found[zero].any() else made
