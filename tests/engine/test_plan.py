@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -157,6 +158,17 @@ def test_planning_leaves_no_garbage(width):
         gc.enable()
     assert plan.steps
     assert not left
+
+
+def test_planning_keeps_no_garbage_of_others():
+    """Objects that were called old after every plan were never looked at again: cycles were never freed."""
+    x, cycle = ns.gaussian(n), {Context}  # a set can be referred to weakly, and hold what refers to it
+    kept = weakref.ref(cycle)
+    cycle.add(cycle.add)
+    del cycle
+    make_plan((ns.mean_dot(x, x),), {"n": 16})
+    gc.collect(0)
+    assert kept() is None
 
 
 def test_coordinates_that_no_memory_holds_are_refused():

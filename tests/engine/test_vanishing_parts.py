@@ -143,3 +143,31 @@ def test_what_is_0_but_for_errors_of_nodes():
     assert np.ptp(net.draw(n=inf, draws=50)[1]) > 1e-4
     assert law[1].var() == law[1].mean() == 0
     assert law[2].var() > 0.5e-6 * law[0].var()  # as small, but not 0
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-6])
+def test_a_small_difference_of_scalars_is_no_rounding(size):
+    """A variance from the mean of the squares: relative to that mean it is size², and was 0 below 1e-12."""
+    x = ns.ones(n) + size * ns.gaussian(n)
+    mean = ns.mean_dot(x, ns.ones(n))
+    law = ns.Program((ns.mean_dot(x, x) - mean * mean) / size**2).law(n=inf)
+    np.testing.assert_allclose(law.mean(), 1.0, rtol=1e-15 / size**2)
+
+
+def test_rounding_of_large_terms_is_no_small_difference():
+    """The sum is known to be 0 up to rounding of its first terms, which are much larger than its last ones."""
+    c = ns.mean_dot(x := ns.gaussian(n, cov=0.7), x)
+    rounded = ((c + 1e-8) - 0.7) - 1e-8
+    with pytest.raises(ValueError, match="sign jumps at the limit of its argument"):
+        ns.Program(ns.apply(np.sign, rounded)).law(n=inf)
+    assert ns.Program((c - c + 1e-15 * c) / 1e-15).law(n=inf).mean() == pytest.approx(0.7)  # c − c is no rounding
+    assert ns.Program((1.7e308 * c - 1.2e308 * c) * 1e-308).law(n=inf).mean() == pytest.approx(
+        0.35
+    )  # its size overflows
+
+
+def test_a_function_of_what_does_not_vary_has_no_small_part():
+    """Otherwise its small part is unknown, and so is the score; a very large width had to give the law."""
+    x, y = ns.gaussian(n), ns.gaussian(n)
+    c = ns.apply(np.exp, 0.0 * ns.mean_dot(x, x))
+    assert not ns.Program(ns.dot(c * (x + y), x - y)).plan(n=inf).notes

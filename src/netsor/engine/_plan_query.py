@@ -31,14 +31,12 @@ from .passes._rewrite import Context
 def no_garbage_collection() -> Iterator[None]:
     """Disable the garbage collector: planning creates many objects but no garbage, and scans take 1/7 of the time."""
     enabled = gc.isenabled()
-    gc.disable()
+    if enabled:  # if not, another thread may enable it at any time
+        gc.disable()
     try:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():  # count what was created as old, or it would be scanned at once
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 

@@ -7,8 +7,6 @@ matrix"). Without shortcuts, lowering draws every source in full and computes ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from ...language import _operation as ops
 from ...language._array import Operation, Value, VectorAccess, rule_for
 from ...language._check_function import needs_spectrum
 from ...language._rotary import Rotate
-from ...language._scalar import ADD, SUBTRACT, Scalar
+from ...language._scalar import Scalar
 from ...language._score import Pool
 from ...language._vector import Vector
 from .._exceptions import ExactError, InfiniteError
@@ -26,11 +24,10 @@ from .._ir_builder import Builder, TooLargeError
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import _operations as pass_ops
-from ..passes._orders import SUMS
 from ._analysis import ProgramAnalysis
 from ._dual_rules import epsilon_part, score
 from ._infinite_frames import NodesNeeded
-from ._linear import apply_linear, lower_linear, mean, products, products_of_coordinates, rotated, without_rounding
+from ._linear import lower_linear, lower_scalar, mean, products, products_of_coordinates, rotated
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
@@ -109,12 +106,7 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     given = {p: s.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
         given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
-    arrays = [given[p] for p in op.scalars]
-    made = apply_linear(s, value, arrays, None)
-    if op.f in SUMS and s.facts.limits:
-        total = Scalar(replace(op, f=ADD if op.f is SUBTRACT else op.f), value.shape)
-        made = without_rounding(s, partial(apply_linear, s, total), made, arrays)
-    return made
+    return lower_scalar(s, value, [given[p] for p in op.scalars])
 
 
 def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
@@ -139,8 +131,8 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ops.Take: lambda s, value, op: apply_linear(s, value, [s.scalars[op.x]], None),
-    ops.Join: lambda s, value, op: apply_linear(s, value, [s.scalars[part] for part in op.parts], None),
+    ops.Take: lambda s, value, op: lower_scalar(s, value, [s.scalars[op.x]]),
+    ops.Join: lambda s, value, op: lower_scalar(s, value, [s.scalars[part] for part in op.parts]),
     ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # it vanishes: other ratios are numbers by now
     Pool: pooled,
     pass_ops.Coefficients: lambda s, value, op: along(s, op.x, op.y),

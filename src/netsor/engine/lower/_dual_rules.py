@@ -25,7 +25,7 @@ from ..passes.simplify import vanishing_ratio
 from ._analysis import ancestors
 from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._linear import LINEAR, apply_linear, factors_of, marks_of, mean, products
+from ._linear import LINEAR, SUM_RTOL, apply_linear, factors_of, marks_of, mean, products
 from ._residual_features import ResidualFeatures
 from ._state import Fluctuation, State, unknown_along
 
@@ -84,7 +84,9 @@ def _slope(f: Function) -> Callable[[Any], Any] | None:
 def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of other functions, not known."""
     given = [dual[p] for p in op.scalars]
-    if op.f in SUMS + PRODUCTS or not any(p.support.any() or p.unknown.any() for p in given):
+    if not any(p.support.any() or p.unknown.any() for p in given):
+        return none(dual, value, op)
+    if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
     slope, build = _slope(op.f), dual.s.build
     if slope is not None and given[0].part is not None:
@@ -196,7 +198,8 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     s, (terms, by) = dual.s, factors_of(value)
     units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
     unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
-    given, mains = [dual.converted(dual[x], unit) for x in terms], [s.main(x) for x in terms]
+    given = [dual.converted(dual[x], unit) for x in terms]
+    mains = [s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x] for x in terms]
     some = None if by is None else s.order_one(by)
     support, unknown = (marks_of(value, [getattr(f, name) for f in given], some) for name in ("support", "unknown"))
     found = []
@@ -256,7 +259,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     asked, dual = s.facts.asked[value], Dual(s, RULES)
     meets = s.meets(x, y, value.ndim) & asked
     if meets.any() and all(s.vectors[v].lead.value is not None for v in (x, y)):
-        meets = meets & (np.asarray(mean(s, value, x, y).value)[0] != 0)
+        meets = meets & (np.asarray(mean(s, value, x, y, SUM_RTOL).value)[0] != 0)
     if meets.any():
         raise ScoreError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"

@@ -11,7 +11,7 @@ of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,19 +22,20 @@ from ...language._array import Operation, Value, rule_for
 from ...language._check_function import content_of
 from ...language._operation import Add, Apply, Concat, Dot, Join, Mix, Scale, Split, Take
 from ...language._rotary import Rotate
-from ...language._scalar import Scalar
+from ...language._scalar import ADD, SUBTRACT, Scalar
 from ...language._vector import Vector
 from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import Append
-from ..passes._orders import PRODUCTS, Bools, combined, parts_of, sets_of, through, union
+from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, sets_of, through, union
 from ..passes._rewrite import rearranged
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
 
-SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+SUM_RTOL = 1e-12  # relative to the size of its terms: a known coordinate of a vector that is smaller is 0
+SCALAR_RTOL = 1e-13  # the same for scalars: a program may divide by them, so nothing but rounding may become 0
 
 
 def lower_linear(s: State, value: Value) -> LoweredVector:
@@ -43,8 +44,9 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
-    if value in s.facts.limits:
-        lead = without_rounding(s, partial(apply_linear, s, value), lead, [x.lead for x in given], weights)
+    if value in s.facts.limits and lead.value is not None:
+        terms = apply_linear(s, value, [s.size(x.lead) for x in given], weights and s.size(weights))
+        lead = without_rounding(s, lead, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
@@ -56,16 +58,27 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     return LoweredVector(lead, sample, sets)
 
 
-def without_rounding(
-    s: State, rule: Callable[..., Register], made: Register, arrays: Sequence[Register], by: Register | None = None
-) -> Register:
-    """What a rule made of arrays: if known, with 0 where terms cancel up to rounding. What is left is no direction."""
-    if made.value is None:
+def lower_scalar(s: State, value: Scalar, arrays: Sequence[Register]) -> Register:
+    """A function of scalars, or a rearrangement; known sums are 0 where their terms cancel up to rounding."""
+    made, op = apply_linear(s, value, arrays, None), value.op
+    if made.value is None or not s.facts.limits or (isinstance(op, Apply) and op.f not in SUMS + PRODUCTS):
         return made
-    sizes = [a and s.build.constant(np.abs(np.asarray(a.value))[0]) for a in (*arrays, by)]
-    found, terms = np.asarray(made.value)[0], np.asarray(rule(sizes[:-1], sizes[-1]).value)[0]
-    small = np.abs(found) < SUM_RTOL * terms  # not where both overflow
-    return s.build.constant(np.where(small, 0.0, found)) if (small & (found != 0)).any() else made
+    added = Scalar(replace(op, f=ADD), value.shape) if isinstance(op, Apply) and op.f is SUBTRACT else value
+    sizes, numbers = [s.size(s.scalars[p], p) for p in op.inputs], [s.size(a) for a in arrays]
+    is_product = isinstance(op, Apply) and op.f in PRODUCTS  # both factors have rounding errors
+    terms = [[sizes[0], numbers[1]], [numbers[0], sizes[1]]] if is_product else [sizes]
+    with np.errstate(over="ignore"):  # no number is 0 relative to such a size
+        size = s.build.fold("add", [apply_linear(s, added, some, None) for some in terms])
+    return without_rounding(s, made, size, SCALAR_RTOL, value)
+
+
+def without_rounding(s: State, made: Register, terms: Register, rtol: float, keep: Value | None = None) -> Register:
+    """Known numbers, 0 if they are small relative to the size of their terms, which is kept for a value if given."""
+    found, size = (np.asarray(a.value)[0] for a in (made, terms))
+    zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
+    if keep is not None:  # a zero is exact
+        s.sizes[keep] = s.build.constant(np.where(zero, 0.0, size))
+    return s.build.constant(np.where(zero, 0.0, found)) if found[zero].any() else made
 
 
 def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
@@ -179,17 +192,18 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 
-def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """⟨x_i, y_j⟩/n."""
-    made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
-    if x in s.facts.limits:
-        arrays = [s.vectors[v].lead for v in (x, y)]
-        made = without_rounding(
-            s, lambda sizes, _: paired_products(s, sizes[0], sizes[1], x, y, value.ndim), made, arrays
-        )
+def mean(s: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL) -> Register:
+    """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
+    made, by = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), 1 / s.norm(x) ** 2
     if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
         made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
-    return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
+    made = s.build.step("scale", made, by=by)
+    if x not in s.facts.limits or made.value is None:
+        return made
+    first, second = (s.size(s.vectors[v].lead) for v in (x, y))
+    terms = s.build.step("scale", paired_products(s, first, second, x, y, value.ndim), by=by)
+    is_mean = isinstance(value.op, Dot) and value.op.power == 1  # not a score or a correction that is made of it
+    return without_rounding(s, made, terms, rtol, value if is_mean else None)
 
 
 def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:

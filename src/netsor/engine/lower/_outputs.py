@@ -30,9 +30,7 @@ def results(s: State) -> tuple[Register, Register]:
     build, means, columns = s.build, [], []
     count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
     for written, output in zip(s.facts.original_outputs, s.facts.outputs, strict=True):
-        several = isinstance(
-            written, Vector
-        )  # a scalar has the law of a coordinate, whatever coordinates are asked for
+        several = isinstance(written, Vector)  # a scalar has the law of one coordinate, whichever are asked for
         if several and not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
             s.notes.append(NOTE)
         parts = [_coordinate(s, output, k) for k in range(count if several else 1)]

@@ -5,7 +5,6 @@ are vectors: fewer than n after the last nonlinearity of a cluster, and fewer th
 stream. The width must have room for the vectors and the requested coordinates, because dependent vectors leave
 directions without a vector, orthogonal to those coordinates. At infinite width a frame is rebased if nothing but
 products is needed: no nonlinearity, and no score, whose normals belong to pairs of directions.
-`Frame.rebase` in `_finite_frames.py` does the change of basis.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ class State:
         self.vectors: dict[Value, LoweredVector] = {}
         self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those in use
         self.scalars: dict[Value, Register] = {}
+        self.sizes: dict[Value | None, Register] = {}  # of known scalars, the sum of the sizes of their terms
         self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.turns: dict[Any, tuple[Register, ...]] = {}  # cosines and sines of rotary positions
         self.guards: dict[Register, None] = {}  # 0, but NaN in a replica where what no direction holds of such counts
@@ -163,9 +164,9 @@ class State:
         found = self.vectors[x]
         return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
 
-    def main(self, x: Value) -> Register:
-        """The numbers of a value: coordinates of vectors, or scalars."""
-        return self.vectors[x].lead if x in self.vectors else self.scalars[x]
+    def size(self, known: Register, p: Value | None = None) -> Register:
+        """The absolute values of known numbers; of scalars p, the sum of those of their terms."""
+        return self.sizes.get(p) or self.build.constant(np.abs(np.asarray(known.value))[0])
 
     def sets(self, x: Value) -> Sets:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
