@@ -210,8 +210,8 @@ def _ratio(a: Array, b: Array) -> Array:
 
 def _entropy(p: Array) -> Array:
     xp = array_namespace(p)
-    if hasattr(xp, "special"):  # PyTorch, in one pass
-        return xp.sum(xp.special.entr(p), axis=-1)
+    if hasattr(xp, "xlogy"):  # PyTorch, in one pass; its `entr` is compiled at the first call, for a second
+        return -xp.sum(xp.xlogy(p, p), axis=-1)
     return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
 
 
