@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -218,6 +219,41 @@ def test_standard_deviations_are_those_of_the_code():
     assert ns.torch.program(measured, torch.ones(1, 8)).law(draws=10).status == "same limit"
     for size in (1, 2, 3):
         assert ns.torch.parameters(lambda size=size: torch.nn.Linear(size, 4))["weight"].law == "uniform"
+
+
+def _from_numpy(a, b):
+    torch.randn(8, 8)  # its storage is free again, and the next tensor may have the same address
+    a.copy_(torch.from_numpy(np.random.default_rng().normal(0, 0.4, (8, 8)).astype("float32")))
+
+
+@pytest.mark.parametrize("change", [_from_numpy, lambda a, b: torch._foreach_mul_([a], 0.4 * 8**0.5)])
+def test_numbers_that_torch_did_not_draw_are_measured(change):
+    found = ns.torch.parameters(lambda: Pair(change))["a.weight"]
+    assert found.law == "normal"
+    assert 0 < found.std_error < 0.005
+    assert abs(found.std - 0.4) < 5 * found.std_error
+
+
+@pytest.mark.parametrize("where", [[(k, k) for k in range(8)], [(0, slice(4))]])
+def test_entries_that_are_always_zero_are_refused(where):
+    def holes(a, b):
+        for each in where:
+            a[each] = 0
+
+    with pytest.raises(ns.torch.UnsupportedError, match=r"a\.weight is unknown \(some of its entries are always 0\)"):
+        ns.torch.program(lambda: Pair(holes), torch.ones(1, 8))
+
+
+def test_dependent_entries_of_convolutions_are_found():
+    def build(initialise):
+        module = torch.nn.Conv2d(3, 8, 4, bias=False)
+        initialise(module.weight.detach())
+        return module
+
+    equal = ns.torch.parameters(lambda: build(lambda w: w.copy_(torch.randn(1, 3, 4, 4).expand(8, -1, -1, -1))))
+    assert equal["weight"].law == "unknown"
+    assert ns.torch.parameters(lambda: build(torch.nn.init.orthogonal_))["weight"].law == "orthogonal"
+    assert ns.torch.parameters(lambda: build(torch.nn.init.kaiming_normal_))["weight"].law == "normal"
 
 
 class Fourier(torch.nn.Module):

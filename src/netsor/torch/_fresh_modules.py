@@ -146,7 +146,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        for each in result if isinstance(result, tuple | list) else (result,):
+        for each in pytree.tree_leaves(args if result is None else result):  # _foreach_mul_ returns nothing
             if isinstance(each, torch.Tensor):
                 self._record(func, args, each)
                 if _empty(each):
@@ -166,12 +166,11 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             if not (zero and tensor.is_contiguous()):  # rows of zeros are found later
                 self._drawn.pop(key, None)
             return
+        a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]  # mean and standard deviation, or an interval
         if name == "aten::normal_" or (name in GAUSSIANS and not given):
-            mean, std = (*numbers, *(0.0, 1.0)[len(numbers) :])
-            law = ("normal", mean, std)
+            law = ("normal", a, b)
         elif name == "aten::uniform_":
-            low, high = (*numbers, *(0.0, 1.0)[len(numbers) :])
-            law = ("uniform", (low + high) / 2, (high - low) / math.sqrt(12))
+            law = ("uniform", (a + b) / 2, (b - a) / math.sqrt(12))
         elif name in COPIES and given[-1].numel() == tensor.numel() and 0 not in given[-1].stride():
             law = self._drawn.get(_storage(given[-1]))
         elif name in SCALED and (known := self._drawn.get(_storage(given[0]))):
@@ -180,8 +179,9 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                 factor = 1 / numbers[0] if "div" in name else numbers[0]
                 law = (known[0], known[1] * factor, known[2] * abs(factor))
         self._drawn.pop(key, None)
-        if law:
+        if law and tensor.is_floating_point():
             self._drawn[key] = law
+            self._held.append(tensor)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         name, key = func._schema.name, _storage(tensor)
@@ -192,10 +192,9 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             if name in FRESH:
                 self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
             return
-        writes = func._schema.is_mutable
-        if not writes and key in map(_storage, given):
+        if not func._schema.is_mutable and key in map(_storage, given):
             return  # a view
-        if writes and _part(tensor):
+        if func._schema.is_mutable and _part(tensor):
             zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
             length = tensor.shape[-1] if tensor.ndim else 0
             if zero and length and tensor.is_contiguous() and tensor.storage_offset() % length == 0:  # rows of zeros

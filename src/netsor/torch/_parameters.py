@@ -106,9 +106,8 @@ class Parameters(dict[str, Parameter]):
 
 
 def _row(p: Parameter) -> tuple[str, ...]:
-    said = {law: f"{law}, as normal" for law in GAUSSIAN[1:]} | {
-        "copy": f"{'transpose' if p.transposed else 'copy'} of {p.of}"
-    }
+    said = {law: f"{law}, as normal" for law in GAUSSIAN[1:]}
+    said["copy"] = f"{'transpose' if p.transposed else 'copy'} of {p.of}"
     law = said.get(p.law, p.law) + (f" {p.value:g}" if p.law == "constant" else "")
     law += f", mean {p.mean:g}" if p.mean else ""
     law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}" if p.zero_rows else ""
@@ -232,7 +231,7 @@ def _with_ties(laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]
             note = f"its numbers are those of {other} in another order or times a factor"
             every[name] = replace(law, law="unknown", note=note)
         elif abs(z[k, j]) > 7:  # of millions of pairs that are independent, none has so many standard errors
-            r = z[k, j] / math.sqrt(min(counts[k], counts[j]))
+            r = np.clip(z[k, j] / math.sqrt(min(counts[k], counts[j])), -1, 1)
             every[name] = replace(law, law="unknown", note=f"its correlation with {other} is {r:.2f}")
     return every
 
@@ -286,8 +285,10 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
     z = (pooled - mean) / std
     kurtosis = float(np.mean(np.square(z) ** 2))
     law, note = _shape_of(z, kurtosis)
-    if tensors[0].ndim == 2 and min(tensors[0].shape) > 1:
-        law, note = _dependence([t - mean for t in tensors]) or (law, note)
+    if not np.any(tensors, axis=0).all():
+        law, note = "unknown", "some of its entries are always 0"
+    for columns in {math.prod(tensors[0].shape[1:]), *tensors[0].shape[-1:]} - {1, tensors[0].size}:
+        law, note = _dependence([t.reshape(-1, columns) - mean for t in tensors]) or (law, note)
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
     error = std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))

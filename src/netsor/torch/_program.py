@@ -322,7 +322,7 @@ class Reader:
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
-            raise UnsupportedError(f"{self.graph.name} returns nothing that depends on a random parameter")
+            raise UnsupportedError(f"{self.graph.name} returns nothing random: does its constructor set a seed?")
         turned: list[Any] = [v.op.stretch for v in topological_order(values) if isinstance(v.op, Rotate)]
         if len({frequencies.interleaved for frequencies in turned}) > 1:
             raise UnsupportedError("rotary positions have pairs (f, f + r/2) in one place and (2f, 2f + 1) in another")
