@@ -252,8 +252,9 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_optimiser_is_seen(monkeypatch, other, real):
     name, by, clip = OTHERS[other]
+    theirs = real(name)  # before it is changed: another process may have run the test that trains them
     monkeypatch.setitem(OPTIMISERS, name, (by, clip))
-    p = smallest(our_perceptrons(name), real(name))
+    p = smallest(our_perceptrons(name), theirs)
     print(f"{other}: smallest p {p:.2g}")
     assert p < LEVEL
 
