@@ -149,6 +149,7 @@ class Probes:
         """ln V, the loss of uniform probabilities; None without logits."""
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
+    @no_garbage_collection()
     def plan(self, **how: Any) -> Plan:
         """The plan of `measure`, without sampling. The arguments are as in `Program.plan`, and widths."""
         how = self.model.widths() | how
