@@ -225,4 +225,4 @@ def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: boo
         ends += [(k, 0) for k in place.values()]
     first, second = np.array(ends, dtype=np.intp).reshape(-1, 2).T
     label = connected(len(some), first, second)
-    return [frozenset(some[k] for k in np.flatnonzero(label == one)) for one in np.unique(label)]
+    return [frozenset(some[k] for k in np.flatnonzero(label == one)) for one in sorted(set(label.tolist()))]
