@@ -18,17 +18,15 @@ from netsor.torch import _program
 from netsor.torch._random_parameters import Draws
 
 from ..engine.differences import drawn
-from .forks import GPT, DenseMoeGPT, DiffTransformer, GPTConfig, MoeGPT, SandwichTransformer
+from .forks import GPT, DiffTransformer, GPTConfig, SandwichTransformer
 from .line_by_line import EncoderDecoder
 from .own_modules import (
     Both,
     Differential,
-    Experts,
     Parallel,
     Sandwich,
     Scaled,
     Views,
-    complex_numbers,
     neighbours,
     pairs,
 )
@@ -280,89 +278,6 @@ def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monk
             np.testing.assert_allclose(found, out.double().numpy(), rtol=0, atol=2e-5 * size, err_msg=path)
             compared += 1
     assert compared >= 2
-
-
-class Orthogonal(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.map = torch.nn.Embedding(10, 64), torch.nn.Linear(64, 64)
-        torch.nn.init.orthogonal_(self.map.weight)
-
-    def forward(self, ids):
-        return self.map(self.embed(ids))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (MoeGPT, r"aten\.topk\.default in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights, selected_experts"),
-        (DenseMoeGPT, r"aten\.softmax\.int in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights = self\.gate"),
-        (Experts, r"aten\.softmax\.int in the module itself: .*\(at .*own_modules\.py:\d+: share, chosen"),
-        (lambda: Parallel(complex_numbers), r"aten\.view_as_complex\.default in attention: .*own_modules\.py:\d+"),
-        (Orthogonal, r"the parameter map\.weight is orthogonal.*declare its law"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_name(build, message):
-    with pytest.raises(ns.torch.UnsupportedError, match=message):
-        ns.torch.program(build, IDS)
-    laws = ns.torch.parameters(Orthogonal, declared={"map.weight": 0.1})
-    assert ns.torch.program(Orthogonal, IDS, laws=laws).shape == (1, 6)
-
-
-def _mixed(x, positions, sign=-1.0):
-    angles = positions[..., None] * (0.5 ** torch.arange(8)).repeat(2)
-    a, b = x.chunk(2, dim=-1)
-    return x * angles.cos() + torch.cat((sign * b, a), dim=-1) * angles.sin()
-
-
-@pytest.mark.parametrize(
-    ("turn", "message"),
-    [
-        (lambda x: _mixed(x, torch.arange(6), sign=1.0), "by one angle each"),  # a mirror
-        (lambda x: x + torch.cat((x[..., 3:], x[..., :3]), dim=-1), "by one angle each"),
-        (lambda x: _mixed(x, torch.arange(6) ** 2), "positions are not consecutive"),
-        (lambda x: _mixed(x, torch.arange(24).reshape(4, 6)), "differ between heads or sequences"),
-        (lambda x: x[..., :8] + x[..., 8:], "not a rotary position"),
-        (lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).sum(-1), "not set end to end"),
-    ],
-)
-def test_what_is_almost_a_rotary_position_is_refused(turn, message):
-    with pytest.raises(ns.torch.UnsupportedError, match=message):
-        ns.torch.program(lambda: Parallel(turn), IDS)
-
-
-class TwoOrders(torch.nn.Module):
-    """Queries turned in pairs (f, f + r/2), and keys in pairs (2f, 2f + 1)."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.query, self.key = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        angles = torch.arange(x.shape[1])[:, None] * 0.3 ** torch.arange(4)
-        cos, sin = angles.cos(), angles.sin()
-        a, b = self.query(x).chunk(2, dim=-1)
-        key = self.key(x)
-        c, d = key[..., ::2], key[..., 1::2]
-        key = torch.stack((c * cos - d * sin, c * sin + d * cos), -1).flatten(-2)
-        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1) @ key.mT
-
-
-def test_two_pair_orders_of_rotary_positions_are_refused():
-    with pytest.raises(ns.torch.UnsupportedError, match=r"pairs \(f, f \+ r/2\) in one place and \(2f, 2f \+ 1\) in"):
-        ns.torch.program(TwoOrders, IDS)
-
-
-def test_a_matrix_with_rows_of_zeros_is_refused():
-    def build():
-        module = torch.nn.Linear(8, 8, bias=False)
-        with torch.no_grad():
-            module.weight[5:] = 0
-        return module
-
-    with pytest.raises(ns.torch.UnsupportedError, match="the matrix weight has rows of zeros: 5, 6, 7"):
-        ns.torch.program(build, torch.ones(1, 8))
 
 
 class Cross(torch.nn.Module):
