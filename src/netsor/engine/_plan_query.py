@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from .._array_api import one_blas_thread
-from ..language._array import Operation, Value
-from ..language._graph import names_of, narrow_with_origins, topological_order
+from ..language._array import Operation, Value, composed_indices
+from ..language._graph import compose_indices, names_of, narrow_with_origins, topological_order
 from ..language._operation import Acting, OptimiserStep, SteppedMatMul, SteppedParameter
 from ..language._vector import Vector
 from ..optim import Adam
@@ -88,6 +88,7 @@ class PlanQuery:
 
     @one_blas_thread()
     @no_garbage_collection()
+    @composed_indices()
     def made(self, shift: int) -> Plan:
         """A new plan."""
         if unknown := set(self.without) - set(SHORTCUTS):
@@ -102,8 +103,10 @@ class PlanQuery:
 
     def _planned(self, shift: int, small_parts: bool) -> Plan:
         context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
-        places = {value: number for number, value in enumerate(context.ordered(self.whole or self.outputs))}
-        narrowed, made_from = narrow_with_origins(self.outputs, context.ordered(self.outputs))
+        composed = compose_indices([*self.outputs, *(self.whole or self.outputs)])
+        outputs, whole = composed[: len(self.outputs)], composed[len(self.outputs) :]
+        places = {value: number for number, value in enumerate(context.ordered(whole))}
+        narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
         for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position
             context.origin[value] = places.get(made_from.get(value, value), len(places))
         names = names_of([value for value in context.ordered(narrowed) if isinstance(value.op, Acting)])  # of matrices

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -123,6 +125,23 @@ def kept(array: Ints, keep: Keep) -> Ints:
 def box(keep: Keep) -> tuple[Ints, ...]:
     """The numpy index that selects a box."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+
+
+_composing: ContextVar[bool] = ContextVar("composing", default=False)
+
+
+@contextmanager
+def composed_indices() -> Iterator[None]:
+    """Make an index of an index a single index inside the context.
+
+    Rewrites of a program use this: nobody holds the values that they make. Values that a user holds stay as they are,
+    because `ns.grad` may be asked for any of them.
+    """
+    token = _composing.set(True)
+    try:
+        yield
+    finally:
+        _composing.reset(token)
 
 
 class Source:
@@ -334,13 +353,13 @@ class Value:
         return index_positions(self.shape, ..., "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
-        """The entries at these positions of the flattened array, in the shape of `flat`."""
+        """The entries at these positions of the flattened array, in the shape of `flat`; all in order are the value."""
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:
             raise TraceError("take", f"nothing is left of shape {self.shape}")
-        if flat.shape == self.shape and np.array_equal(flat, self._positions()):
+        if selects_all(self, flat):
             return self
-        if isinstance(self.op, Take):  # an index of an index is one index
+        if isinstance(self.op, Take) and _composing.get():
             return cast(Self, self.op.x).take(self.op.flat.ravel()[flat])
         return self._like(self.op.taken(self, flat), flat.shape)
 
@@ -357,6 +376,11 @@ class Value:
 def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Accept `f(2, 3)` as well as `f((2, 3))`."""
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
+
+
+def selects_all(x: Value, flat: Ints) -> bool:
+    """Whether an index selects every entry of x, in the order and the shape of x."""
+    return flat.shape == x.shape and np.array_equal(flat, np.arange(x.size).reshape(x.shape))
 
 
 class Take(Operation):

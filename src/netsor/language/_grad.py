@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from types import EllipsisType
@@ -19,7 +19,7 @@ from .._validate import TraceError, shown
 from . import _operation as ops
 from ._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
-from ._graph import demand, topological_order, weights_of
+from ._graph import demand, indexed_value, topological_order, weights_of
 from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ._score import join
@@ -98,12 +98,13 @@ class Reverse:
         touched = [places.ravel() for parts in by_unit.values() for places, _ in parts]
         keep, needs = demand(value, around(np.concatenate(touched), value.shape))
         d: Any = {unit: _summed(value, keep, parts) for unit, parts in by_unit.items()}
+        if isinstance(value.op, ops.Take):
+            self._pass_index(value.op, keep, d)
+            return
         places = [kept(x._positions(), need) for x, need in needs]
         wants = [self._units[x] for x, _ in needs]
         found: Iterable[tuple[int, Any]]
-        if isinstance(value.op, ops.Take):  # each entry goes back to where it came from
-            places, found = [kept(value.op.flat, keep)], [(0, d)]
-        elif isinstance(value.op, ops.Join):
+        if isinstance(value.op, ops.Join):
             ends = np.cumsum([len(own) for own in places])
             spans = [slice(end - len(own), end) for own, end in zip(places, ends, strict=True)]
             found = [(k, {unit: part[span] for unit, part in d.items()}) for k, span in enumerate(spans)]
@@ -120,6 +121,15 @@ class Reverse:
             for unit, part in (cotangent if isinstance(cotangent, dict) else {None: cotangent}).items():
                 if unit in wants[k]:
                     self._parts[needs[k][0], unit].append((places[k], unbroadcast(part, places[k].shape)))
+
+    def _pass_index(self, op: ops.Take, keep: Keep, d: dict[Unit, Any]) -> None:
+        """Each entry goes back to where it came from: through further indices, unless a gradient is asked for there."""
+        x, places = op.x, kept(op.flat, keep)
+        while isinstance(x.op, ops.Take) and x not in self.leaves and x not in self.constants:
+            x, places = x.op.x, x.op.flat.ravel()[places]
+        for unit, part in d.items():
+            if unit in self._units[x]:
+                self._parts[x, unit].append((places, part))
 
 
 def _part(x: Value, keep: Keep) -> Value:
@@ -169,7 +179,9 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     p : Scalar
         The scalar to differentiate; several scalars are summed.
     wrt : Vector, Scalar, or list of them
-        Any values of the program; an indexed value stands for the selected entries.
+        Any values of the program. The gradient with respect to a value that p uses is through that value alone: for
+        x = E[ids], what p reads from E without x does not count. An index that p does not use stands for the entries
+        that it selects.
     weights : Scalar or array_like, optional
         Differentiate Σ weights·p; broadcast to the shape of p.
 
@@ -188,9 +200,10 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     if broadcast("grad", by, p) != p.shape:
         raise TraceError("grad", f"weights of shape {by.shape} must broadcast to the shape {p.shape} of p")
     several = isinstance(wrt, list | tuple)
-    leaves = [(x, _leaf(x, p)) for x in (wrt if several else [wrt])]
-    reverse = Reverse([(p, by.broadcast_to(p.shape))], [leaf for _, leaf in leaves])
-    gradients = tuple(reverse.of(leaf) if leaf is x else reverse.of(leaf).take(x.op.flat) for x, leaf in leaves)
+    values = set(topological_order([p]))
+    leaves = [_leaf(x, values) for x in (wrt if several else [wrt])]
+    reverse = Reverse([(p, by.broadcast_to(p.shape))], [leaf for leaf, _ in leaves])
+    gradients = tuple(reverse.of(leaf).take(places) for leaf, places in leaves)
     return gradients if several else gradients[0]
 
 
@@ -203,17 +216,14 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
     return p
 
 
-def _leaf(x: object, p: Scalar) -> Value:
-    """The value to differentiate with respect to; an indexed value is traced back to the array that it indexes."""
+def _leaf(x: object, values: Container[Value]) -> tuple[Value, Ints]:
+    """The value among those of p to differentiate with respect to, and the entries of it that x stands for."""
     if not isinstance(x, Value) or isinstance(x.op, ops.Constant):
         raise TraceError("grad", "wrt", x, "a vector or a scalar of the program, or a list of them")
-    leaf, values = x, set(topological_order([p]))
-    if isinstance(x.op, ops.Take):
-        repeats = len(np.unique(x.op.flat)) < x.op.flat.size  # repeated entries are separate values
-        leaf = x if repeats and x in values else x.op.x
-    if leaf not in values:
+    found = indexed_value(x, values)
+    if found is None:
         raise TraceError("grad", f"p does not depend on wrt={x!r}: name a value that p uses, or an index of it")
-    return leaf
+    return found
 
 
 Parameter = Weight | Vector | Scalar

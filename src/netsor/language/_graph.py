@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,21 @@ import numpy.typing as npt
 
 from .._validate import Shape, real
 from . import _operation as ops
-from ._array import Axes, Keep, Value, align_axes, around, box, every, is_all, kept, within
+from ._array import (
+    Axes,
+    Ints,
+    Keep,
+    Value,
+    align_axes,
+    around,
+    box,
+    composed_indices,
+    every,
+    is_all,
+    kept,
+    selects_all,
+    within,
+)
 from ._parameters import Weight
 from ._scalar import Scalar
 from ._softmax import MASKED_SOFTMAX
@@ -105,9 +119,49 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
     return names
 
 
+def compose_indices(outputs: Sequence[Value]) -> list[Value]:
+    """The same outputs of a program in which an index of an index is a single index.
+
+    A traced program keeps both, because its user may hold the inner one and differentiate with respect to it. Every
+    other reading of the program begins with this rewrite.
+    """
+    new: dict[Value, Value] = {}  # only values that change
+    for value in topological_order(outputs):
+        inputs = [new.get(x, x) for x in value.op.inputs]
+        if isinstance(value.op, ops.Take):
+            made = _index_of(value, inputs[0], value.op.flat)
+        else:
+            made = value.with_inputs(*inputs)
+        if made is not value:
+            new[value] = made
+    return [new.get(output, output) for output in outputs]
+
+
+def _index_of(value: Value, x: Value, flat: Ints) -> Value:
+    """An index, with x in place of what it indexes."""
+    if x is value.op.inputs[0] and not isinstance(x.op, ops.Take):
+        return value
+    if isinstance(x.op, ops.Take):
+        x, flat = x.op.x, x.op.flat.ravel()[flat]
+    return x if selects_all(x, flat) else replace(value, op=ops.Take(x, flat))
+
+
+def indexed_value(x: Value, values: Container[Value]) -> tuple[Value, Ints] | None:
+    """The value among these that x is, or is an index of, and the positions of x in it; None if there is none."""
+    places = np.arange(x.size).reshape(x.shape)
+    while x not in values:
+        if not isinstance(x.op, ops.Take):
+            return None
+        places = x.op.flat.ravel()[places]
+        x = x.op.x
+    return x, places
+
+
 def narrow(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs, from a program that computes only what they need."""
-    return narrow_with_origins(outputs, topological_order(outputs))[0]
+    composed = compose_indices(outputs)
+    with composed_indices():
+        return narrow_with_origins(composed, topological_order(composed))[0]
 
 
 def narrow_with_origins(outputs: Sequence[Value], values: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:

@@ -25,7 +25,7 @@ from .._array_api import Bools
 from .._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from . import _operation as ops
 from ._array import Operation, Value
-from ._graph import asked_entries, names_of, topological_order
+from ._graph import asked_entries, compose_indices, names_of, topological_order
 from ._linear_expansion import Expansion
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
 from ._rotary import Rotate
@@ -163,6 +163,7 @@ Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
     """Check Assumption 3.1; `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
+    outputs = compose_indices(outputs)
     facts = _Facts(outputs)
     against = facts.against()
     diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))

@@ -14,9 +14,8 @@ from functools import partial
 import numpy as np
 
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
-from ..language._array import Take
 from ..language._grad import Reverse, Use
-from ..language._graph import topological_order
+from ..language._graph import indexed_value, topological_order
 from ..language._operation import Gaussian, MatMul
 from ..language._scalar import constant
 from ._loss_gradient import Loss
@@ -84,10 +83,12 @@ class Gradients:
 
     def _reshaped(self, x: Vector) -> Vector:
         """The vectors that x only reshapes, if the loss depends on them."""
-        match x.op:
-            case Take(Vector() as base, flat) if np.array_equal(flat.ravel(), np.arange(base.size)):
-                return x if x in self.reached else base
-        return x
+        found = indexed_value(x, self.reached)
+        if found is None:
+            return x
+        base, places = found
+        only_reshapes = isinstance(base, Vector) and np.array_equal(places.ravel(), np.arange(base.size))
+        return base if only_reshapes else x
 
     def _square(self, x: Vector) -> Scalar:
         """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector; a table with a scalar std uses the scaled vectors."""
