@@ -22,8 +22,8 @@ from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio,
 from ._graph import demand, indexed_value, topological_order, weights_of
 from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
-from ._score import join
-from ._vector import Vector
+from ._score import dot, join
+from ._vector import Vector, ones
 from ._width import Width
 
 Part = tuple[Ints, Any]  # flat positions in an array, and the value at each
@@ -208,7 +208,9 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
-    """Check that an argument is a scalar of the program, and so has a gradient."""
+    """Check that an argument is a scalar of the program, and so has a gradient; a vector in R^1 is its coordinate."""
+    if isinstance(p, Vector) and p.width == Width(1):  # W y with a matrix of one row, a readout
+        return dot(p[..., None], ones(p.width))[..., 0]
     if isinstance(p, Vector):
         raise TraceError(operation, f"{name} must be a scalar, got {p!r}: use ns.dot(ns.gaussian(n), y), for example")
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):

@@ -28,6 +28,7 @@ from ._array import Operation, Value
 from ._graph import asked_entries, compose_indices, names_of, topological_order
 from ._linear_expansion import Expansion
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
+from ._readout import functions_of_outputs, readouts
 from ._rotary import Rotate
 from ._vector import Vector
 
@@ -186,7 +187,9 @@ class _Facts:
         self.outputs = outputs
         self.values = topological_order(outputs)
         self.names = names_of(self.values)
-        self.scores = {v: v.op for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5}
+        self.readouts = readouts(self.values, outputs, functions_of_outputs(self.values))
+        dots = {v: v.op for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5}
+        self.scores = {value: op for value, op in dots.items() if value not in self.readouts}
         self.expansion = Expansion(self.values)
         self.depends = dict.fromkeys(self.values, False)  # depends on a score
         self.linear = dict.fromkeys(self.values, True)  # linear in vectors that do not depend on scores
@@ -212,6 +215,9 @@ class _Facts:
         factors = [x for op in self.scores.values() for x in op.inputs]
         self.factor_columns = {int(k) for x in factors for k in self.expansion.columns(x)}
         self.factor_matrices = {int(m) for x in factors for m in self.expansion.matrices(x)} - {-1}
+        # E_k has the law of W (1, …, 1), so that the expansion gives it a matrix
+        initial = [v for v in self.values if isinstance(v.op, Gaussian)]
+        self.initial_matrices = {int(m) for v in initial for m in self.expansion.matrices(v)}
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
@@ -235,6 +241,10 @@ class _Facts:
                 found[point].append(f"{self.at(value)}{finding}")
 
             match op:
+                case Dot() if value in self.readouts:  # a product W y, which is an output
+                    y = self.readouts[value].y
+                    if self.depends[y] and not self.linear[y]:
+                        add("deep", f": multiplies {self.names[y]}, which depends on a score (the deep case)")
                 case Dot(x, y, 0.5):
                     limit = "the score has a limit only if its factors are uncorrelated"
                     for factor in dict.fromkeys((x, y)):
@@ -266,12 +276,12 @@ class _Facts:
             summed = isinstance(op, MatMul | Dot)
             for v in dict.fromkeys(op.inputs):
                 if not passes_on and self._made_for_scores(v):
-                    add("elsewhere", f" uses {self.names[v]}, made by a matrix of a score factor")
+                    add("elsewhere", f" uses {self.names[v]}, {self._made_by(v)}")
                 # a finite width matters only if its coordinates are summed over; a read-out into R^1 is harmless
                 if summed and isinstance(v, Vector) and v.width.name is None and v not in self.fixed:
                     add("widths", f" sums over the coordinates of {self.names[v]} in R^{v.width}, which is finite")
         for output in filter(self._made_for_scores, self.outputs):
-            found["elsewhere"].append(f"{self.at(output)} is an output, made by a matrix of a score factor")
+            found["elsewhere"].append(f"{self.at(output)} is an output, {self._made_by(output)}")
         return found
 
     @cached_property
@@ -292,3 +302,14 @@ class _Facts:
     def _made_for_scores(self, x: Value) -> bool:
         """Whether a vector was made by a matrix that also made factors of scores."""
         return isinstance(x, Vector) and not self.factor_matrices.isdisjoint(self.expansion.matrices(x).tolist())
+
+    def _made_by(self, x: Value) -> str:
+        """What a vector has in common with the factors of scores: a matrix, or an initial vector."""
+        matrices = set(self.expansion.matrices(x).tolist()) & self.factor_matrices
+        if not matrices <= self.initial_matrices:
+            return "made by a matrix of a score factor"
+        return (
+            "an initial vector that scores use"
+            if isinstance(x.op, Gaussian)
+            else "made of an initial vector of a score"
+        )

@@ -34,6 +34,8 @@ SHORTCUTS = ("stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "positive"
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """Apply all passes except those in `without`."""
     known = simplify.bind_hyperparameters(outputs, context) if context.numbers else outputs
+    if "condition" not in without:
+        known = simplify.products_for_readouts(known, context)
     expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
     made = simplify.deduplicate_products(simplify.bind_width_ratios(expanded, context), context)
     if "stacked" not in without:

@@ -22,6 +22,7 @@ from ...language._array import Value
 from ...language._graph import widths_of
 from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
 from ...language._parameters import Weight
+from ...language._readout import readouts
 from ...language._scalar import MULTIPLY, Scalar, applied, constant
 from ...language._score import join, mean_dot
 from ...language._softmax import MASKED_SOFTMAX, SOFTMAX
@@ -216,6 +217,80 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return new
 
     return rewritten(outputs, context, change)
+
+
+# Entries of the readouts of a program. Each is Gaussian with coefficients of its own, of which there are as many.
+MAX_READOUT_ENTRIES = 1024
+
+
+def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Turn readouts by initial vectors that are outputs into coordinates of products, which are never sampled.
+
+    n^(−1/2) ⟨r_i, y_j⟩ has the law of Σ_k F_ik (W^k y_j)_1 if r_i = Σ_k F_ik E_k is used for nothing else: see
+    `_readout` in the language. One more matrix of the program then acts on y, as in a readout W y. `condition_scores`
+    needs fewer numbers if y itself is a product that has no other use.
+    """
+    values = context.ordered(outputs)
+    users = users_of(values)
+    acting = Counter(value.op.weight.source for value in values if isinstance(value.op, ops.Acting))
+
+    def product_without_other_use(x: Value) -> bool:
+        return isinstance(x.op, MatMul) and acting[x.op.weight.source] == 1 and len(users[x]) == 1
+
+    def is_returned(score: Value) -> bool:
+        return _is_output(score, users) and not any(map(product_without_other_use, score.op.inputs))
+
+    known = readouts(values, outputs, is_returned)
+    refused = {readout.source for readout in known.values() if _columns_of(readout.factor) is None}
+    found = {score: readout for score, readout in known.items() if readout.source not in refused}
+    if not found or sum(score.size for score in found) > MAX_READOUT_ENTRIES:
+        return list(outputs)
+    matrices = {readout.source: ops.Source(readout.source.name or "readout") for readout in found.values()}
+
+    def change(old: Value, new: Value) -> Value:
+        if old in found:
+            source, factor, _, turned = found[old]
+            assert isinstance(new.op, Dot)
+            read = _read_out(new.op.x if turned else new.op.y, factor, matrices[source])
+            return read if turned else read.transpose(*range(read.ndim - 2), -1, -2)
+        match new.op:
+            case Take(Vector() as x, flat) if isinstance(old, Scalar):
+                return Vector(Take(x, flat), old.shape, x.width)
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
+    """The columns k with a nonzero factor[b, i, k] for some i, (…, columns), as many for each index b.
+
+    None if two indices b share a column, or if their numbers differ.
+    """
+    used = factor.any(axis=-2)
+    counts = used.sum(axis=-1)
+    shared = used.reshape(-1, used.shape[-1]).sum(axis=0).max() > 1
+    if shared or counts.min() == 0 or counts.min() < counts.max():
+        return None
+    return np.asarray(np.nonzero(used)[-1].reshape(*used.shape[:-1], -1), dtype=np.intp)
+
+
+def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) -> Vector:
+    """Vectors Σ_k factor[b, i, k] W^k y[b, j], (b, j, i), with a matrix W^k for each column."""
+    columns = _columns_of(factor)
+    assert columns is not None
+    matrices = Weight(source, y.width, y.width, 1.0, columns, factor.shape[-1], y.width)
+    own = np.take_along_axis(factor, columns[..., None, :], axis=-1)  # (b, i, columns)
+    batch = np.broadcast_shapes(columns.shape[:-1], y.shape[:-1])
+    if columns[..., 0].size == 1:
+        matrices = replace(matrices, members=columns.ravel())
+        products = matrices @ y  # (columns, b, j)
+        by_vector = products.transpose(*range(1, products.ndim), 0)
+    else:
+        matrices = replace(matrices, members=np.broadcast_to(columns, (*batch, columns.shape[-1])))
+        repeated = y[..., None, :].broadcast_to((*batch, columns.shape[-1], y.shape[-1]))
+        products = matrices.each(repeated)  # (b, columns, j)
+        by_vector = products.transpose(*range(len(batch)), -1, -2)
+    return mix(constant(own[..., None, :, :]), by_vector)
 
 
 def _is_output(value: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
