@@ -93,7 +93,7 @@ def _readout(score: Value, source: Source, selected: dict[Value, _Selected]) -> 
 
 
 def functions_of_outputs(values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Whether a value reaches outputs alone, or through functions of scalars: nothing else of the program depends on it."""
+    """Whether a value reaches outputs alone, itself or through functions of scalars."""
     inside: set[Value] = set()  # values that a vector or a score depends on
     for value in reversed(values):
         scalar_function = isinstance(value, Scalar) and isinstance(value.op, Take | Join | Apply)
