@@ -96,7 +96,8 @@ lint: $(VENV)/stamp-lint  ## format, lint and types
 bench: $(VENV)/stamp  ## times and random numbers, into bench/results
 	$(BIN)/python bench/bench.py
 
-docs: $(VENV)/stamp-docs  ## the documentation, into site/
+docs: $(VENV)/stamp-docs  ## the documentation, into site/; its formulas are compiled where pdflatex is installed
+	$(BIN)/python docs/_formulas.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

@@ -32,7 +32,15 @@ FULL = (
     r"scores $p$ to $\mathring p$; Gaussian variables of different matrices, of initial vectors and of scores are "
     "independent unless a covariance is given."
 )
-PAPER = "As the widths go to infinity (%s):"
+PAPER = (
+    r"As the widths go to infinity (%s), coordinates of a vector $v$ converge in distribution to $Z^{v}$ and a scalar "
+    r"$p$ to $\mathring p$:"
+)
+# The same in math mode, in two lines
+LIMITS = (
+    r"\text{Coordinates of a vector } v \text{ converge to } Z^{v} \text{ and a scalar } p \text{ to } \mathring p:"
+)
+FORMULA = "As the widths go to infinity (%s), in distribution:"
 EQUAL = (r"\delta", r"\mathbf 1")  # prefixes of factors that are 1 if two matrices are the same
 
 
@@ -58,11 +66,14 @@ def latex(
 
 
 def formula(outputs: Sequence[Value], report: Report) -> str:
-    """Only the law, for math mode; between $$ it is a displayed formula in MathJax and KaTeX."""
+    """The program and its law for math mode; between $$ it is a displayed formula in MathJax and KaTeX."""
     outputs = narrow(outputs)
-    lines = Writer(topological_order(outputs), paper=True).limits(outputs, report)
-    status = rf"\text{{{_status(report, PAPER, _plain)}}}"
-    return "\\begin{gathered}\n" + " \\\\\n".join([status, *lines]) + "\n\\end{gathered}"
+    writer = Writer(topological_order(outputs), paper=True)
+    program = [line for value in writer.values for line in writer.program(value)]
+    limits = writer.limits(outputs, report)
+    status = rf"\text{{{_status(report, FORMULA, _plain)}}}"
+    lines = [*program, status, *([LIMITS] if limits else []), *limits]
+    return "\\begin{gathered}\n" + " \\\\\n".join(lines) + "\n\\end{gathered}"
 
 
 def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
@@ -108,6 +119,7 @@ class Writer:
         self.random: set[Value] = set()  # values that depend on scores or random scalars, hence random in the limit
         self.needed: set[Value] = set()  # values whose limit was written
         normals = any(isinstance(value.op, ops.Normal) for value in values)
+        self.selections: dict[object, int] = {}  # numbers of the selections that no index formula describes
         self.known = r"\text{scalars}" if normals else r"\mathring p"  # everything random in the limit
         for value in values:
             op = value.op
@@ -172,9 +184,11 @@ class Writer:
             case Data(vectors):
                 return [rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}} {where}"]
             case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
-                given = " with independent coordinates" if factor.any() else " given"
-                law = tex.escape(tex.initial_law(mean, factor))
-                return [rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}} \text{{{given}, {law}}} {where}"]
+                space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
+                if not factor.any():
+                    centre, given = tex.constant_vectors(mean, i)
+                    return [rf"{space}, \quad {name} = {centre} \, (1, \dots, 1) {where}{given}"]
+                return [rf"{space} \text{{ with independent coordinates }} {tex.gaussian_law(mean, factor)} {where}"]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {where}"]
             case ops.Hyperparameter(given):
@@ -184,7 +198,16 @@ class Writer:
                 return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
             case MatMul() | SteppedMatMul():
                 return self._product_lines(op, value, i, where)
-        return [f"{name} = {tex.formula(value, i, self.ref)} {where}"]
+        line = f"{name} = {tex.formula(value, i, self.ref, self.positions)} {where}"
+        if isinstance(op, ops.Take) and tex.taken_indices(op, i, 1) is None:
+            return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
+        return [line]
+
+    def positions(self, op: ops.Take) -> str:
+        """The name of the positions that an index selects; equal selections share it."""
+        key = op.x.shape, op.flat.shape, op.flat.tobytes()
+        number = self.selections.setdefault(key, len(self.selections) + 1)
+        return rf"\pi_{{{number}}}"
 
     def _product_lines(self, op: Acting, value: Value, i: Indices, where: str) -> list[str]:
         """W x, after the law of W at its first use; after steps, W' x and the sums of l r^T that changed W."""
@@ -198,7 +221,7 @@ class Writer:
         if isinstance(op, SteppedMatMul):
             dots = [r"\cdot"] * 2
             pairs = zip(op.left, op.right, strict=True)
-            along = ", ".join(rf"{self.ref(a, dots)} {self.ref(b, dots)}^{{\top}}" for a, b in pairs)
+            along = ", ".join(rf"{self.ref(a, dots)} ({self.ref(b, dots)})^{{\top}}" for a, b in pairs)
             steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {type(op.steps[-1].optimiser).__name__}"
             return [line, rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}"]
         if self.uses[weight.source][0] is not value:
@@ -235,9 +258,8 @@ class Writer:
                 return []
             case ops.Gaussian(_, mean, factor):
                 if not factor.any():  # a multiple of (1, …, 1)
-                    one = (mean == mean.ravel()[0]).all()
-                    return [f"{z} = " + (tex.decimal(mean.ravel()[0]) if one else r"\text{ its mean}")]
-                return [rf"{z} \text{{ distributed as {tex.escape(tex.initial_law(mean, factor))}}}"]
+                    return [f"{z} = {tex.constant_vectors(mean, i)[0]}"]
+                return [rf"{z} \sim {tex.gaussian_law(mean, factor)}"]
             case ops.Normal(std=std):
                 return [f"{z} {tex.normal(std)}"]
             case MatMul(weight):
@@ -251,7 +273,8 @@ class Writer:
             case ops.Concat() if isinstance(value, Vector):
                 return [f"{self.expectation(value, i, value, j)} = {self.expanded(value, i, value, j)}"]
         known = op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES) and not isinstance(op, Pool)
-        return [f"{z} = {tex.formula(value, i, self.z)}" if known else rf"{z} \text{{ is not known}}"]
+        shown = f"{z} = {tex.formula(value, i, self.z, self.positions)}"
+        return [shown if known else rf"{z} \text{{ is not known}}"]
 
     def law(self, value: Value) -> list[str]:
         """The line of an output in the box of the paper style."""

@@ -22,6 +22,8 @@ from ._vector import Vector
 from ._width import Width
 
 LETTERS = "ijklmabcdefgh"  # index letters
+MAX_MATRIX_ROWS = 4  # a larger covariance matrix does not fit on a line of LaTeX
+MAX_LISTED_POSITIONS = 24  # nor does a longer list of positions
 # In text and in LaTeX. Matched by identity, since users may have functions with these names
 INFIX = {ADD: ("+", "+"), SUBTRACT: ("−", "-"), MULTIPLY: ("·", r"\cdot"), MATMUL: ("@", "")}
 # Operations as text, from the names of their inputs and from their fields
@@ -195,6 +197,37 @@ def decimal(number: float) -> str:
     return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
 
 
+def gaussian_law(mean: Floats, factor: Floats) -> str:
+    """The law of the coordinates of initial vectors; a covariance matrix of a few vectors is written out."""
+    rows = factor.reshape(mean.size, factor.shape[-1])
+    cov = rows @ rows.T
+    centre = numbers(mean.ravel(), r"\mu")
+    if np.array_equal(cov, cov[0, 0] * np.eye(mean.size)):
+        return rf"\mathcal N({centre}, {decimal(cov[0, 0])})"
+    if mean.size > MAX_MATRIX_ROWS:
+        return rf"\mathcal N({centre}, \Sigma) \text{{ with a given }} \Sigma"
+    entries = r" \\ ".join(" & ".join(map(decimal, row)) for row in cov)
+    return rf"\mathcal N({centre}, \begin{{pmatrix}} {entries} \end{{pmatrix}})"
+
+
+def numbers(given: Floats, symbol: str) -> str:
+    """One number if all are equal, a few numbers as a list, and a symbol for more."""
+    if (given == given[0]).all():
+        return decimal(given[0])
+    if len(given) <= MAX_MATRIX_ROWS:
+        return f"({', '.join(map(decimal, given))})"
+    return symbol
+
+
+def constant_vectors(mean: Floats, i: Indices) -> tuple[str, str]:
+    """The factor of (1, …, 1) in initial vectors that are not random, and what defines it."""
+    if (mean == mean.ravel()[0]).all():
+        return decimal(mean.ravel()[0]), ""
+    listed = numbers(mean.ravel(), "")
+    name = r"\mu" + below(i, mean.shape)
+    return name, rf", \quad \mu = {listed}" if listed else r", \quad \mu \text{ given}"
+
+
 def normal(std: float) -> str:
     """The law of random scalars."""
     return rf"\sim \mathcal N(0, {decimal(std**2)}) \text{{ independent}}"
@@ -225,12 +258,33 @@ Reference = Callable[[Value, Indices], str]  # how a formula writes an input: as
 LATEX = {ops.Add: "{0} + {1}", ops.Scale: r"{0} \, {1}", ops.Mix: r"\sum_{{{k}}} {0} \, {1}"}
 
 
-def formula(value: Value, i: Indices, ref: Reference) -> str:
-    """Entry i of a value; an operation without a case is a function of its inputs."""
+def selection(op: ops.Take, name: str) -> str:
+    """The definition of π, the positions that an index selects, in numpy's order and counted from 1."""
+    indices = letters(op.flat.shape)
+    at = ",".join(index for index in indices if index != "1")
+    if op.flat.size > MAX_LISTED_POSITIONS:
+        return rf"{name} \text{{ given}}"
+    axes = [axis for axis, size in enumerate(op.x.shape) if size > 1]
+    places = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))[axes].T + 1
+    rows = [",".join(map(str, place)) for place in places]
+    listed = ", ".join(row if len(axes) == 1 else f"({row})" for row in rows)
+    return rf"({name}({at}))_{{{at}}} = ({listed})" if at else rf"{name} = {listed}"
+
+
+def formula(value: Value, i: Indices, ref: Reference, positions: Callable[[ops.Take], str] = lambda op: r"\pi") -> str:
+    """Entry i of a value; an operation without a case is a function of its inputs.
+
+    `positions` names the selection of an index that no formula describes.
+    """
     op = value.op
     match op:
-        case ops.Take(x):  # π: a selection that no index formula describes
-            return ref(x, taken_indices(op, i, 1) or ([rf"\pi({','.join(i)})"] if x.shape else []))
+        case ops.Take(x):
+            known = taken_indices(op, i, 1)
+            if known is not None:
+                return ref(x, known)
+            at = ",".join(index for index in i if index != "1")
+            name = positions(op)
+            return ref(x, [f"{name}({at})" if at else name])
         case ops.Join(parts):
             every = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in parts)
             return f"({every})_{{{i[0]}}}"
