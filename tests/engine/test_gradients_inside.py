@@ -157,3 +157,58 @@ def test_a_gradient_and_its_value_after_a_norm_are_orthogonal():
     net = ns.Program(ns.dot(g[0], x[0]))
     assert np.abs(net.draw(n=16, draws=100)).max() < 1e-12
     assert np.abs(net.simulate(n=16, draws=100)).max() < 1e-12
+
+
+# Steps and tangent kernels with inputs that are indices
+
+
+def selected(table, ids):
+    """Rows of a table, as an index that is used through further indices."""
+    return table[ids]
+
+
+def mixed(table, ids):
+    """The same, as a combination by numbers."""
+    return np.eye(2)[ids] @ table
+
+
+def trained(rows, quantity):
+    """A quantity of a network whose input, and parameter, is made of rows of a table."""
+    n = ns.Width("n")
+    table, w, r = ns.gaussian(n, 2, name="table"), ns.weight(n, n, name="w"), ns.gaussian(n, name="r")
+    x = rows(table, [0, 1, 0])
+    y = x + ns.tanh(w @ ns.rms_norm(x, 0.1))
+    p = ns.dot(r, y)
+    loss = ((p - 1.0) ** 2).sum()
+    return p, quantity(p, loss, [w, table, r])  # p comes first, so that both programs draw the same numbers
+
+
+ADAM = ns.optim.AdamW(0.1, weight_decay=0.1)
+QUANTITIES = {
+    "ntk": lambda p, loss, given: ns.ntk(p, weights=given),
+    "ntk, standard": lambda p, loss, given: ns.ntk(p[1:], p, given, parametrisation="standard"),
+    "grad_norm": lambda p, loss, given: ns.grad_norm(loss, given[1]),
+    "sgd": lambda p, loss, given: ns.step(p, loss, 0.1, weights=given, clip_norm=1.0),
+    "adam": lambda p, loss, given: ns.step(p, loss, 0.1, "adam", weights=given),
+    "muon": lambda p, loss, given: ns.step(p, loss, 0.1, "muon", weights=given[:1]),
+    "AdamW": lambda p, loss, given: ns.train(p, loss, ADAM, 2, given)[-1],
+}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_steps_and_kernels_do_not_depend_on_how_rows_are_selected(name):
+    index, combination = (ns.Program(trained(rows, QUANTITIES[name])) for rows in (selected, mixed))
+    (p, found), (same_p, expected) = (net.simulate(n=4, draws=3) for net in (index, combination))
+    np.testing.assert_allclose(p, same_p, rtol=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_a_value_after_a_step_has_a_gradient():
+    """The new value of an index is a value of the new program."""
+    n = ns.Width("n")
+    table, w = ns.gaussian(n, 2), ns.weight(n, n)
+    x = (w @ table)[[0, 1, 0]]
+    f = ns.dot(ns.gaussian(n), ns.rms_norm(x)).sum()
+    moved, after = ns.step([x, f], f**2, 0.1)
+    g = ns.grad(after, moved)
+    assert np.abs(ns.Program(ns.dot(g[0], moved[0])).simulate(n=5, draws=20)).max() < 1e-12
