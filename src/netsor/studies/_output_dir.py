@@ -31,7 +31,7 @@ from .._validate import ArgumentError
 from ..engine.backends import Backend, Numpy
 
 MANIFEST = "manifest.json"
-FORMAT = 9  # raise it when draws of a seed change, or the numbers of a part
+FORMAT = 10  # raise it when draws of a seed change, or the numbers of a part
 LOG = logging.getLogger("netsor")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
