@@ -24,6 +24,7 @@ from ._parameters import Weight
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool
+from ._stop_gradient import without_stops
 from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
 
@@ -40,7 +41,7 @@ def latex(
     name: str, outputs: Sequence[Value], report: Report, document: bool, probes: Sequence[Probe], paper: bool
 ) -> str:
     """The program with these outputs, its probes and its limit law, as a document or its body."""
-    every = narrow([*outputs, *(probe.value for probe in probes)])
+    every = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
     writer = Writer(topological_order(every), paper)
     names = [writer.ref(value, tex.letters(value.shape)) for value in every]
     program = [line for value in writer.values for line in writer.program(value)]
@@ -59,7 +60,7 @@ def latex(
 
 def formula(outputs: Sequence[Value], report: Report) -> str:
     """Only the law, for math mode; between $$ it is a displayed formula in MathJax and KaTeX."""
-    outputs = narrow(outputs)
+    outputs = narrow(without_stops(outputs))
     lines = Writer(topological_order(outputs), paper=True).limits(outputs, report)
     status = rf"\text{{{_status(report, PAPER, _plain)}}}"
     return "\\begin{gathered}\n" + " \\\\\n".join([status, *lines]) + "\n\\end{gathered}"

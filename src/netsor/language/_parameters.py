@@ -38,6 +38,8 @@ class Weight:
         Whether the matrices are transposed.
     by : Scalar or None
         The factor of all products if σ is a scalar of the program; `std` is then 1.
+    frozen : bool
+        Whether products with it count as constant in gradients with respect to the weight (`ns.stop_gradient`).
 
     Examples
     --------
@@ -57,6 +59,7 @@ class Weight:
     fan: Width
     transposed: bool = False
     by: Scalar | None = None
+    frozen: bool = False
 
     __array_ufunc__ = None  # makes array @ W a TypeError
 
