@@ -40,6 +40,9 @@ class Weight:
         The factor of all products if σ is a scalar of the program; `std` is then 1.
     frozen : bool
         Whether products with it count as constant in gradients with respect to the weight (`ns.stop_gradient`).
+    owner : str or None
+        The parameter that products belong to, if several parameters start with the same entries. Audits report the
+        gradient of each.
 
     Examples
     --------
@@ -60,6 +63,7 @@ class Weight:
     transposed: bool = False
     by: Scalar | None = None
     frozen: bool = False
+    owner: str | None = None
 
     __array_ufunc__ = None  # makes array @ W a TypeError
 

@@ -86,8 +86,9 @@ def without_stops(outputs: Sequence[Value]) -> list[Value]:
             continue
         if not new.keys().isdisjoint(op.inputs):
             copy = _on(value, [new.get(x, x) for x in op.inputs])
-        if isinstance(copy.op, Acting) and copy.op.weight.frozen:
-            copy = replace(copy, op=replace(copy.op, weight=replace(copy.op.weight, frozen=False)))
+        if isinstance(copy.op, Acting) and (copy.op.weight.frozen or copy.op.weight.owner):
+            weight = replace(copy.op.weight, frozen=False, owner=None)
+            copy = replace(copy, op=replace(copy.op, weight=weight))
         if copy is not value:
             new[value] = copy
     return [new.get(output, output) for output in outputs]

@@ -16,7 +16,7 @@ from ._aten_ops import PARTS, SOFTMAX, TURNS, VIEWS
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
-REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
+REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy", "detach")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
