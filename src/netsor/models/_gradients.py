@@ -22,7 +22,7 @@ from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ..language._array import Source, Take
 from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
-from ..language._operation import Gaussian, MatMul
+from ..language._operation import Acting, Gaussian, MatMul
 from ..language._parameters import Weight
 from ..language._scalar import constant
 from ..language._tangent_kernel import pooled
@@ -48,12 +48,25 @@ class Part(NamedTuple):
 
 
 class Gradients:
-    """Squared gradients of a loss. `widths` belong to the real model; `vocabulary` is the number of table rows."""
+    """Squared gradients of a loss.
+
+    `widths` belong to the real model; `vocabulary` is the number of table rows. `copies`: blocks with the same matrices
+    are copies, each with parameters of its own.
+    """
 
     def __init__(
-        self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None
+        self,
+        net: ProbedProgram,
+        loss: Loss,
+        widths: Mapping[str, float],
+        vocabulary: int | None = None,
+        copies: bool = False,
     ) -> None:
         self.net, self.widths = net, widths
+        self._copies: dict[Value, str] = {}  # the block of each product, if blocks are copies
+        if copies:
+            for k, block in enumerate(net.matrices):
+                self._copies |= dict.fromkeys(_every(block.values()), f"block {k}")
         self.reached = set(topological_order([value for value, _ in loss.seeds]))
         gaussians = [x for x in dict.fromkeys(net.values[0]) if isinstance(x, Vector) and isinstance(x.op, Gaussian)]
         tables = [x for x in gaussians if vocabulary and x.op.source.name == "embedding"]  # type: ignore[attr-defined]
@@ -62,7 +75,7 @@ class Gradients:
         self.back = Reverse(loss.seeds, reached, lambda op: True, constants=loss.constants)
         self.uses: dict[Owned, list[Use]] = {}
         for use in self.back.uses:
-            self.uses.setdefault(_owned(use.op.weight), []).append(use)
+            self.uses.setdefault(self._owned(use.value), []).append(use)
         self._known: dict[Part, tuple[Scalar, Scalar]] = {}  # Gram matrices whose products are |∂L/∂W|²
         self._rows(net)
         self._ends(net, loss, tables, vocabulary or 0)
@@ -183,7 +196,7 @@ class Gradients:
         acting: dict[Owned, set[tuple[int, ...]]] = {}
         for value in values:
             if isinstance(value.op, MatMul):
-                acting.setdefault(_owned(value.op.weight), set()).add(_members(value.op.weight))
+                acting.setdefault(self._owned(value), set()).add(_members(value.op.weight))
         parts: list[Part] = []
         for owned, batches in acting.items():
             every = batches | {_members(use.op.weight) for use in self.uses.get(owned, ())}
@@ -194,6 +207,12 @@ class Gradients:
                 parts += [Part(owned, (member,)) for member in sorted({k for batch in batches for k in batch})]
         return parts
 
+    def _owned(self, value: Value) -> Owned:
+        """The parameter of a product."""
+        assert isinstance(value.op, Acting)
+        weight = value.op.weight
+        return Owned(weight.source, self._copies.get(value, weight.owner))
+
     def _moves(self, value: Value) -> bool:
         """Whether a product contributes to the gradient of its matrix."""
         return isinstance(value.op, MatMul) and not value.op.weight.frozen
@@ -201,7 +220,8 @@ class Gradients:
     def _size(self, values: Iterable[Value]) -> float | Scalar:
         """The mean of Σ |W|²: a number, or a scalar if the std of W is one."""
         found: float | Scalar = 0.0
-        weights = {_owned(op.weight): op.weight for op in (value.op for value in values) if isinstance(op, MatMul)}
+        values = list(values)
+        weights = {self._owned(value): value.op.weight for value in values if isinstance(value.op, MatMul)}
         for part in self._parts(values):
             w = weights[part.of]
             size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
@@ -209,15 +229,11 @@ class Gradients:
         return found
 
 
-def _owned(weight: Weight) -> Owned:
-    return Owned(weight.source, weight.owner)
-
-
 def _members(weight: Weight) -> tuple[int, ...]:
     return tuple(weight.members.ravel().tolist())
 
 
-def _every(groups: Iterable[Sequence[Value]]) -> list[Value]:
+def _every(groups: Iterable[Iterable[Value]]) -> list[Value]:
     return [value for group in groups for value in group]
 
 

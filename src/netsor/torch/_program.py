@@ -271,9 +271,10 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         with torch.enable_grad(), PlainFunctions():
             program = torch.export.export(shadow, *given, strict=False)
-            in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
-            if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
-                return program
+        in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
+        if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
+            return program
+        with torch.no_grad():  # outside `PlainFunctions`, which would detach every result
             return program.run_decompositions({EINSUM: torch.export.default_decompositions()[EINSUM]})
     except UnsupportedError:
         raise

@@ -64,7 +64,12 @@ class Structure:
         if self.words is not None:
             places[self.words[0]] = None, "embedding"
         for k, block in enumerate(self.blocks):
-            places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
+            for kind, names in block.matrices.items():
+                for name in names:
+                    known = places.setdefault(name, (k, kind))
+                    if known[0] is not None and known[1] != kind:
+                        where = f"{known[1]} of block {known[0] + 1} and {kind} of block {k + 1}"
+                        raise UnsupportedError(f"the parameter {name} is {where}: an audit takes one kind per parameter")
         return places
 
     @cached_property
