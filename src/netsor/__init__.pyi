@@ -51,6 +51,7 @@ from .language._score import stack as stack
 from .language._softmax import softmax as softmax
 from .language._step import step as step
 from .language._step import train as train
+from .language._stop_gradient import stop_gradient as stop_gradient
 from .language._tangent_kernel import grad_norm as grad_norm
 from .language._tangent_kernel import ntk as ntk
 from .language._theorem_check import Point as Point

@@ -20,6 +20,7 @@ from ..language._linear_expansion import Expansion
 from ..language._operation import Apply, Concat, Constant, Data, Dot, Gaussian, MatMul, Mix, Take
 from ..language._parameters import weight
 from ..language._softmax import MASKED_SOFTMAX, SOFTMAX
+from ..language._stop_gradient import without_stops
 from ..language._vector import Vector
 from ..laws._correction import MAX_TOKENS, LayerFluctuations
 from ._plan_query import PlanQuery
@@ -48,7 +49,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Colle
         return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
         return None
-    (output,) = narrow(outputs)
+    (output,) = narrow(without_stops(outputs))
     while isinstance(output.op, Take):
         output = output.op.x
     match output.op:

@@ -14,6 +14,7 @@ from .._array_api import one_blas_thread
 from ..language._array import Operation, Value, composed_indices
 from ..language._graph import compose_indices, names_of, narrow_with_origins, topological_order
 from ..language._operation import Acting, OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._stop_gradient import without_stops
 from ..language._vector import Vector
 from ..optim import Adam
 from ._cost_model import CPU, Prices
@@ -103,8 +104,10 @@ class PlanQuery:
 
     def _planned(self, shift: int, small_parts: bool) -> Plan:
         context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
-        composed = compose_indices([*self.outputs, *(self.whole or self.outputs)])
-        outputs, whole = composed[: len(self.outputs)], composed[len(self.outputs) :]
+        count = len(self.outputs)
+        forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
+        composed = compose_indices(forward)
+        outputs, whole = composed[:count], composed[count:]
         places = {value: number for number, value in enumerate(context.ordered(whole))}
         narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
         for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position

@@ -22,6 +22,7 @@ from ..language._operation import SteppedMatMul, SteppedParameter, scalars_of
 from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
+from ..language._stop_gradient import ScaledGradient
 from ..language._vector import Vector
 from ..optim import Rates, orthogonalised
 from ._memory import check_memory, memory
@@ -276,5 +277,6 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
     ops.Take: _take,
     ops.Join: lambda run, op, value: np.concatenate([run.drawn[part] for part in op.parts], axis=1),
     Rotate: _rotate,
+    ScaledGradient: lambda run, op, value: run.drawn[op.x],
     Pool: lambda run, op, value: np.asarray(op.f(run.drawn[op.x].reshape(run.replicas, -1))),
 }

@@ -12,6 +12,7 @@ from ._scalar import Scalar
 from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, stack
 from ._softmax import softmax
 from ._step import step, train
+from ._stop_gradient import stop_gradient
 from ._tangent_kernel import grad_norm, ntk
 from ._vector import Vector, ones
 from ._width import Width, inf

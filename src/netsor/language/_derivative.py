@@ -31,6 +31,7 @@ from ._check_function import infer_output_shape
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
+from ._stop_gradient import ScaledGradient
 from ._vector import Vector, mix, ones
 from ._width import Width
 
@@ -139,6 +140,11 @@ def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                 yield k, {unit: scale(float(slope), by)}
 
 
+def _scaled_gradient(op: ScaledGradient, made: Any, d: Any, wants: Wants) -> Found:
+    factors = constant(op.factors)
+    return [(0, {unit: factors * part for unit, part in d.items()} if isinstance(d, dict) else factors * d)]
+
+
 def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
@@ -203,6 +209,7 @@ RULES: dict[type[Operation], Rule] = {
     Rotate: lambda op, made, d, wants: [(0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))],
     ops.Dot: _dot,
     ops.Apply: _apply,
+    ScaledGradient: _scaled_gradient,
 }
 
 

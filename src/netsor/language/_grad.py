@@ -23,6 +23,7 @@ from ._graph import demand, indexed_value, topological_order, weights_of
 from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ._score import dot, join
+from ._stop_gradient import ScaledGradient
 from ._vector import Vector, ones
 from ._width import Width
 
@@ -61,8 +62,9 @@ class Reverse:
         self._units: dict[Value, tuple[Unit, ...]] = {}  # units of each cotangent; none if it is not needed
         for value in self.values:
             op, leaf = value.op, value in self.leaves
-            counts = isinstance(op, ops.Acting) and chosen(op)
-            if value not in self.constants and (counts or any(self._units[x] for x in op.inputs)):
+            counts = isinstance(op, ops.Acting) and self._counts(op)
+            stopped = value in self.constants or (isinstance(op, ScaledGradient) and op.stops)
+            if not stopped and (counts or any(self._units[x] for x in op.inputs)):
                 self._passing.add(value)
             units: dict[Unit, None] = {None: None} if isinstance(value, Vector) or leaf else {}
             if isinstance(op, ops.Dot):
@@ -90,6 +92,10 @@ class Reverse:
         """The same, as a list of contributions, each with its entries."""
         return self._parts.get((leaf, None), [])
 
+    def _counts(self, op: ops.Acting) -> bool:
+        """Whether a product contributes to the gradient of a chosen matrix."""
+        return not op.weight.frozen and self.chosen(op)
+
     def _pass(self, value: Value) -> None:
         """Propagate a cotangent from a value to its inputs."""
         by_unit = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
@@ -110,7 +116,7 @@ class Reverse:
             found = [(k, {unit: part[span] for unit, part in d.items()}) for k, span in enumerate(spans)]
         else:
             op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
-            if isinstance(value.op, ops.Acting) and self.chosen(value.op):
+            if isinstance(value.op, ops.Acting) and self._counts(value.op):
                 self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
             rule = RULES.get(type(op))
             if rule is None:

@@ -24,6 +24,7 @@ from ._parameters import Weight
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool
+from ._stop_gradient import without_stops
 from ._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ._vector import Vector
 
@@ -48,7 +49,7 @@ def latex(
     name: str, outputs: Sequence[Value], report: Report, document: bool, probes: Sequence[Probe], paper: bool
 ) -> str:
     """The program with these outputs, its probes and its limit law, as a document or its body."""
-    every = narrow([*outputs, *(probe.value for probe in probes)])
+    every = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
     writer = Writer(topological_order(every), paper)
     names = [writer.ref(value, tex.letters(value.shape)) for value in every]
     program = [line for value in writer.values for line in writer.program(value)]
@@ -67,7 +68,7 @@ def latex(
 
 def formula(outputs: Sequence[Value], report: Report) -> str:
     """The program and its law for math mode; between $$ it is a displayed formula in MathJax and KaTeX."""
-    outputs = narrow(outputs)
+    outputs = narrow(without_stops(outputs))
     writer = Writer(topological_order(outputs), paper=True)
     program = [line for value in writer.values for line in writer.program(value)]
     limits = writer.limits(outputs, report)

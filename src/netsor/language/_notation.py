@@ -18,6 +18,7 @@ from ._probe import Probe
 from ._rotary import Rotate
 from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._score import Pool
+from ._stop_gradient import ScaledGradient
 from ._vector import Vector
 from ._width import Width
 
@@ -91,6 +92,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             matrix = names[weight.source] + "'" * len(steps) + (".T" if weight.transposed else "")
             if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
                 matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+            if weight.frozen:
+                matrix = f"stop_gradient({matrix})"
             moved = f", moved along {', '.join(inputs[1:])}" if steps else ""
             return (f"{matrix}.each({inputs[0]})" if each else f"{matrix} {inputs[0]}") + moved
         case ops.Nonlin(f) | ops.Apply(f) if f in INFIX:
@@ -105,6 +108,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"N(0, {std**2:g})"
         case ops.Dot(x, _, power):
             return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{', '.join(inputs)}>"
+        case ScaledGradient():
+            return f"stop_gradient({inputs[0]})" if op.stops else f"{inputs[0]}, its gradient times given numbers"
         case ops.Take():
             indices = taken_indices(op, LETTERS, 0)
             at = f"[{', '.join(indices)}]" if indices else ""

@@ -38,6 +38,11 @@ class Weight:
         Whether the matrices are transposed.
     by : Scalar or None
         The factor of all products if σ is a scalar of the program; `std` is then 1.
+    frozen : bool
+        Whether products with it count as constant in gradients with respect to the weight (`ns.stop_gradient`).
+    owner : str or None
+        The parameter that products belong to, if several parameters start with the same entries. Audits report the
+        gradient of each.
 
     Examples
     --------
@@ -57,6 +62,8 @@ class Weight:
     fan: Width
     transposed: bool = False
     by: Scalar | None = None
+    frozen: bool = False
+    owner: str | None = None
 
     __array_ufunc__ = None  # makes array @ W a TypeError
 

@@ -30,6 +30,7 @@ from ._linear_expansion import Expansion
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
 from ._readout import functions_of_outputs, readouts
 from ._rotary import Rotate
+from ._stop_gradient import ScaledGradient, without_stops
 from ._vector import Vector
 
 PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
@@ -129,7 +130,7 @@ def verdict_of(report: Report) -> str:
 # Membership claims a proof: any operation outside this set makes a program conjectured.
 COVERED: frozenset[type[Operation]] = frozenset(
     {Gaussian, ops.Data, Constant, ops.Hyperparameter, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
-    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
+    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join, ScaledGradient}
 )
 
 # Whether the result of an operation is bounded: `rule(op, inputs)`, where `inputs` says whether all its inputs are.
@@ -164,7 +165,7 @@ Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
     """Check Assumption 3.1; `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0."""
-    outputs = compose_indices(outputs)
+    outputs = compose_indices(without_stops(outputs))
     facts = _Facts(outputs)
     against = facts.against()
     diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))

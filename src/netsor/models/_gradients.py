@@ -3,21 +3,29 @@
 One backward pass gives the cotangents √n ∂L/∂x of the stream and of all matrix products. If y_i = W x_i, then
 ∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram matrices. At n = ∞ the
 widths of the model turn means into sums.
+
+The gradient is that of the parameter, as in `W.grad` of PyTorch: i runs over all products with W in the whole network.
+Blocks that share a parameter have the same number. A parameter without gradient (`ns.stop_gradient`) has 0, or no
+number if that holds in every block.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
+from ..language._array import Source, Take
 from ..language._grad import Reverse, Use
 from ..language._graph import indexed_value, topological_order
-from ..language._operation import Gaussian, MatMul
+from ..language._operation import Acting, Gaussian, MatMul
+from ..language._parameters import Weight
 from ..language._scalar import constant
+from ..language._tangent_kernel import pooled
 from ._loss_gradient import Loss
 from ._metrics import of_pairs
 from ._probed_program import KINDS, ProbedProgram
@@ -25,26 +33,56 @@ from ._probed_program import KINDS, ProbedProgram
 HEAD_NAMES = ("W^L", "head")  # names of the matrix of the logits, after the last block
 
 
+class Owned(NamedTuple):
+    """A parameter: matrices with the same entries, and who owns them if several parameters start with these."""
+
+    source: Source
+    owner: str | None
+
+
+class Part(NamedTuple):
+    """Some of the matrices of a parameter."""
+
+    of: Owned
+    members: tuple[int, ...]
+
+
 class Gradients:
-    """Squared gradients of a loss. `widths` belong to the real model; `vocabulary` is the number of table rows."""
+    """Squared gradients of a loss.
+
+    `widths` belong to the real model; `vocabulary` is the number of table rows. `copies`: blocks with the same matrices
+    are copies, each with parameters of its own.
+    """
 
     def __init__(
-        self, net: ProbedProgram, loss: Loss, widths: Mapping[str, float], vocabulary: int | None = None
+        self,
+        net: ProbedProgram,
+        loss: Loss,
+        widths: Mapping[str, float],
+        vocabulary: int | None = None,
+        copies: bool = False,
     ) -> None:
         self.net, self.widths = net, widths
+        self._copies: dict[Value, str] = {}  # the block of each product, if blocks are copies
+        if copies:
+            for k, block in enumerate(net.matrices):
+                self._copies |= dict.fromkeys(_every(block.values()), f"block {k}")
         self.reached = set(topological_order([value for value, _ in loss.seeds]))
         gaussians = [x for x in dict.fromkeys(net.values[0]) if isinstance(x, Vector) and isinstance(x.op, Gaussian)]
         tables = [x for x in gaussians if vocabulary and x.op.source.name == "embedding"]  # type: ignore[attr-defined]
         leaves = map(self._reshaped, (*net.starts, *net.streams, *tables))
         reached = [leaf for leaf in leaves if leaf in self.reached]
         self.back = Reverse(loss.seeds, reached, lambda op: True, constants=loss.constants)
-        self.uses: dict[Value, Use] = {use.value: use for use in self.back.uses}
+        self.uses: dict[Owned, list[Use]] = {}
+        for use in self.back.uses:
+            self.uses.setdefault(self._owned(use.value), []).append(use)
+        self._known: dict[Part, tuple[Scalar, Scalar]] = {}  # Gram matrices whose products are |∂L/∂W|²
         self._rows(net)
         self._ends(net, loss, tables, vocabulary or 0)
 
     def _rows(self, net: ProbedProgram) -> None:
         """A row per block, with ratios to the mean of |W|², except for zero matrices."""
-        kinds = [kind for kind in KINDS if any(kind in by_block for by_block in net.matrices)]
+        kinds = [kind for kind in KINDS if any(map(self._moves, _every(block.get(kind, ()) for block in net.matrices)))]
         by_block = [{kind: block.get(kind, []) for kind in kinds} for block in net.matrices]
         sized = {kind for kind in kinds if all(self._size(block[kind]) != 0 for block in by_block)}
         names = [f"grad_{kind}{ratio}" for kind in kinds for ratio in ("", "_ratio")[: 1 + (kind in sized)]]
@@ -59,17 +97,17 @@ class Gradients:
         norms: dict[str, tuple[Scalar, float | Scalar]] = {}  # with the mean of Σ |W|²
         inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
         known = {value for kinds in net.matrices for values in kinds.values() for value in values} | set(inside)
-        last = [v for v, use in self.uses.items() if v not in known and use.op.weight.source.name in HEAD_NAMES]
-        sources = {value.op.weight.source for value in inside if isinstance(value.op, MatMul)}
-        for value, use in self.uses.items():
-            if use.op.weight.source in sources and value not in inside:
-                self._refuse(use.op.weight.source.name, "in the embedding and again after it")
+        uses = [use for each in self.uses.values() for use in each]
+        outside = (use for use in uses if use.value not in known)
+        last = [use.value for use in outside if use.op.weight.source.name in HEAD_NAMES]
+        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
         if inside:
-            norms["embedding"] = self._norms({"embedding": inside})[0], self._size(inside)
-        elif tables:
-            square = sum((self._square(table).sum() for table in tables[1:]), self._square(tables[0]).sum())
+            if any(map(self._moves, inside)):
+                norms["embedding"] = self._norms({"embedding": inside})[0], self._size(inside)
+        elif moved:
+            square = sum((self._square(table).sum() for table in moved[1:]), self._square(moved[0]).sum())
             square = square + loss.head if loss.tied and loss.head is not None else square
-            norms["embedding"] = square, sum((words * _variance(x) * x.width.bind(self.widths) for x in tables), 0.0)
+            norms["embedding"] = square, sum((words * _variance(x) * x.width.bind(self.widths) for x in moved), 0.0)
         if loss.head is not None and not loss.tied:
             norms["head"] = loss.head, loss.head_size
         elif last:
@@ -104,22 +142,15 @@ class Gradients:
 
     def _norms(self, found: Mapping[str, Sequence[Value]], sized: Collection[str] = ()) -> Scalar:
         """Σ |∂L/∂W|² over the matrices of each kind, and for `sized` kinds also its ratio to the mean of Σ |W|²."""
-        acted = [value.op.weight for values in found.values() for value in values if isinstance(value.op, MatMul)]
-        each = Counter((weight.source, member) for weight in acted for member in weight.members.flat)
-        if each and each.most_common(1)[0][1] > 1:
-            self._refuse(each.most_common(1)[0][0][0].name, "twice in one block")
         grams: list[Scalar] = []
         sums: list[tuple[float, tuple[int, ...]]] = []  # factors, and positions of the Gram matrices of cotangents
         sizes: list[float | Scalar] = []
         for kind, values in found.items():
             places = []
-            for use in (self.uses[value] for value in values if value in self.uses):
-                weight, count = use.op.weight, use.op.weight.members.size
-                d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
-                places.append(len(grams))
-                grams += [weight.in_width.bind(self.widths) * mean_dot(d, d), mean_dot(x, x)]
-                if (by := weight.source.by) is not None:  # ∂L/∂(by·W) is ∂L/∂W over by
-                    grams[-2] = grams[-2] / (by * by)
+            for part in self._parts(values):
+                if part.of in self.uses:
+                    places.append(len(grams))
+                    grams += self._grams(part)
             for size in (1.0, self._size(values))[: 1 + (kind in sized)]:
                 sizes.append(size)
                 sums.append((1.0 if isinstance(size, Scalar) else 1 / size, tuple(places)))
@@ -129,17 +160,83 @@ class Gradients:
         scalars = [size if isinstance(size, Scalar) else constant(np.ones(())) for size in sizes]
         return made / stack(scalars) if any(isinstance(size, Scalar) for size in sizes) else made
 
-    def _refuse(self, matrix: str | None, where: str) -> None:
-        said = f"{matrix or 'a matrix'} acts {where}"
-        raise ValueError(f"gradients=True of {self.net.name}: {said}, and a gradient is known only for one product")
+    def _grams(self, part: Part) -> tuple[Scalar, Scalar]:
+        """Gram matrices (matrices, uses, uses) of l and r, with ∂L/∂W = Σ l r^T over the uses of each matrix."""
+        if part not in self._known:
+            factors = [self._factors(use, part.members) for use in self.uses[part.of]]
+            lefts, rights = zip(*(each for each in factors if each is not None), strict=True)
+            left, right = pooled(lefts), pooled(rights)
+            size = self.uses[part.of][0].op.weight.drawn.in_width.bind(self.widths)
+            square = size * mean_dot(left, left)
+            if (by := part.of.source.by) is not None:  # ∂L/∂(by·W) is ∂L/∂W over by
+                square = square / (by * by)
+            self._known[part] = square, mean_dot(right, right)
+        return self._known[part]
+
+    def _factors(self, use: Use, members: tuple[int, ...]) -> tuple[Vector, Vector] | None:
+        """√out l and r of one use for these matrices, (matrices or 1, vectors); None if it has none of them."""
+        weight, own = use.op.weight, _members(use.op.weight)
+        d = use.d.reshape(len(own), -1)
+        x = use.op.x.reshape(len(own) if use.op.each else 1, -1)
+        if own != members:
+            common = [k for k, member in enumerate(own) if member in members]
+            if not common:
+                return None
+            # The part is one matrix, which may act several times: see `_parts`.
+            d = d[common].reshape(1, -1)
+            x = x[common].reshape(1, -1) if use.op.each else x[[0] * len(common)].reshape(1, -1)
+        if weight.transposed:  # y = W^T x: l is x, and r is ∂L/∂y
+            ratio = math.sqrt(weight.in_width.bind(self.widths) / weight.out_width.bind(self.widths))
+            d, x = ratio * x, d
+        factor = math.sqrt(
+            weight.drawn.in_width.bind(self.widths) / weight.fan.bind(self.widths)
+        )  # of W in the product
+        return (d if factor == 1 else factor * d), x
+
+    def _parts(self, values: Iterable[Value]) -> list[Part]:
+        """The parameters of some products, each matrix once; whole batches if all products with them are of these."""
+        acting: dict[Owned, set[tuple[int, ...]]] = {}
+        for value in values:
+            if isinstance(value.op, MatMul):
+                acting.setdefault(self._owned(value), set()).add(_members(value.op.weight))
+        parts: list[Part] = []
+        for owned, batches in acting.items():
+            every = batches | {_members(use.op.weight) for use in self.uses.get(owned, ())}
+            one = next(iter(batches))
+            if len(every) == 1 and len(set(one)) == len(one):
+                parts.append(Part(owned, one))
+            else:
+                parts += [Part(owned, (member,)) for member in sorted({k for batch in batches for k in batch})]
+        return parts
+
+    def _owned(self, value: Value) -> Owned:
+        """The parameter of a product."""
+        assert isinstance(value.op, Acting)
+        weight = value.op.weight
+        return Owned(weight.source, self._copies.get(value, weight.owner))
+
+    def _moves(self, value: Value) -> bool:
+        """Whether a product contributes to the gradient of its matrix."""
+        return isinstance(value.op, MatMul) and not value.op.weight.frozen
 
     def _size(self, values: Iterable[Value]) -> float | Scalar:
         """The mean of Σ |W|²: a number, or a scalar if the std of W is one."""
         found: float | Scalar = 0.0
-        for w in (value.op.weight for value in values if isinstance(value.op, MatMul)):
-            size = w.std**2 * w.members.size * w.drawn.out_width.bind(self.widths)
+        values = list(values)
+        weights = {self._owned(value): value.op.weight for value in values if isinstance(value.op, MatMul)}
+        for part in self._parts(values):
+            w = weights[part.of]
+            size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
             found = found + (size if w.source.by is None else size * (w.source.by * w.source.by))
         return found
+
+
+def _members(weight: Weight) -> tuple[int, ...]:
+    return tuple(weight.members.ravel().tolist())
+
+
+def _every(groups: Iterable[Iterable[Value]]) -> list[Value]:
+    return [value for group in groups for value in group]
 
 
 def _variance(table: Vector) -> float | Scalar:

@@ -30,6 +30,7 @@ from ..language._grad import Reverse
 from ..language._graph import topological_order
 from ..language._operation import Apply, Dot, Normal
 from ..language._scalar import MATMUL, constant
+from ..language._stop_gradient import computed_by
 from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
@@ -305,24 +306,40 @@ def program_loss(net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: M
     drawn = {value: match for value in values if (match := drawn_words(value))}
     back = Reverse(seeds, drawn, constants=drawn)
     more, head, size = list(seeds), constant(np.zeros(())), 0.0
-    for value, (y, noise, std, transposed) in drawn.items():
-        c, noise = (a.transpose() if transposed else a for a in (back.of(value), noise))
+    for value, words in drawn.items():
+        y, std, transposed = words.y, words.std, words.transposed
+        c, noise = (a.transpose() if transposed else a for a in (back.of(value), words.noise))
         square, gram = c @ c.transpose(), mean_dot(y, y)
         if std:
             more.append((y, std * _gradient(y, gram, c @ noise.transpose() / std, square)))
-        head = head + y.width.bind(widths) * (square * gram).sum()
-        size += noise.shape[1] * std**2
-    tied = any(transposed for *_, transposed in drawn.values())
-    return Loss(tuple(more), head if drawn else None, size, tied, tuple(drawn))
+        if not words.frozen:
+            head = head + y.width.bind(widths) * (square * gram).sum()
+            size += noise.shape[1] * std**2
+    tied = any(words.transposed for words in drawn.values())
+    moved = any(not words.frozen for words in drawn.values())
+    return Loss(tuple(more), head if moved else None, size, tied, tuple(drawn))
 
 
-def drawn_words(value: Value) -> tuple[Vector, Scalar, float, bool] | None:
-    """The vectors and normals of `nn.logits`, (vectors, words), or of `Embedding.logits`, transposed."""
+class DrawnWords(NamedTuple):
+    """The logits of words without their matrix: `nn.logits`, (vectors, words), or `Embedding.logits`, transposed."""
+
+    y: Vector
+    noise: Scalar
+    std: float
+    transposed: bool
+    frozen: bool  # whether their vectors are given in derivatives
+
+
+def drawn_words(value: Value) -> DrawnWords | None:
+    """The logits that a value is, if it is such a product."""
     match value.op:
-        case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar(op=Normal(std=std)) as noise)):
+        case Apply(f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar() as noise)):
             transposed = False
-        case Apply(f, (Scalar(op=Normal(std=std)) as noise, Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))))):
+        case Apply(f, (Scalar() as noise, Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))))):
             transposed = True
         case _:
             return None
-    return (y, noise, std, transposed) if f is MATMUL and base(g) is symmetric_root and y is z else None
+    normals = computed_by(noise)
+    if f is not MATMUL or base(g) is not symmetric_root or y is not z or not isinstance(normals.op, Normal):
+        return None
+    return DrawnWords(y, noise, normals.op.std, transposed, normals is not noise)

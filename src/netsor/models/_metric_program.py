@@ -198,7 +198,8 @@ class Probes:
         if end.row:
             sections.append(Section("end", tuple(end.row), [stack(list(end.row.values()))], True))
         if end.loss is not None:
-            gradients = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary)
+            copies = isinstance(self.source, ModelEnd) and self.source.model.shared
+            gradients = Gradients(net, end.loss, self.model.widths(), self.model.vocabulary, copies)
             sections.append(Section("block", gradients.names, gradients.rows, False))
             sections.append(Section("end", gradients.final_names, [gradients.final], True))
         if ranged:

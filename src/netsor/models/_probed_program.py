@@ -19,6 +19,7 @@ from ..language._graph import topological_order
 from ..language._operation import Apply, Constant, MatMul
 from ..language._probe import Probe
 from ..language._softmax import MASKED_SOFTMAX
+from ..language._stop_gradient import computed_by
 
 Block = dict[str, list[Probe]]
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # at most once per block
@@ -133,7 +134,7 @@ def mask_of(block: Block) -> Bools:
     every = (*block.get("scores", ()), *block.get("weights", ()))
     for watched in every:
         size = watched.value.shape[-2:]
-        match watched.mask, watched.value.op:
+        match watched.mask, computed_by(watched.value).op:
             case None, Apply(f, (_, Scalar(op=Constant(numbers)))) if f is MASKED_SOFTMAX:
                 masks += list(np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *size)).reshape(-1, *size))
             case None, _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..activations import Function
-from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal
+from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal, stop_gradient
 from ..language._scalar import applied
 from ..language._vector import as_vector
 
@@ -36,10 +37,16 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     >>> ns.nn.logits(ns.gaussian(ns.Width("n"), 4), vocabulary=10).shape
     (4, 10)
     """
+    return drawn_logits(y, vocabulary, sigma)
+
+
+def drawn_logits(y: Vector, vocabulary: int, sigma: float, frozen: bool = False) -> Scalar:
+    """`logits`; `frozen` means that W is given in derivatives."""
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
     noise = normal((flat.size, words), scale(sigma, "sigma", "logits"), name="words")
+    noise = stop_gradient(noise) if frozen else noise
     made: Scalar = root(mean_dot(flat, flat)) @ noise
     return made.reshape(*y.shape, words)
 
@@ -90,6 +97,13 @@ class Embedding:
         drawn: Any = gaussian(width, len(self.known), cov=cov, name=name)
         drawn.op.source.by = by
         self.vectors: Vector = drawn if by is None else by * drawn
+        self._frozen = False
+
+    def as_constants(self) -> Embedding:
+        """The same table, given in derivatives (see `ns.stop_gradient`)."""
+        table = copy(self)
+        table.vectors, table._frozen = stop_gradient(self.vectors), True
+        return table
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; by default of the ids of the constructor."""
@@ -128,7 +142,8 @@ class Embedding:
             rest = gram - means.transpose() @ means / self.std**2  # Gram matrix of y outside the span of the e_t
             parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
         if words > count:
-            parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
+            noise = normal((words - count, flat.size), sigma, name="words")
+            parts.append((stop_gradient(noise) if self._frozen else noise) @ root(gram))
         others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
         place = np.argsort(np.concatenate([self.known, others]))
         return join(parts)[place].transpose().reshape(*y.shape, words)

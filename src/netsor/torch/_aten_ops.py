@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -165,10 +166,31 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     raise Refusal("a mask that replaces numbers by others than 0 or below −10⁴")
 
 
-def embedding(call: Call, table: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a table."""
+def embedding(
+    call: Call, table: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False
+) -> Tensor:
+    """Rows of a table. The row of the padding receives no gradient; by frequency, others share it among their uses."""
     refuse_if(not isinstance(table, Random), "rows of a table that is not a parameter")
-    return Vectors.of(call.draws.rows(table, indices.numpy()))
+    ids = indices.numpy()
+    factors = np.ones(ids.shape)
+    if scale_grad_by_freq:
+        _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        factors = 1.0 / counts[which].reshape(ids.shape)
+    if padding_idx >= 0:
+        factors = np.where(ids == padding_idx, 0.0, factors)
+    return Vectors.of(call.draws.rows(table, ids, factors))
+
+
+def detach(call: Call, x: Tensor) -> Tensor:
+    """The same tensor, which derivatives take as given."""
+    if isinstance(x, Random):
+        return replace(x, frozen=True)
+    if not isinstance(x, VALUES):
+        return x
+    x = call.settled(x)
+    if isinstance(x, Scalars):
+        return Scalars(ns.stop_gradient(x.base), x.factor, x.allowed)
+    return replace(x, value=ns.stop_gradient(x.value))
 
 
 def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
@@ -177,7 +199,7 @@ def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tenso
     return x
 
 
-SAME = ("to", "contiguous", "clone", "detach", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
+SAME = ("to", "contiguous", "clone", "alias", "type_as", "lift_fresh_copy", "_to_copy", "nan_to_num")
 SOFTMAX = ("softmax", "_softmax")
 VIEWS = ("view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "ravel", "view_as")
 TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
@@ -199,6 +221,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
     **dict.fromkeys(SOFTMAX, softmax),
     "embedding": embedding,
+    "detach": detach,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),
     "swapaxes": lambda call, x, axis0, axis1: viewed(call, x, lambda entries: entries.transpose(axis0, axis1)),

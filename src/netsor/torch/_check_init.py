@@ -323,7 +323,10 @@ def forward_backward(
 
     Quantities are in the order of the network, gradients last; those of the whole network are at block 0.
     """
-    parameters = {name: p.detach().cpu().requires_grad_(p.is_floating_point()) for name, p in numbers.items()}
+    parameters = {
+        name: p.detach().cpu().requires_grad_(p.is_floating_point() and name not in net.graph.frozen)
+        for name, p in numbers.items()
+    }
     values = _values(net, parameters)
     quantities: dict[tuple[str, int], float] = {}
 

@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from .._program import Program
 from ..language import TraceError, Value, data
@@ -38,6 +39,7 @@ from ._random_parameters import Draws, Random
 
 EINSUM = torch.ops.aten.einsum.default
 ATTENTION, CONVOLUTION = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.conv2d
+SET_GRAD_ENABLED, APPLY = torch._C._set_grad_enabled, torch.autograd.Function.__dict__["apply"]
 Node = Any  # torch.fx.Node
 
 
@@ -99,6 +101,7 @@ class Graph(NamedTuple):
     constants: dict[Node, Any]  # nodes without a random parameter: inputs, buffers, positions, masks
     outputs: list[Any]  # nodes, or other things that are returned
     inputs: set[Node]  # placeholders of the arguments of the call
+    frozen: set[str]  # random parameters without requires_grad, and random buffers
 
 
 def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | None, laws: Parameters | None) -> Graph:
@@ -107,6 +110,7 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     laws = parameters(module) if laws is None else laws
     whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
     instance: Any = module if whole else fresh(module)[0]
+    _refuse_hooks(instance)
     program = _exported(instance, args, given)
     order = {name: given[name] for name in inspect.signature(instance.forward).parameters if name in given}
     inputs = iter(pytree.tree_leaves((args, order | given)))
@@ -114,7 +118,8 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     names = {name: first.setdefault(id(p), name) for name, p in instance.named_parameters(remove_duplicate=False)}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     held = {**program.state_dict, **program.constants}
-    graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set())
+    moved = {name for name, p in instance.named_parameters(remove_duplicate=False) if p.requires_grad}
+    graph = Graph(type(instance).__name__, laws, list(program.graph.nodes), {}, {}, [], set(), {*laws} - moved)
     constants = graph.constants
 
     def number(x: Node) -> Any:
@@ -151,11 +156,66 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     return graph
 
 
+def _refuse_hooks(module: Module) -> None:
+    """Refuse hooks that may change gradients."""
+    hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    for what, parts in (("parameter", module.named_parameters()), ("module", module.named_modules())):
+        for path, part in parts:
+            if any(getattr(part, name, None) for name in hooks):
+                raise UnsupportedError(f"the {what} {path or 'itself'} has a hook on its gradient: remove the hook")
+
+
 class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Has attention, and convolutions that cut an image into patches, computed by products of matrices."""
+    """Has attention, and convolutions that cut an image into patches, computed by products of matrices.
+
+    What a module computes without gradients (`torch.no_grad`, `.data`) is detached.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Any] = {}  # tensors that were made without gradients, by their ids
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)(*args, **(kwargs or {}))
+        if getattr(func, "__self__", None) is torch.Tensor.data:  # `x.data`, which torch.export cannot capture
+            return args[0].detach()
+        made = {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)(*args, **(kwargs or {}))
+        return made if torch.is_grad_enabled() else self._detached(func, args, made)
+
+    def _detached(self, func: Any, args: Any, made: Any) -> Any:
+        """The result of a function that was called while gradients were off."""
+        name = getattr(func, "__name__", "")
+        if name == "embedding_renorm_":
+            raise UnsupportedError("max_norm of an Embedding rescales the rows of its table: set max_norm=None")
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if in_place and isinstance(args[0], torch.Tensor):
+            if id(args[0]) not in self._made:
+                remedy = "torch then differentiates as if it had not changed; assign a new tensor instead"
+                raise UnsupportedError(f"{name} changes a tensor in place while gradients are off: {remedy}")
+            return made
+        result = pytree.tree_map_only(torch.Tensor, _without_gradient, made)
+        self._made |= {id(x): x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)}
+        return result
+
+
+def _without_gradient(x: Any) -> Any:
+    return x.detach() if x.is_floating_point() else x
+
+
+def _set_grad_enabled(mode: bool) -> None:
+    """Turn gradients on or off without a node in the graph that is captured: `PlainFunctions` detaches results."""
+    with torch._C.DisableTorchFunction():
+        SET_GRAD_ENABLED(mode)
+
+
+def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.Function.apply`: only gradient checkpoints, which change no gradient, are read."""
+    if function is CheckpointFunction:
+        run, _preserve, *given = args
+        return run(*given)
+    name = function.__name__
+    raise UnsupportedError(
+        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use operations of torch"
+    )
 
 
 def _attention(
@@ -206,13 +266,18 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel hides the operations of a TransformerEncoderLayer
     torch.nn.functional.scaled_dot_product_attention = _attention  # which torch.nn.MultiheadAttention calls unseen
+    torch._C._set_grad_enabled = _set_grad_enabled
+    torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with torch.no_grad(), PlainFunctions():
+        with torch.enable_grad(), PlainFunctions():
             program = torch.export.export(shadow, *given, strict=False)
-            in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
-            if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
-                return program
+        in_place = any(getattr(schema_of(node), "is_mutable", False) for node in program.graph.nodes)
+        if not in_place and not any(node.target is EINSUM for node in program.graph.nodes):
+            return program
+        with torch.no_grad():  # outside `PlainFunctions`, which would detach every result
             return program.run_decompositions({EINSUM: torch.export.default_decompositions()[EINSUM]})
+    except UnsupportedError:
+        raise
     except Exception as error:  # of torch, or of the module itself
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         code = next((f" (at {b})" for a, b in pairwise(lines) if a.startswith("File ") and "/torch/" not in a), "")
@@ -221,6 +286,8 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         torch.nn.functional.scaled_dot_product_attention = ATTENTION
+        torch._C._set_grad_enabled = SET_GRAD_ENABLED
+        torch.autograd.Function.apply = APPLY
 
 
 # position of the argument that operations read only for its shape and type
@@ -297,12 +364,13 @@ class Reader:
             if self.trained:
                 raise UnsupportedError(f"{name} starts as a copy of {law.of}, and then takes its own steps")
             same = self._parameter(str(law.of))
+            same = replace(same, owner=name, frozen=name in self.graph.frozen)
             return replace(same, entries=same.entries.t()) if law.transposed else same
         if law.law not in GAUSSIAN:
             note = f" ({law.note})" if law.note else ""
             remedy = f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
             raise UnsupportedError(f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, {remedy}")
-        return Random(torch.empty(law.shape, device="meta"), name)
+        return Random(torch.empty(law.shape, device="meta"), name, frozen=name in self.graph.frozen)
 
     def program(self) -> Program:
         """The whole program."""

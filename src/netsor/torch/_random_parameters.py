@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 import netsor.nn as nn
 
-from .._array_api import Ints
-from ..language import Scalar, Value, Vector, Weight, concat, gaussian, join, mean_dot, normal, weight
+from .._array_api import Floats, Ints
+from ..language import Scalar, Value, Vector, Weight, concat, gaussian, join, mean_dot, normal, stop_gradient, weight
+from ..language._array import Take
+from ..language._stop_gradient import ScaledGradient, scaled_gradient
 from ..models._training import unit_vectors
-from ..nn._embedding import root
+from ..nn._embedding import drawn_logits, root
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._parameters import Parameter
 
@@ -27,6 +29,8 @@ class Random(View):
     """A random parameter, or a view of it."""
 
     name: str
+    frozen: bool = False  # detached, or without requires_grad: gradients take it as given
+    owner: str | None = None  # its own name, if it starts as a copy of the parameter `name`
 
 
 @dataclass(eq=False)
@@ -62,8 +66,9 @@ class Draws:
         if w.name in self.ids:
             refuse_if(not whole, f"a part of the table {w.name}, or its transpose, as a matrix")
             if self.trained:
-                return Vectors.of(self._table(w.name).T @ x)
-            logits, rows = self._embedding(w.name).logits(x, out), list(law.zero_rows)
+                return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
+            table = self._embedding(w.name).as_constants() if w.frozen else self._embedding(w.name)
+            logits, rows = table.logits(x, out), list(law.zero_rows)
             if rows:  # their logits are 0: words of standard deviation 0, because they have a gradient
                 flat, order = x.reshape(-1), np.arange(out)
                 zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(mean_dot(flat, flat))
@@ -75,7 +80,7 @@ class Draws:
         refuse_if(law.zero_rows, f"the matrix {w.name} has rows of zeros: {', '.join(map(str, law.zero_rows[:8]))}")
         refuse_if(not (plain or turned), f"the matrix is made of some columns of {w.name}")
         if w.name == self.head and whole:
-            return Scalars(nn.logits(x, out, sigma=law.std * math.sqrt(into)))
+            return Scalars(drawn_logits(x, out, law.std * math.sqrt(into), w.frozen))
         place = (w.entries.storage_offset(), w.entries.numel())
         known = self._weights.setdefault(w.name, {})
         overlap = any(place != other and max(place[0], other[0]) < min(sum(place), sum(other)) for other in known)
@@ -84,6 +89,7 @@ class Draws:
             name = self.names.get(w.name, w.name)
             known[place] = weight(out, into, std=law.std * math.sqrt(into), name=name), plain
         matrix, as_it_was = known[place]
+        matrix = _used_as(w, matrix)
         return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
 
     def _embedding(self, name: str) -> nn.Embedding:
@@ -104,14 +110,20 @@ class Draws:
         matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
         return self._weights.setdefault(name, {}).setdefault((0, count * size), (matrix, False))[0]
 
-    def rows(self, table: Random, ids: Ints) -> Vector:
-        """The rows of a table at ids, in their shape."""
+    def rows(self, table: Random, ids: Ints, gradients: Floats) -> Vector:
+        """The rows of a table at ids, in their shape; `gradients` are the factors of what each row receives."""
+        factors = 0.0 * gradients if table.frozen else gradients
         if self.trained:
             units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])
-            return (self._table(table.name) @ units).reshape(*ids.shape)
-        rows = self._embedding(table.name)(ids)
+            rows = (_used_as(table, self._table(table.name)) @ units).reshape(*ids.shape)
+            return scaled_gradient(rows, factors)
+        rows = scaled_gradient(self._embedding(table.name)(ids), factors)
         zero = np.isin(ids, self.laws[table.name].zero_rows)
-        return np.where(zero, 0.0, 1.0) * rows if zero.any() else rows
+        if not zero.any():
+            return rows
+        kept = np.where(zero, 0.0, 1.0) * rows
+        moves = zero & (factors != 0)  # a row of zeros that is no padding has a gradient
+        return kept + moves.astype(float) * (rows - stop_gradient(rows)) if moves.any() else kept
 
     def vectors(self, x: Random) -> Vectors:
         """A parameter as vectors, its last axis the coordinates: biases, learned positions, a class token."""
@@ -129,18 +141,42 @@ class Draws:
         if len(parts) == 1:
             self._tables[whole] = x.name, np.array(list(known))
         vectors = whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)]
-        return Vectors.of(vectors[..., 0] if size == length else concat(vectors, axis=-1))
+        vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
+        return Vectors.of(stop_gradient(vectors) if x.frozen else vectors)
 
     def scalars(self, x: Vectors) -> Scalars:
         """The entries of rows as scalars, where they are added to scores: relative positions, a number a head."""
-        base: Any = x.value if x.value in self._tables else getattr(x.value.op, "x", None)
+        base = _table_under(x.value, self._tables)
         refuse_if(base not in self._tables, "only rows of a parameter can be scalars, and not coordinates of vectors")
         name, rows = self._tables[base]
         law = self.laws[name]
         if base not in self.twins:
             self.twins[base] = normal((len(rows), base.width.factor), law.std, name=name) + law.mean
         plain, at = x.plain, x.axis
-        flat = np.arange(base.size).reshape(base.shape) if plain is base else plain.op.flat  # type: ignore[attr-defined]
+        flat = _positions(plain, base)
         order = list(range(plain.ndim))
         order.insert(at, plain.ndim)
         return Scalars(self.twins[base].reshape(-1, base.width.factor)[flat].transpose(*order))
+
+
+def _used_as(parameter: Random, matrix: Weight) -> Weight:
+    """A matrix for one product: whether gradients reach it, and whose gradient that is."""
+    owned = replace(matrix, owner=parameter.owner)
+    return stop_gradient(owned) if parameter.frozen else owned
+
+
+def _table_under(value: Value, tables: Mapping[Vector, Any]) -> Any:
+    """The rows of a parameter that a value selects from, or the last value under indices."""
+    while value not in tables and isinstance(value.op, Take | ScaledGradient):
+        value = value.op.x
+    return value
+
+
+def _positions(value: Value, base: Value) -> Ints:
+    """Where the entries of a value are in the array that it selects from."""
+    if value is base:
+        return np.arange(base.size).reshape(base.shape)
+    if isinstance(value.op, ScaledGradient):
+        return _positions(value.op.x, base)
+    assert isinstance(value.op, Take)
+    return np.asarray(_positions(value.op.x, base).ravel()[value.op.flat])

@@ -16,7 +16,7 @@ from ._aten_ops import PARTS, SOFTMAX, TURNS, VIEWS
 from ._program import Graph, Node, UnsupportedError, name_of, outputs_of_modules, path_of, paths_of
 
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}  # where the matrix is among the arguments
-REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy")
+REARRANGEMENTS = (*VIEWS, *PARTS, *TURNS, "getitem", "expand", "contiguous", "to", "_to_copy", "detach")
 SAME = ("to", "_to_copy", "clone", "contiguous", "dropout", "alias", "detach", "type_as")
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
@@ -64,7 +64,12 @@ class Structure:
         if self.words is not None:
             places[self.words[0]] = None, "embedding"
         for k, block in enumerate(self.blocks):
-            places |= {name: (k, kind) for kind, names in block.matrices.items() for name in names}
+            for kind, names in block.matrices.items():
+                for name in names:
+                    known = places.setdefault(name, (k, kind))
+                    if known[0] is not None and known[1] != kind:
+                        where = f"{known[1]} of block {known[0] + 1} and {kind} of block {k + 1}"
+                        raise UnsupportedError(f"the parameter {name} is {where}: an audit takes one kind per parameter")
         return places
 
     @cached_property

@@ -44,7 +44,7 @@ def _quantities(**words: tuple[str, str]) -> tuple[Quantity, ...]:
 def _gradients(*kinds: str) -> Iterator[Quantity]:
     """The squared gradient of each kind of weight, and its ratio to the squared weights."""
     for kind in kinds:
-        square, ratio = f"|∂L/∂W|² of the {KINDS[kind]}", f"gradient²/weight², {kind}"
+        square, ratio = f"|∂L/∂W|² of the {KINDS[kind]}, over all uses of each", f"gradient²/weight², {kind}"
         yield Quantity(f"grad_{kind}", f"gradient², {kind}", square, log=True, kind=kind)
         yield Quantity(f"grad_{kind}_ratio", ratio, f"{square}, over the mean of |W|²", log=True, kind=kind)
 

@@ -339,7 +339,8 @@ def _dominant(facts: RuleInput, rule: Rule) -> Finding:
     draws = {kind: facts.draws[f"grad_{kind}"] for kind in KINDS if f"grad_{kind}" in facts.draws}
     if not draws:
         return rule.finding(NO_GRADIENTS)
-    sums = {kind: each.reshape(len(each), -1).sum(axis=1) for kind, each in draws.items()}  # over all blocks
+    # over all blocks; equal columns are one parameter, which blocks share
+    sums = {kind: np.unique(each.reshape(len(each), -1), axis=1).sum(axis=1) for kind, each in draws.items()}
     total: Floats = np.sum(list(sums.values()), axis=0)
     if not total.any():
         return rule.finding("no weight receives a gradient")

@@ -1,0 +1,101 @@
+"""Values without a backward edge: `stop_gradient`, and cotangents that are multiplied by numbers.
+
+Only derivatives see these operations. All other readings of a program remove them first (`without_stops`), so laws,
+plans and random numbers are those of the program without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import Floats
+from .._validate import TraceError
+from ._array import Entrywise, Take, V, Value, VectorAccess
+from ._graph import topological_order
+from ._parameters import Acting, Weight
+
+Stopped = TypeVar("Stopped", bound="Value | Weight")
+
+
+class ScaledGradient(Entrywise):
+    """V or S: x itself, with a cotangent that is multiplied by `factors`, one number per entry; 0 stops it."""
+
+    acts, kind, letter, indexed = VectorAccess.LINEARLY, "gradient scaled", "sg", ("factors",)
+    x: Value
+    factors: Floats
+
+    @property
+    def stops(self) -> bool:
+        """Whether no cotangent passes."""
+        return not self.factors.any()
+
+
+def stop_gradient(x: Stopped) -> Stopped:
+    """The same values as constants of every derivative, like `detach` in PyTorch and `stop_gradient` in JAX.
+
+    `ns.grad`, `ns.ntk`, `ns.grad_norm`, `ns.step` and `ns.train` treat the result as given. Laws, draws and random
+    numbers do not change.
+
+    Parameters
+    ----------
+    x : Vector, Scalar or Weight
+        Values of a program. Products with `ns.stop_gradient(W)` pass gradients on to the vectors that W multiplies,
+        but do not contribute to the gradient with respect to W.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x, r = ns.gaussian(n), ns.gaussian(n)
+    >>> p = ns.dot(r, 0.1 * x + 0.9 * ns.stop_gradient(x))
+    >>> g = ns.grad(p, x)  # 0.1 r, not r
+    >>> print(f"{ns.Program(p).law(n=64).var():.2f} {ns.Program(g).law(n=64).var():.2f}")
+    1.00 0.01
+    """
+    if isinstance(x, Weight):
+        return replace(x, frozen=True)
+    if not isinstance(x, Value):
+        raise TraceError("stop_gradient", "x", x, "a vector, a scalar or a weight of the program")
+    return scaled_gradient(x, 0.0)
+
+
+def scaled_gradient(x: V, factors: npt.ArrayLike) -> V:
+    """The same values, with cotangents multiplied by numbers that broadcast to the shape of x."""
+    numbers = np.array(np.broadcast_to(np.asarray(factors, dtype=float), x.shape))
+    return x if (numbers == 1).all() else x._like(ScaledGradient(x, numbers), x.shape)
+
+
+def computed_by(value: Value) -> Value:
+    """The value that an operation other than these made."""
+    while isinstance(value.op, ScaledGradient):
+        value = value.op.x
+    return value
+
+
+def without_stops(outputs: Sequence[Value]) -> list[Value]:
+    """The same outputs without these operations; the same objects if there are none."""
+    new: dict[Value, Value] = {}  # only values that change
+    for value in topological_order(outputs):
+        op, copy = value.op, value
+        if isinstance(op, ScaledGradient):
+            new[value] = new.get(op.x, op.x)
+            continue
+        if not new.keys().isdisjoint(op.inputs):
+            copy = _on(value, [new.get(x, x) for x in op.inputs])
+        if isinstance(copy.op, Acting) and (copy.op.weight.frozen or copy.op.weight.owner):
+            weight = replace(copy.op.weight, frozen=False, owner=None)
+            copy = replace(copy, op=replace(copy.op, weight=weight))
+        if copy is not value:
+            new[value] = copy
+    return [new.get(output, output) for output in outputs]
+
+
+def _on(value: Value, inputs: Sequence[Value]) -> Value:
+    """The operation of a value on other inputs; an index of an index becomes one index, as in `Value.take`."""
+    if isinstance(value.op, Take):
+        return replace(inputs[0].take(value.op.flat), where=value.where)
+    return value.with_inputs(*inputs)
