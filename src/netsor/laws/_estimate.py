@@ -218,6 +218,8 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     # draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
     if count < 2 * FEWEST:  # too few to show a tail
         return np.zeros(samples.shape[1:])
+    if share is not None and not share.all():  # draws without weight show nothing
+        samples, share = samples[share > 0], share[share > 0]
     flat, parts = samples.reshape(len(samples), -1), []
     for columns in batches(flat.T, len(flat), 2**22):
         size, each, differ = _largest(columns.T, share)
@@ -228,7 +230,7 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
         p, start = mass[last, column], size[last + 1, column]
         # two values alone have no tail
         start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
-        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
+        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start)) - np.log(start), 0.0)
         z = -_quantile(np.clip(p, 1e-300, 0.5))
         slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
         slope = slope * (1 + steeper / np.sqrt(p * count))

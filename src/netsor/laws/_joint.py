@@ -15,13 +15,14 @@ from .._array_api import single_threaded
 from .._sobol import Sobol
 from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
-from ._estimate import Array, Estimate, Replicas, combined, proportion_error, tail_error
-from ._gaussian_mixture import GaussianVectors, rectangles
+from ._estimate import Array, Estimate, Replicas, combined, proportion_error
+from ._gaussian_mixture import GaussianVectors, rectangles, tail_of_logs
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._plot import card, plot_joint
 
+SURE = 1e-12  # distance of a probability from 0 or 1 below which its spread over replicas is rounding
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
@@ -239,11 +240,23 @@ class Joint(LawBase):
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
         """The density at points (·, k) with its standard error; with `unseen`, also what other replicas may add."""
         replicas, values, errors = self._replicas, [], []
+        weight = replicas.weights
+        with np.errstate(divide="ignore"):  # of replicas without weight
+            log_weight = np.log(weight)
+        seen = np.flatnonzero((weight > 0) & ~self._gaussians.singular)
+        highest = float(np.exp(self._gaussians.height - log_weight)[seen].max(initial=0.0))
         for terms in self._gaussians.log_terms(y):
-            each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
-            tail = tail_error(each, self.weight, replicas.count) if unseen else 0.0
-            values.append(replicas.mean(each))
-            errors.append(combined(replicas.spread(each), tail))
+            each = np.divide(np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0)
+            values.append(replicas.mean(each.T))
+            error = replicas.spread(each.T)
+            if unseen and self.replicas > 1:
+                with np.errstate(invalid="ignore"):  # −∞ + ∞
+                    logs = np.where(weight > 0, terms - log_weight, -np.inf)
+                tail = tail_of_logs(logs, self.weight, replicas.count)
+                most = highest / replicas.count  # what one more draw adds at most, if it is no narrower than these
+                unknown = (each.max(axis=1) == 0) & (tail > most)
+                error = combined(error, np.where(unknown, np.inf, np.minimum(tail, most)))
+            errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
@@ -258,13 +271,25 @@ class Joint(LawBase):
         """
         return float(self.with_error.cdf(y, lower).value)
 
+    @property
+    def _varies(self) -> bool:
+        """Whether the replicas differ."""
+        return bool(np.ptp(self.component_mean, axis=0).any() or np.ptp(self.component_cov, axis=0).any())
+
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
         """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random points."""
         count, k = self.component_mean.shape
         many = max(1, RECTANGLE // count) if k > 1 else 1
         u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
         values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
-        value, error = self._replicas.average(values.mean(axis=0))
+        each = values.mean(axis=0)
+        value, error = self._replicas.mean(each), self._replicas.spread(each)
+        if self.replicas > 1 and not (np.isneginf(lower) & np.isposinf(upper)).all():
+            one_more = 1 / self._replicas.count  # what one more draw adds at most
+            alike = min(float(value), 1 - float(value)) < SURE and self._varies
+            unseen = one_more if alike else min(float(self._replicas.unseen(each)), one_more)
+            error = combined(error, unseen)
+        value, error = float(value), float(error)
         if many > 1:  # the error of the points, by their spread
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)
