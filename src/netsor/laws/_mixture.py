@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .._array_api import single_threaded
 from ._estimate import Array, Estimate, Replicated, batches, combined, proportion_error, student
-from ._gaussian_mixture import GaussianMixture1D, normal_moment
+from ._gaussian_mixture import normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
