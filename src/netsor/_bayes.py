@@ -29,7 +29,7 @@ from .engine._rng_keys import generator
 from .engine.backends import Device
 from .laws import Estimate, Joint, Provenance, _likelihood
 from .laws import _mcmc as mcmc
-from .laws._estimate import Array, combined
+from .laws._estimate import Array, combined, tail_index
 from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations
 
 MAX_RHAT = 1.05  # a larger R-hat gives a warning
@@ -46,6 +46,8 @@ MOST = 10**9  # draws, chains, particles, moves and runs: more would take years
 MIN_PARTICLES = 8  # of chains and of each run of the evidence: fewer say nothing about the next step
 FIRST = 2  # particles that find the path, over those of each run of the evidence
 MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
+MAX_TAIL_INDEX = 0.7  # as for Pareto-smoothed importance sampling: above it, a mean over states is not to be trusted
+MIN_STATES_FOR_TAILS = 100  # fewer states show no tail
 QUADRATURE_PROBE_PARTICLES = 16  # for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
@@ -251,7 +253,27 @@ def posterior(
     chains = sampled(latent, data, how, seed, progress)
     parts = latent.over(chains.z, lambda mean, columns: _likelihood.updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Posterior(Joint(mean, cov, replace(origin, method=method)), *chains[1:], observed=number)
+    law = Joint(mean, cov, replace(origin, method=method))
+    _warn_of_heavy_tails(law)
+    return Posterior(law, *chains[1:], observed=number)
+
+
+def _warn_of_heavy_tails(law: Joint) -> None:
+    """Warn if variances rest on a few states, so that neither they nor their errors are to be trusted."""
+    if law.replicas < MIN_STATES_FOR_TAILS:
+        return
+    states = np.diagonal(law.component_cov, axis1=1, axis2=2) + (law.component_mean - law.mean()) ** 2
+    index = tail_index(states)
+    heavy = np.flatnonzero(index > MAX_TAIL_INDEX)
+    if not len(heavy):
+        return
+    worst = int(heavy[np.argmax(index[heavy])])
+    warnings.warn(
+        f"posterior: the variance of entry {worst} has a heavy tail over the states (index {index[worst]:.2f}, at most "
+        f"{MAX_TAIL_INDEX} wanted; so for {len(heavy)} of {law.dim:,} entries): it may be too small "
+        "by more than its error; read quantiles instead, or give more draws",
+        stacklevel=4,
+    )
 
 
 def evidence(

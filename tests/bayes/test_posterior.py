@@ -102,6 +102,10 @@ def scales():
     return net, seen, weight @ var / weight.sum()
 
 
+A_HEAVY_TAIL = pytest.mark.filterwarnings("ignore:posterior. the variance of entry")
+
+
+@A_HEAVY_TAIL
 def test_the_variance_of_a_heavy_tail():
     """It was 812 ± 56 for 1232.9: three errors."""
     net, seen, truth = scales()
@@ -110,14 +114,22 @@ def test_the_variance_of_a_heavy_tail():
     assert abs(value - truth) < 3 * error < truth
 
 
+def test_a_tail_that_is_too_heavy_for_a_variance_is_told():
+    """Given one value, the variance has a tail of index 1 over a wide range, and 800 states hardly ever hold it."""
+    with pytest.warns(UserWarning, match=r"the variance of entry \d has a heavy tail over the states \(index \d"):
+        scales()[0].posterior({0: 20.0}, 0.1, n=ns.inf, particles=64, thin=1)
+
+
 @pytest.mark.slow
+@A_HEAVY_TAIL
 def test_errors_of_a_heavy_tail_cover():
-    """Sixty seeds: two errors cover 90 % or more, level 1e-5; it was 52 %."""
+    """Sixty seeds: two errors cover 95 % or more, level 1e-5; it was 52 %, then 88 %."""
     net, seen, truth = scales()
     found = [net.posterior(seen, 0.1, n=ns.inf, seed=k).law[2].with_error.var() for k in range(60)]
-    assert sum(abs(e.value - truth) < 2 * e.error for e in found) >= stats.binom(60, 0.9).ppf(1e-5)
+    assert sum(abs(e.value - truth) < 2 * e.error for e in found) >= stats.binom(60, 0.95).ppf(1e-5)
 
 
+@A_HEAVY_TAIL
 def test_r_hat_counts_variances(monkeypatch):
     """An output that nothing is seen of has mean 0 in all states: its variance alone tells how chains fare."""
     shapes = []

@@ -159,3 +159,35 @@ def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
     ns.Program(ns.weight(1, n) @ x).law(n=ns.inf)
     assert set(asked) == {1}
+
+
+def test_the_square_of_a_zero_is_covered(tmp_path):
+    """Errors of nodes make a square positive: 3.7e-6 ± 2.6e-7 alone, and ± 2.8e-9 beside another output, for 0."""
+    f = moved()
+    square = (f - moved()) ** 2  # of two outputs with one limit
+    alone = ns.Program(square).law(n=inf, draws=256 * 64)
+    both = ns.Program((f, square)).law(n=inf, draws=256 * 64)
+    both.save(tmp_path / "law.npz")
+    kept = ns.load(tmp_path / "law.npz")
+    found = [alone, both[1], both.marginal([1])[0], both.combination([0, 1]), both.combination([[0, 1]])[0], kept[1]]
+    for law in found:
+        value, error = law.with_error.mean()
+        assert 0 < value < 2 * error < 1e-4
+    values, errors = both.with_error.mean()
+    assert values[1] < 2 * errors[1]
+    only = ns.Program(f).law(n=inf, draws=256 * 64).with_error.mean()
+    assert errors[0] == pytest.approx(only.error, rel=0.05)  # the other output does not make it larger
+
+
+def test_the_square_of_a_zero_that_meets_random_scores_is_covered():
+    x = ns.gaussian(n, 2)
+    weight = ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x))[0, 0]
+    law = ns.Program(weight * (moved() - moved()) ** 2).law(n=inf, draws=200)
+    value, error = law.with_error.mean()
+    assert 0 < value < 2 * error < 1e-4
+
+
+def test_a_bias_that_does_not_show_adds_no_error():
+    law = ns.Program(moved()).law(n=inf, draws=256 * 64)
+    found = ns.Program(moved()).draw(n=inf, draws=64)
+    assert law.with_error.mean().error == pytest.approx(found.std(ddof=1) / 8, rel=0.5)

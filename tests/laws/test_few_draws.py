@@ -94,16 +94,17 @@ def test_what_lies_beyond_the_draws_of_a_lognormal_law():
 
 
 def test_means_of_a_power_law_are_covered():
-    """Pareto's law of index 3/2, as posteriors of scales have it: of 4,000 means of 800 draws, two errors cover 88 %.
+    """Pareto's law of index 3/2, as posteriors of scales have it: of 4,000 means of 800 draws, two errors cover 93 %.
 
-    It was 85 % with the tail as heavy as it looks. Errors of a law with a light tail grow by a few per cent.
+    It was 85 % with the tail as heavy as it looks, and 89 % with one a standard error heavier. Errors of a law with a
+    light tail grow by a few per cent.
     """
     draws = 1 + np.random.default_rng(8).pareto(1.5, (800, 4000))
     value, error = Replicas(800).average(draws)
-    assert np.mean(np.abs(value - 3.0) <= 2 * error) > 0.88
+    assert np.mean(np.abs(value - 3.0) <= 2 * error) > 0.93
     light = np.random.default_rng(9).exponential(size=(800, 1000))
     found = Replicas(800)
-    assert np.median(found.average(light).error / found.spread(light)) < 1.06
+    assert np.median(found.average(light).error / found.spread(light)) < 1.1
 
 
 def test_fewer_than_ten_draws_know_no_kurtosis():

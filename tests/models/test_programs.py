@@ -143,3 +143,18 @@ def test_extreme_scales(std):
     y = model.trace(IDS).output
     found = ns.Program(ns.mean_dot(y, y)).draw(draws=100, progress=False, **model.widths())
     np.testing.assert_allclose(np.diagonal(found, axis1=1, axis2=2), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "truncated"])
+def test_programs_of_weights_that_are_not_gaussian_say_so(distribution):
+    """Their laws at finite width were called exact; only the limit is the same."""
+    model = ns.models.read("gpt2").replace(layers=1, width=16, heads=2, hidden=64, vocabulary=30)
+    widths = model.widths()
+    assert model.program(tokens=2).law(**widths, draws=4).status == "exact"
+    other = model.replace(distribution=distribution)
+    net = other.program(tokens=2)
+    assert net.law(**widths, draws=4).status == "same limit"
+    assert net[0].law(**widths, draws=4).status == "same limit"
+    assert net.law(n=ns.inf, d=8, m=ns.inf, draws=4).status == "conjectured"
+    assert not other.probes(tokens=2).program._gaussian
+    assert model.probes(tokens=2).program._gaussian

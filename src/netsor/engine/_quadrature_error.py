@@ -26,6 +26,8 @@ NODE_REPLICAS = 128  # replicas to compare an output with fewer nodes and with m
 # The least ratio of the median size of a 0 with a quarter of the nodes to that with four times as many: errors of order
 # NODES^(−1/2) to NODES^(−1) give 4 to 16. Nonzero outputs give 1, or up to 3 if they are below 1.4 errors.
 NODE_GROWTH = 3.0
+MOST_BIAS_SETS = 256  # of a quarter of the nodes, to measure a bias
+BIAS_SHOWS = 2.0  # standard errors from which a change with the number of nodes counts as a bias
 COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 
 
@@ -137,6 +139,35 @@ def node_bias(question: PlanQuery) -> Floats:
         return np.zeros(plan.mean.shape)
     found = [sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0) for each in (plan, question.plan(3))]
     return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+
+
+def bias_beside(question: PlanQuery, means: Floats) -> Floats:
+    """The bias of each output's mean over sets of nodes (sets, entries) from their number; 0 where none shows.
+
+    A function of a mean over nodes, such as its square, has errors of one sign, which no number of sets reduces.
+    """
+    sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
+    plan, found = question.plan(3), []
+    for seed in range(-(-sets // QUADRATURE_PROBE_REPLICAS)):
+        found.append(sample_block(plan, seed, QUADRATURE_PROBE_REPLICAS)[0])
+    fewer = np.concatenate(found)
+    difference = np.abs(fewer.mean(axis=0) - means.mean(axis=0))
+    noise = np.hypot(fewer.std(axis=0, ddof=1) / np.sqrt(len(fewer)), means.std(axis=0, ddof=1) / np.sqrt(len(means)))
+    # a bias that falls like 1/nodes or faster is at most a third of its change from a quarter of the nodes to all
+    return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
+
+
+def bias_of_replicas(question: PlanQuery) -> Floats | None:
+    """`bias_beside` for outputs that are random beside their nodes, from a few replicas; None without nodes."""
+    plan = question.plan()
+    if not plan.nodes:
+        return None
+    with one_blas_thread():
+        many, few = (sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0] for each in (plan, question.plan(3)))
+    change = few - many  # of replicas that agree in all but their nodes
+    noise = change.std(axis=0, ddof=1) / np.sqrt(len(change))
+    difference = np.abs(change.mean(axis=0))
+    return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
 
 
 def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:

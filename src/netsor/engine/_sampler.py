@@ -84,6 +84,7 @@ class Conditional:
     backend: Backend  # the device and precision of the computation
     count: Floats | None = None  # replicas that each row stands for, if binned
     binning: float = 0.0  # error of the density from binning, relative to its largest value
+    mean_error: Floats | None = None  # absolute errors of the means, (k,), which the relative error does not include
 
 
 def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
@@ -121,19 +122,32 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if where.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, seed, where)
     if plan.averaged:
-        return _average(plan, means, covs, error, where)
+        bias = np.where(zero, 0.0, quadrature.bias_beside(question, means))
+        return _average(plan, means, covs, error, bias, where)
     for array in (means, covs):
         array.flags.writeable = False  # the law keeps it without a copy
-    return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False, where)
+    found = quadrature.bias_of_replicas(question)
+    bias = found if found is None else np.where(zero, 0.0, found)
+    notes = _notes(plan, means, covs)
+    return Conditional(means, covs, plan.random_numbers, error, notes, False, where, mean_error=bias)
 
 
-def _average(plan: Plan, means: Floats, covs: Floats, error: float, where: Backend) -> Conditional:
-    """The mean over replicas that differ only in their quadrature nodes, with its standard error."""
+def _average(plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats, where: Backend) -> Conditional:
+    """The mean over replicas that differ only in their quadrature nodes, with its standard error and its bias."""
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
-    spreads = np.max(means.std(axis=0, ddof=1) / scale), np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))
-    error = float(np.hypot(error, max(spreads) / np.sqrt(len(means))))
-    return Conditional(mean, cov, plan.random_numbers, error, _notes(plan, mean, cov), True, where)
+    sets = len(means)
+    spread = float(np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))) / np.sqrt(sets)
+    return Conditional(
+        mean,
+        cov,
+        plan.random_numbers,
+        float(np.hypot(error, spread)),
+        _notes(plan, mean, cov),
+        True,
+        where,
+        mean_error=np.hypot(means.std(axis=0, ddof=1) / np.sqrt(sets), bias),
+    )
 
 
 def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:

@@ -178,7 +178,9 @@ class HeadSum(Law):
         return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
-        return self._estimate(self._distributions(y))
+        # the error is that of the smaller tail: in the other, differences are lost in rounding
+        tail = Replicated(np.exp(self._logs(y, 1)).T, self._sets.weights)
+        return Estimate(self._distribution(y), self._estimate(tail).error)
 
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._distributions(y).rows.mean(axis=0))

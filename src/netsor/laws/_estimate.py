@@ -203,7 +203,8 @@ def combined(*errors: Any) -> Any:
     return float(total) if np.ndim(total) == 0 else total
 
 
-STEEPER = 1.0  # standard errors by which we assume a tail to be heavier than it looks
+STEEPER = 1.0  # standard errors by which we assume a decisive tail to be heavier than it looks
+STEEPER_OF_MANY = 2.0  # the same for a mean or a variance of many draws: errors of those are small if the tail is light
 TAIL = 20  # largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
 FEWEST = 5  # least number of these deviations, however few the draws
 SAME = 1e-12  # share of the largest deviation below which a deviation is rounding, for example in draws from an atom
@@ -218,6 +219,8 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     # draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
     if count < 2 * FEWEST:  # too few to show a tail
         return np.zeros(samples.shape[1:])
+    if share is not None and not share.all():  # draws without weight show nothing
+        samples, share = samples[share > 0], share[share > 0]
     flat, parts = samples.reshape(len(samples), -1), []
     for columns in batches(flat.T, len(flat), 2**22):
         size, each, differ = _largest(columns.T, share)
@@ -228,7 +231,7 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
         p, start = mass[last, column], size[last + 1, column]
         # two values alone have no tail
         start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
-        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
+        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start)) - np.log(start), 0.0)
         z = -_quantile(np.clip(p, 1e-300, 0.5))
         slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
         slope = slope * (1 + steeper / np.sqrt(p * count))
@@ -236,6 +239,13 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
         exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
         parts.append(np.where(size[0] > 0, np.exp(exponent), 0.0))
     return np.concatenate(parts).reshape(samples.shape[1:])
+
+
+def tail_index(samples: Array) -> Array:
+    """Hill's estimate of the index of the tail of each column of positive numbers; from 1 on the mean is infinite."""
+    largest = np.sort(samples, axis=0)[::-1][: TAIL + 1]
+    logs = np.log(np.maximum(largest, np.finfo(float).tiny))
+    return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
 
 
 # Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a second to load
@@ -313,7 +323,8 @@ class Replicas:
         # With a hundred replicas, a fifth of them shows the tail. There most laws look heavier than further out, so we
         # take the tail as it looks. A decisive tail, such as that of a fourth moment, always counts as heavier.
         if not decisive:
-            return tail_error(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
+            many = STEEPER_OF_MANY * max(0.0, 1 - 5 * TAIL / self.count)
+            return tail_error(samples, self.weight, self.count, many)
         if 1 < self.count < 2 * FEWEST:
             return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)
         return tail_error(samples, self.weight, self.count, STEEPER)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 
-from ._estimate import Array, batches, tail_error
+from ._estimate import FEWEST, Array, batches, tail_error
 from ._law_base import MAX_MAGNITUDE, LawError
 
 VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
@@ -18,6 +19,8 @@ HEAVIEST = 0.8  # Hill's estimate from the √n largest of n numbers, above whic
 FAR = 1e6  # standard deviations between means above which points are compared with each mean separately, to keep digits
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
 ROOT = float(np.sqrt(2 * np.pi))
+UNDERFLOW = 1e-100  # largest value of a kernel below which we compare logarithms: the others may underflow to 0
+ALONE = 0.75  # share of a sum of fewer than ten components in one of them, from which it tells little about the rest
 
 
 def normal_moment(k: int) -> float:
@@ -66,16 +69,33 @@ class GaussianMixture1D(NamedTuple):
         return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """The possible contribution of components beyond `count` draws to the sum; see `tail_error`."""
+        """The possible contribution of components beyond `count` draws to the sum; see `tail_error`.
+
+        It is infinite where the density underflows, unless all components agree on how small it is.
+        """
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
-        errors = [tail_error(table.T, share, count * total) for table in self._tables(y, _KERNELS[kernel])]
+        tails, tops = [], []
+        for table in self._tables(y, _KERNELS[kernel]):
+            tail = tail_error(table.T, share, count * total)
+            if count * total < 2 * FEWEST:
+                tail = np.where(rests_on_one(table, share), np.inf, tail)
+            tails.append(tail)
+            tops.append(table.max(axis=1))
+        tail, top = np.concatenate(tails), np.concatenate(tops)
+        far = top < UNDERFLOW
+        if far.any():
+            logs = self._tables(y[far], _LOG_KERNELS[kernel])
+            tail[far] = np.concatenate([tail_of_logs(each, share, count * total) for each in logs])
         # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
         # function 1 (1/2 if all means are 0)
-        most = 1 / (ROOT * np.sqrt(self.var.min())) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
-        narrow = kernel == "pdf" and self.var.min() < NARROW * np.median(self.var)
-        infinite = [self._diverges(at, count) for at in y] if narrow else False
-        return np.where(infinite, np.inf, np.minimum(total * np.concatenate(errors), most / count))
+        if kernel == "cdf":
+            return np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count)
+        most = 1 / (ROOT * np.sqrt(self.var.min()))
+        unknown = (top == 0) & (total * tail > most / count)
+        if self.var.min() < NARROW * np.median(self.var):
+            unknown |= np.array([self._diverges(at, count) for at in y], dtype=bool)
+        return np.where(unknown, np.inf, np.minimum(total * tail, most / count))
 
     def _diverges(self, y: float, count: float) -> bool:
         """Whether heights of components at y seem to have no mean: shares x^(−α) of them are above x, and α ≤ 1."""
@@ -87,11 +107,11 @@ class GaussianMixture1D(NamedTuple):
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, accurate at any distance."""
-        return self._log_sum(y, lambda z, std: -np.log(ROOT * std) - z**2 / 2)
+        return self._log_sum(y, _LOG_KERNELS["pdf"])
 
     def logsf(self, y: Array) -> Array:
         """The logarithm of `sf`, accurate at any distance."""
-        return self._log_sum(y, lambda z, _: scipy.special.log_ndtr(-z))
+        return self._log_sum(y, lambda z, std: _LOG_KERNELS["cdf"](-z, std))
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
         logs = []  # scipy's logsumexp takes seven times as long
@@ -115,7 +135,50 @@ def _probability(z: Array, _: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z, out=z))
 
 
+def _log_density(z: Array, std: Array) -> Array:
+    return np.asarray(-np.log(ROOT * std) - z**2 / 2)
+
+
+def _log_probability(z: Array, _: Array) -> Array:
+    return np.asarray(scipy.special.log_ndtr(z))
+
+
 _KERNELS = {"pdf": _density, "cdf": _probability}
+_LOG_KERNELS = {"pdf": _log_density, "cdf": _log_probability}
+
+
+def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
+    """Whether one of a few components makes most of the mean of the sizes (points, components), for each point."""
+    parts = sizes if share is None else sizes * share
+    return np.asarray(parts.max(axis=1) > ALONE * parts.sum(axis=1)) & (sizes.shape[1] > 1)
+
+
+def _below_the_largest(sizes: Array, share: Array | None, count: float) -> Array:
+    """The largest of the sizes (points, components) beyond one draw of `count`, for each point."""
+    if share is None:
+        second = min(1, sizes.shape[1] - 1)
+        return np.asarray(-np.partition(-sizes, second, axis=1)[:, second])
+    order = np.argsort(-sizes, axis=1)
+    above = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
+    place = np.minimum(above.sum(axis=1) + 1, sizes.shape[1] - 1)  # as in `tail_error`
+    return np.asarray(np.take_along_axis(sizes, order, axis=1)[np.arange(len(sizes)), place])
+
+
+def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
+    """`tail_error` of e^logs (points, components) for each point, also where e^logs underflows."""
+    if share is not None:  # components without weight show nothing
+        logs, share = logs[:, share > 0], share[share > 0]
+    top = logs.max(axis=1)
+    nowhere = np.isneginf(top)  # at infinity
+    top = np.where(nowhere, 0.0, top)
+    scaled = np.exp(logs - top[:, None])
+    # a tail shows in the draws below the largest: it does not if they underflow even beside the largest
+    unknown = _below_the_largest(scaled, share, count) == 0
+    if count < 2 * FEWEST:
+        unknown |= rests_on_one(scaled, share)
+    with np.errstate(divide="ignore", over="ignore"):  # log 0 is −∞
+        tail = np.exp(np.log(tail_error(scaled.T, share, count)) + top)
+    return np.where(nowhere, 0.0, np.where(unknown, np.inf, tail))
 
 
 class GaussianVectors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +16,14 @@ from .._array_api import single_threaded
 from .._sobol import Sobol
 from .._validate import SCALE, as_whole, shown
 from . import _law_base as base
-from ._estimate import Array, Estimate, Replicas, combined, proportion_error, tail_error
-from ._gaussian_mixture import GaussianVectors, rectangles
+from ._estimate import Array, Estimate, Replicas, combined, proportion_error
+from ._gaussian_mixture import GaussianVectors, rectangles, tail_of_logs
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._plot import card, plot_joint
 
+SURE = 1e-12  # distance of a probability from 0 or 1 below which its spread over replicas is rounding
 RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
@@ -45,6 +47,8 @@ class Joint(LawBase):
         The weight of each replica; equal if None.
     log_evidence : Estimate, optional
         The logarithm of the density of the data that the law was conditioned on.
+    mean_error : array_like, optional
+        The errors of the means of the entries, beside those of sampling and of `origin`; 0 if None.
 
     Examples
     --------
@@ -71,6 +75,7 @@ class Joint(LawBase):
         origin: Provenance,
         weight: npt.ArrayLike | None = None,
         log_evidence: Estimate | None = None,
+        mean_error: npt.ArrayLike | None = None,
     ) -> None:
         self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
         self.component_cov = base.numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
@@ -89,6 +94,11 @@ class Joint(LawBase):
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
         self.replicas, self.dim = map(int, self.component_mean.shape)
+        self.mean_error = np.zeros(self.dim)
+        if mean_error is not None:
+            self.mean_error = base.numbers(mean_error, "Joint", "mean_error")
+            if self.mean_error.shape != (self.dim,) or (self.mean_error < 0).any():
+                raise LawError("Joint", "mean_error", mean_error, f"{self.dim} numbers, 0 or more")
         self._replicas = Replicas(self.replicas, self.weight)
         self.effective = float(self._replicas.count)
 
@@ -102,7 +112,16 @@ class Joint(LawBase):
         if not -self.dim <= k < self.dim:
             raise IndexError(f"entry {shown(entry)} of a joint law of {self.dim} entries (all outputs, flattened)")
         var = np.maximum(self.component_cov[:, k, k], 0.0)
-        return Mixture(self.component_mean[:, k], var, self.origin, self.weight)
+        return self._mixture(self.component_mean[:, k], var, self.mean_error[k])
+
+    def _mixture(self, mean: Array, var: Array, mean_error: float) -> Mixture:
+        """The law of one entry or combination; its origin has the error of its mean too."""
+        law = Mixture(mean, var, self.origin, self.weight)
+        size = law.std() if law.std() > CONSTANT * abs(law.mean()) else abs(law.mean())
+        if mean_error == 0 or size == 0:
+            return law
+        error = combined(self.origin.quadrature_error, mean_error / size)
+        return Mixture(mean, var, replace(self.origin, quadrature_error=error), self.weight)
 
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
@@ -122,7 +141,8 @@ class Joint(LawBase):
             raise LawError("marginal", "entries", entries, f"integers from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
-        return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
+        mean_error = self.mean_error[chosen]
+        return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence, mean_error)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
         """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
@@ -133,9 +153,10 @@ class Joint(LawBase):
             raise LawError("combination", "weights", weights, f"at most {SCALE:g} in size")
         if w.ndim == 2:
             cov = w @ self.component_cov @ w.T
-            return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence)
+            mean_error = np.abs(w) @ self.mean_error
+            return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence, mean_error)
         var = np.einsum("rj,j->r", self.component_cov @ w, w)
-        return Mixture(self.component_mean @ w, np.maximum(var, 0.0), self.origin, self.weight)
+        return self._mixture(self.component_mean @ w, np.maximum(var, 0.0), float(np.abs(w) @ self.mean_error))
 
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed.
@@ -239,11 +260,23 @@ class Joint(LawBase):
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
         """The density at points (·, k) with its standard error; with `unseen`, also what other replicas may add."""
         replicas, values, errors = self._replicas, [], []
+        weight = replicas.weights
+        with np.errstate(divide="ignore"):  # of replicas without weight
+            log_weight = np.log(weight)
+        seen = np.flatnonzero((weight > 0) & ~self._gaussians.singular)
+        highest = float(np.exp(self._gaussians.height - log_weight)[seen].max(initial=0.0))
         for terms in self._gaussians.log_terms(y):
-            each = np.divide(np.exp(terms), replicas.weights, out=np.zeros_like(terms), where=replicas.weights > 0).T
-            tail = tail_error(each, self.weight, replicas.count) if unseen else 0.0
-            values.append(replicas.mean(each))
-            errors.append(combined(replicas.spread(each), tail))
+            each = np.divide(np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0)
+            values.append(replicas.mean(each.T))
+            error = replicas.spread(each.T)
+            if unseen and self.replicas > 1:
+                with np.errstate(invalid="ignore"):  # −∞ + ∞
+                    logs = np.where(weight > 0, terms - log_weight, -np.inf)
+                tail = tail_of_logs(logs, self.weight, replicas.count)
+                most = highest / replicas.count  # what one more draw adds at most, if it is no narrower than these
+                unknown = (each.max(axis=1) == 0) & (tail > most)
+                error = combined(error, np.where(unknown, np.inf, np.minimum(tail, most)))
+            errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
@@ -258,13 +291,25 @@ class Joint(LawBase):
         """
         return float(self.with_error.cdf(y, lower).value)
 
+    @property
+    def _varies(self) -> bool:
+        """Whether the replicas differ."""
+        return bool(np.ptp(self.component_mean, axis=0).any() or np.ptp(self.component_cov, axis=0).any())
+
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
         """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random points."""
         count, k = self.component_mean.shape
         many = max(1, RECTANGLE // count) if k > 1 else 1
         u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
         values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
-        value, error = self._replicas.average(values.mean(axis=0))
+        each = values.mean(axis=0)
+        value, error = self._replicas.mean(each), self._replicas.spread(each)
+        if self.replicas > 1 and not (np.isneginf(lower) & np.isposinf(upper)).all():
+            one_more = 1 / self._replicas.count  # what one more draw adds at most
+            alike = min(float(value), 1 - float(value)) < SURE and self._varies
+            unseen = one_more if alike else min(float(self._replicas.unseen(each)), one_more)
+            error = combined(error, unseen)
+        value, error = float(value), float(error)
         if many > 1:  # the error of the points, by their spread
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)
@@ -289,7 +334,8 @@ class Joint(LawBase):
 
     def _arrays(self) -> dict[str, Any]:
         evidence = None if self.log_evidence is None else tuple(self.log_evidence)
-        return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
+        arrays = {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
+        return {**arrays, "mean_error": self.mean_error if self.mean_error.any() else None}
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, evidence: Array | None = None, **arrays: Any) -> Joint:
@@ -311,7 +357,8 @@ class JointWithError:
         value, error = law._replicas.average(law.component_mean)
         std, size = law.std(), np.abs(value)
         share = law.origin.quadrature_error if law.component_mean.any() else 0.0
-        return Estimate(value, combined(error, share * np.where(std > CONSTANT * size, std, size)), law.sources)
+        doubt = share * np.where(std > CONSTANT * size, std, size)
+        return Estimate(value, combined(error, doubt, law.mean_error), law.sources)
 
     def cov(self) -> Estimate:
         law = self._law

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .._array_api import single_threaded
 from ._estimate import Array, Estimate, Replicated, batches, combined, proportion_error, student
-from ._gaussian_mixture import GaussianMixture1D, normal_moment
+from ._gaussian_mixture import normal_moment
 from ._law import Law
 from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
 from ._mixture_components import Components, Points
@@ -107,10 +107,11 @@ class Mixture(Components, Law):
         # w_i² of each replica is w_i/N if all weights are equal, also where one component stands for several replicas
         alike = self.weight is None or self.count is not None
         weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
-        square, cross = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
+        turned = few._replace(mean=sign * few.mean)
+        square, cross = turned._replace(weight=weight).squares(sign * y, kernel)
         variance = square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
-        return np.asarray(combined(spread, few.unseen(y, kernel, n)))
+        return np.asarray(combined(spread, turned.unseen(sign * y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
         if len(self._points.draws):
@@ -133,6 +134,9 @@ class Mixture(Components, Law):
         result = np.log(np.where(near, value, 1.0))
         result[~near] = law._gaussians.logpdf(y[~near])
         return result
+
+    def _log_error(self, y: Array) -> Array:
+        return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
 
     def _log_tail(self, y: Array, sign: int) -> Array:
         return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(sign * y)

@@ -124,7 +124,17 @@ class Probes:
         return self._build(limit=False)
 
     def _program(self, sections: Sequence[Section]) -> Program:
-        return Program(tuple(row for section in sections for row in section.rows), f"probes of {self.model.name}")
+        rows = tuple(row for section in sections for row in section.rows)
+        program = Program(rows, f"probes of {self.model.name}")
+        program._gaussian = self._gaussian
+        return program
+
+    @property
+    def _gaussian(self) -> bool:
+        """Whether the weights that the model stands for are Gaussian."""
+        if isinstance(self.source, ModelEnd):
+            return self.source.model.distribution == "gaussian"
+        return self.source.program._gaussian
 
     def _names(self, part: str) -> tuple[str, ...]:
         return tuple(name for section in self._sections if section.part == part for name in section.names)

@@ -126,7 +126,9 @@ class Transformer(Description):
         Bind widths to `inf` for the limit, with the variances of this model. The parameters are those of `trace`.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
-        return Program(traced.output, self.name, traced.probes)
+        program = Program(traced.output, self.name, traced.probes)
+        program._gaussian = self.distribution == "gaussian"
+        return program
 
     def trace(
         self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
