@@ -11,7 +11,7 @@ from scipy import stats
 
 import netsor as ns
 
-from ..programs import limit_programs, programs
+from ..programs import Built, example, limit_programs, programs, random_limit_program, random_program
 from .compare import apart, exact_draws
 
 LEVEL = 1e-8  # of one test of distribution functions or of spreads; some 20 a program
@@ -187,14 +187,12 @@ def check_reasons(refused):
 
 
 def test_random_limits():
+    """The same programs with every version of hypothesis: some are far from their limit at any width of a test."""
     refused = Counter()
-
-    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(ANY)
-    def run(built):
-        compared(built, 400, refused)
-
-    run()
+    for number in range(5):
+        compared(example(random_limit_program, number, seed=0), 400, refused)
+    for number in range(3):
+        compared(example(random_program, number, seed=0, fixed_widths=False), 400, refused)
     check_reasons(refused)
 
 
@@ -247,3 +245,21 @@ def test_a_wrong_spread_is_seen_next_to_a_fluctuation(share, scale):
 def test_a_fluctuation_that_stays_is_seen(exponent):
     """It is part of the limit, which lacks it."""
     assert wrong_entries(*fluctuating(1.0, exponent=exponent))
+
+
+def slow_to_converge():
+    """The mean square of a function of h and g, where the variance of g is random: its limit has a narrow law."""
+    n = ns.Width("n")
+    h = 0.7 * ns.gaussian(n)
+    g = ns.weight(n, 24) @ (ns.weight(24, n) @ h)
+    x = ns.nonlin(lambda u, v: np.sin(u) * u - np.maximum(v, 0.0) / 2, h, g)
+    return ns.Program(ns.mean_dot(x, x))
+
+
+@pytest.mark.slow
+def test_a_limit_that_is_slow_to_converge_agrees():
+    """At n = 50,000 the spread is a third more than in the limit."""
+    refused = Counter()
+    net = slow_to_converge()
+    compared(Built(net, {"n": 8}), 800, refused)
+    assert refused == {"compared": 1}
