@@ -10,7 +10,7 @@ from netsor.language._graph import topological_order
 from netsor.language._operation import MatMul
 
 from .builder import Builder
-from .programs import SEEDS, WIDTHS, Built
+from .programs import MAX_SEED, SEEDS, WIDTHS, Built, integers_of
 
 NAMED = [
     ns.relu,
@@ -185,13 +185,18 @@ def _branch(builder, y, width):
 
 
 @st.composite
-def limit_gradients(draw, blocks=2):
+def limit_gradients(draw, **options):
+    """Those of `random_limit_gradient`, chosen by hypothesis."""
+    return random_limit_gradient(integers_of(draw), **options)
+
+
+def random_limit_gradient(integer, blocks=2):
     """Forward and backward quantities of a stream with attention, transposes and matrices that act again."""
     width = ns.Width("n")
-    builder = GradientBuilder(draw(SEEDS), (width,))
+    builder = GradientBuilder(integer(0, MAX_SEED), (width,))
     tokens = builder.choose([1, 2, 2, 3])
     x = y = ns.gaussian(width, tokens, cov=builder.choose([1.0, np.eye(tokens) + 0.5]))
-    for _ in range(draw(st.integers(1, blocks))):
+    for _ in range(integer(1, blocks)):
         y = y + _branch(builder, y, width)
     p = ns.dot(ns.gaussian(width), y[-1])
     g = ns.grad(p, x)

@@ -87,6 +87,17 @@ def test_all_workflows_are_there():
     assert "secrets." not in text["release"]
 
 
+def test_lint_and_tests_run_on_every_system():
+    """Linux and macOS, x86 and ARM: macos-latest is ARM."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    for name in ("lint", "test"):
+        matrix = jobs[name]["strategy"]["matrix"]
+        systems = {*matrix["os"], *(case["os"] for case in matrix.get("include", []))}
+        assert systems == {"ubuntu-latest", "ubuntu-24.04-arm", "macos-latest"}
+        assert jobs[name]["runs-on"] == "${{ matrix.os }}"
+    assert {step.get("run") for step in jobs["all"]["steps"]} >= {"make test-all"}
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_templates_of_issues(path):
     found = yaml.safe_load(path.read_text())

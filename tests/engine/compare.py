@@ -8,6 +8,8 @@ from netsor import engine
 from netsor.engine import PlanQuery, Sampling
 from netsor.engine.backends import Numpy
 
+FEWEST = 100  # draws of a sample that tests compare: p-values here are asymptotic
+
 
 def conditional(outputs, widths, draws, seed=0, without=(), picked=None, backend=None, progress=False):
     """Replicas of the conditional law of some coordinates of the outputs."""
@@ -18,12 +20,29 @@ def conditional(outputs, widths, draws, seed=0, without=(), picked=None, backend
     )
 
 
+def symmetric_root(cov):
+    """The symmetric square roots of covariance matrices.
+
+    Eigenvectors have signs, and bases if eigenvalues are equal, that depend on the linear algebra of the processor.
+    This root does not.
+    """
+    values, vectors = np.linalg.eigh(cov)
+    scaled = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    return scaled @ np.swapaxes(vectors, -1, -2)
+
+
+def replica_draws(found, draws, seed=3):
+    """Draws of a conditional law: one from each replica, or all from its only replica if the plan is constant."""
+    replicas, entries = found.mean.shape
+    assert replicas in (1, draws), f"{replicas} replicas are too few for {draws} draws: no replica may be used twice"
+    noise = np.random.default_rng(seed).standard_normal((draws, entries, 1))
+    return found.mean + (symmetric_root(found.cov) @ noise)[..., 0]
+
+
 def exact_draws(net, draws, seed=11, without=(), **widths):
-    """Draws of one coordinate of every output vector, and of the scalars, side by side: one from each replica."""
+    """Draws of one coordinate of every output vector, and of the scalars, side by side."""
     found = conditional(net.outputs, widths, draws, seed, progress=False, without=without)
-    values, vectors = np.linalg.eigh(found.cov)
-    noise = np.random.default_rng(3).standard_normal((draws, values.shape[1], 1))
-    return found.mean + (vectors @ (np.sqrt(np.maximum(values, 0.0))[..., None] * noise))[..., 0]
+    return replica_draws(found, draws)
 
 
 def mixture(law):
@@ -47,6 +66,7 @@ def smallest_of(a, b):
 
     Tested are each entry, and random mixtures of entries and of squares.
     """
+    check_samples(a, b)
     assert np.isfinite(a).all()
     largest = np.abs(b).max() + 1e-300
     rounding = np.abs(b).max(axis=0) < 1e-12 * largest  # what cancels, on both sides in its own way
@@ -71,6 +91,15 @@ def smallest_of(a, b):
     return smallest_ks(columns)
 
 
+def check_samples(*samples):
+    """Refuse samples of a few draws.
+
+    The standard error of one draw, estimated from that draw, is the draw itself: a test of it has no level.
+    """
+    for sample in samples:
+        assert len(sample) >= FEWEST, f"{len(sample)} draws are too few for a test of a law: take {FEWEST} or more"
+
+
 def apart(a, b):
     """The largest distance between the distribution functions of two samples.
 
@@ -91,6 +120,7 @@ def smallest_ks(pairs):
     pairs = list(pairs)
     if not pairs:
         return 1.0
+    check_samples(*pairs[0])
     first, second = map(len, pairs[0])
     return stats.kstwo.sf(max(apart(a, b) for a, b in pairs), round(first * second / (first + second)))
 

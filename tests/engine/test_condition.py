@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 
-from .compare import conditional
+from .compare import conditional, smallest_of
 from .test_coordinates import LEVEL, drawn, literal, smallest_p
 
 n, d = ns.Width("n"), ns.Width("d")
@@ -92,6 +92,37 @@ def test_scores_have_the_law_of_the_literal_interpreter(name):
     make = {**GAUSSIAN, **DRAWN, "query": data_and_query}[name]
     net, bound, law = found(make)
     assert smallest_p(drawn(law), literal(net, bound, [0, 2])) > LEVEL
+
+
+def test_a_law_of_data_that_is_too_wide_is_seen():
+    """Its plan is constant: all draws come from the only replica, and a tenth more of spread fails."""
+    net, bound, law = found(of_data)
+    assert len(law.cov) == 1
+    right, drawn_literally = drawn(law), literal(net, bound, [0, 2])
+    assert right.shape == drawn_literally.shape
+    assert smallest_p(1.1 * right, drawn_literally) < LEVEL
+
+
+@pytest.mark.parametrize("compare", [smallest_p, smallest_of])
+def test_a_sample_of_one_draw_is_refused(compare):
+    """The standard error of one draw, from that draw alone, would be its size."""
+    many = np.random.default_rng(0).standard_normal((DRAWS, 2))
+    for samples in ((many[:1], many), (many, many[:1])):
+        with pytest.raises(AssertionError, match="1 draws are too few for a test of a law"):
+            compare(*samples)
+
+
+def test_draws_of_replicas_do_not_depend_on_signs_of_eigenvectors(monkeypatch):
+    _, _, law = found(all_scores)
+    before = drawn(law)
+    decompose = np.linalg.eigh
+
+    def turned(cov):
+        values, vectors = decompose(cov)
+        return values, vectors * np.where(np.arange(values.shape[-1]) % 2, -1.0, 1.0)
+
+    monkeypatch.setattr(np.linalg, "eigh", turned)
+    np.testing.assert_allclose(drawn(law), before, atol=1e-7 * np.abs(before).max())
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)

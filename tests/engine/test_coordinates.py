@@ -7,7 +7,7 @@ from scipy import stats
 import netsor as ns
 from netsor.engine.passes import SHORTCUTS
 
-from .compare import conditional, smallest_ks
+from .compare import check_samples, conditional, replica_draws, smallest_ks
 
 n = ns.Width("n")
 DRAWS = 10_000
@@ -89,6 +89,7 @@ CASES = [
 
 def smallest_p(first, second):
     """Of tests of each entry, of the means of all products of two, of a few products, and of a few functions of all."""
+    check_samples(first, second)
     count = first.shape[1]
     rng = np.random.default_rng(0)
     tests = [lambda a, k=k: a[:, k] for k in range(count)]
@@ -102,10 +103,8 @@ def smallest_p(first, second):
 
 
 def drawn(found, seed=3):
-    """A draw from each replica, in order: no replica twice."""
-    values, vectors = np.linalg.eigh(found.cov)
-    noise = np.sqrt(np.maximum(values, 0)) * np.random.default_rng(seed).standard_normal(values.shape)
-    return found.mean + (vectors @ noise[..., None])[..., 0]
+    """As many draws as the literal interpreter makes: one from each replica, or all from its only one."""
+    return replica_draws(found, DRAWS, seed)
 
 
 def literal(net, widths, coordinates):

@@ -20,6 +20,11 @@ TABLE = {
 }
 
 
+# What docs/accuracy.md states for four tokens. The points of the quadrature lie along eigenvectors of the scores, which
+# are equal in all directions here: each linear algebra chooses its own. Over 30 random choices no error exceeds 1.5e-8.
+ACCURACY = 1e-7
+
+
 @pytest.mark.parametrize(("activation", "heads"), TABLE)
 def test_the_papers_limit(activation, heads):
     law = ns.paper.layer(heads=heads, activation=activation).law(n=ns.inf)
@@ -29,7 +34,31 @@ def test_the_papers_limit(activation, heads):
     found, error = law.with_error.pdf([0, 0.5, 1, 2, 3])
     np.testing.assert_allclose(found, densities, rtol=1e-3 if activation == "relu" else 2e-4, atol=2e-6)
     np.testing.assert_allclose(found[:3], densities[:3], atol=2e-6)
-    assert (error < 1e-8).all()
+    assert (error < ACCURACY).all()
+
+
+def test_the_papers_limit_is_the_same_along_other_eigenvectors(monkeypatch):
+    """Another basis moves the points of the quadrature: the density stays within its error, and so do moments."""
+    y = [0, 0.5, 1, 2, 3]
+    plain = ns.paper.layer(heads=2).law(n=ns.inf)
+    expected, error = plain.with_error.pdf(y)
+    decompose = np.linalg.eigh
+
+    def turned(matrix):
+        """Eigenvalue 0 comes first; the others are equal."""
+        values, vectors = decompose(matrix)
+        rotation, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
+        return values, np.hstack([vectors[:, :1], vectors[:, 1:] @ rotation])
+
+    _attention_head.head_law.cache_clear()
+    monkeypatch.setattr(np.linalg, "eigh", turned)
+    law = ns.paper.layer(heads=2).law(n=ns.inf)
+    found, other_error = law.with_error.pdf(y)
+    _attention_head.head_law.cache_clear()
+    assert (found != expected).any()
+    assert (np.abs(found - expected) < 6 * np.hypot(error, other_error)).all()
+    assert law.var() == pytest.approx(plain.var(), rel=1e-9)
+    assert law.kurtosis() == pytest.approx(plain.kurtosis(), rel=1e-8)
 
 
 @pytest.mark.parametrize("tokens", keep([2, 5, 8], 2))

@@ -15,7 +15,7 @@ def memory() -> float:
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
         with suppress(OSError, ValueError):
-            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
+            known.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")))
     with suppress(ImportError):  # on Windows and in a browser
         import resource
 

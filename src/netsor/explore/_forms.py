@@ -74,7 +74,7 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     """The audit of the models that a form describes."""
     pasted = values.get("config", "").strip()
     if pasted:
-        PASTED.write_text(pasted)
+        PASTED.write_text(pasted, encoding="utf-8")
 
     def variant(before: str, source: str) -> Variant:
         changes = ("recipe", "std", "depth", "qk_norm", "fields")
@@ -114,5 +114,5 @@ def local_page(target: NamedProgram | None) -> str:
         if target.program().probes:
             forms["Its audit"] = form("audit", target=target)
     first = "One layer" if target is None else "Your program"
-    style, script = (Path(__file__).with_name(f"_page.{kind}").read_text() for kind in ("css", "js"))
+    style, script = (Path(__file__).with_name(f"_page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return str(markup().page(f"<style>{style}</style>", markup().views(forms, first, script)))

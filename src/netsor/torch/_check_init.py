@@ -222,7 +222,10 @@ def load_weights(module: Any, path: Path) -> None:
     except ImportError as error:
         raise ImportError(f"weights={str(path)!r} needs safetensors: pip install safetensors ({error})") from error
     try:
-        index = json.loads(path.read_text())["weight_map"].values() if path.suffix == ".json" else [path.name]
+        if path.suffix == ".json":
+            index = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
+        else:
+            index = [path.name]
         tensors = {name: x for file in sorted(set(index)) for name, x in load_file(path.parent / file).items()}
     except OSError as error:
         raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
