@@ -166,7 +166,7 @@ def test_interleaved_pairs_keep_their_order():
 
 
 def test_interleaved_pairs_of_equal_tokens_have_the_correlations_of_the_formula():
-    """Of a head, ⟨q_0, k_s⟩ has correlation Σ_f cos(s θ_f) / F with ⟨q_0, k_0⟩, for the frequencies of its own pairs."""
+    """⟨q_0, k_s⟩ and ⟨q_0, k_0⟩ of a head have correlation Σ_f cos(s θ_f) / F, for its own pairs f."""
     scores = ns.Program(grouped_afterwards()[0]).draw(draws=20_000, seed=1, progress=False)
     theta = 100.0 ** (-np.arange(4) / 4)
     for head in range(2):
