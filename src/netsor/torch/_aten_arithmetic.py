@@ -112,7 +112,8 @@ def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     root = a.root
     if root is not None and root.power == 1 and a.factor == 1 and b.size == 1 and b.ndim <= len(a.shape):
         eps = float(b.ravel()[0])
-        return replace(a, base=a.base + eps, root=Root(root.vectors, root.eps + eps))
+        radicand = a.base + eps
+        return replace(a, base=radicand, root=Root(root.vectors, radicand, root.eps + eps))
     low, never = b <= MASKED, b <= NEVER
     whole = Scalars(a.unmasked + np.where(never, 0.0, b))
     whole = whole.masked(a.allowed).masked(~never if never.any() else None)
@@ -191,7 +192,7 @@ def _raised(x: Scalars, k: float) -> Scalars:
     if x.root is None:
         one_each = replace(x, expanded=None).value
         return Scalars(1.0 / one_each if k == -1 else one_each**k, expanded=x.expanded)
-    root = Root(x.root.vectors, x.root.eps, x.root.power * k)
+    root = replace(x.root, power=x.root.power * k)
     return Scalars(1.0 / x.base if k == -1 else x.base**k, x.factor**k, root=root, expanded=x.expanded)
 
 
@@ -224,7 +225,8 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
         scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
         return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
     one = square.plain[..., None]
-    return Scalars(ns.mean_dot(one, one)[..., 0, 0].reshape(*shape), factor, root=Root(square))
+    mean_square = ns.mean_dot(one, one)[..., 0, 0].reshape(*shape)
+    return Scalars(mean_square, factor, root=Root(square, mean_square))
 
 
 def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
@@ -235,13 +237,42 @@ def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = F
     return _raised(mean(call, multiply(call, x, x), dim, keepdim, total=True), 0.5)
 
 
-def _clipped(x: Any, least: float, most: float) -> Any:
-    return array_namespace(x).clip(x, least, most)
+class Bounds(NamedTuple):
+    """x ↦ factor · x^power, between two bounds."""
 
+    least: float
+    most: float
+    factor: float = 1.0
+    power: float = 1.0
 
-def _inside(x: Any, least: float, most: float) -> Any:
-    xp = array_namespace(x)
-    return xp.where((x >= least) & (x <= most), 1.0, 0.0)
+    def __call__(self, x: Any) -> Any:
+        return array_namespace(x).clip(self._unbounded(x), self.least, self.most)
+
+    def _unbounded(self, x: Any) -> Any:
+        return self.factor * x**self.power
+
+    def slope(self, x: Any) -> Any:
+        """The derivative: 0 beyond the bounds, also where that of the power is infinite."""
+        xp = array_namespace(x)
+        value = self._unbounded(x)
+        inside = (value >= self.least) & (value <= self.most)
+        where_inside = xp.where(inside, x, 1.0)
+        return xp.where(inside, self.factor * self.power * where_inside ** (self.power - 1.0), 0.0)
+
+    @property
+    def function(self) -> Function:
+        """With its properties."""
+        finite = tuple(bound for bound in (self.least, self.most) if math.isfinite(bound))
+        plain = self.factor == self.power == 1.0
+        return Function(
+            "clamp" if len(finite) == 2 else "clamp_min" if math.isfinite(self.least) else "clamp_max",
+            self,
+            bounded=len(finite) == 2,
+            lipschitz=True if plain else None,
+            parameters=finite if plain else (*finite, self.factor, self.power),
+            breaks=finite if plain else None,
+            derivative=self.slope,
+        )
 
 
 def clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -252,16 +283,10 @@ def clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     least = -math.inf if min is None else float(numbers(min).ravel()[0])
     most = math.inf if max is None else float(numbers(max).ravel()[0])
     refuse_if(least > most, f"bounds {least:g} and {most:g}, of which the first is larger")
-    finite = tuple(bound for bound in (least, most) if math.isfinite(bound))
-    f = Function(
-        f"clamp{'_min' * (most == math.inf)}{'_max' * (least == -math.inf)}",
-        partial(_clipped, least=least, most=most),
-        bounded=len(finite) == 2,
-        lipschitz=True,
-        parameters=finite,
-        breaks=finite,
-        derivative=partial(_inside, least=least, most=most),
-    )
+    if isinstance(x, Scalars) and x.root is not None:  # one function of the mean square, whose slope at 0 is finite
+        f = Bounds(least, most, x.factor, x.root.power).function
+        return Scalars(ns.apply(f, x.root.radicand), expanded=x.expanded)
+    f = Bounds(least, most).function
     return entrywise(lambda each: (ns.nonlin if isinstance(each, ns.Vector) else ns.apply)(f, each))(call, x)
 
 

@@ -134,6 +134,7 @@ class Root:
     """(mean squares of vectors + eps)^power: scalars from which `rms_norm` is recognised."""
 
     vectors: Vectors
+    radicand: Scalar  # the mean squares + eps
     eps: float = 0.0
     power: float = 1.0
 
