@@ -1,12 +1,15 @@
 """Rotary positions where the stream is infinitely wide, and where heads are too: such limits are extrapolated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.language._score import split
 
 from ..keep import keep
-from .compare import d, n, smallest_ks
+from .compare import d, n, smallest_ks, smallest_p
 
 KERNEL = np.array([[1.0, 0.9, 0.8], [0.9, 1.0, 0.9], [0.8, 0.9, 2.0]])  # so alike that positions matter
 
@@ -135,6 +138,41 @@ def test_an_extrapolated_layer_has_the_law_of_gaussian_scores():
     for found, right in ((limit.var(), var.mean()), (limit.kurtosis(), 3 * (var**2).mean() / var.mean() ** 2 - 3)):
         assert abs(found.value - right) < 4.5 * found.error
         assert found.error < 0.2 * right  # an average over powers of n: more draws reduce a part of it
+
+
+PLACES = np.array([0.0, 3.0, 6.0])
+
+
+def interleaved(x, fraction=1.0):
+    """Rotary positions of the pairs (2f, 2f + 1)."""
+    op = ns.rotary(x, PLACES, base=100.0, fraction=fraction).op
+    return ns.Vector(replace(op, interleaved=True), x.shape, x.width)
+
+
+def grouped_afterwards():
+    """Scores of two heads that are cut out of turned vectors, of equal tokens and of tokens with given gains."""
+    x = ns.gaussian(8) * np.ones(3)
+    q, k = (split(interleaved(ns.weight(8, 8) @ x), 2, axis=0) for _ in range(2))
+    gains = ns.data(np.arange(1.0, 9.0))
+    y = ns.dot(gains * interleaved(ns.weight(8, 8) @ x, fraction=0.5), turned(ns.weight(8, 8) @ x))
+    p = ns.dot(q, k)[:, 0]
+    return p.reshape(-1), p.sum(axis=-1), y.sum(axis=0)
+
+
+def test_interleaved_pairs_keep_their_order():
+    """Exact draws against the literal network; the sums of a head's scores see its frequencies."""
+    net = ns.Program(grouped_afterwards())
+    assert smallest_p(net) > 1e-5
+
+
+def test_interleaved_pairs_of_equal_tokens_have_the_correlations_of_the_formula():
+    """⟨q_0, k_s⟩ and ⟨q_0, k_0⟩ of a head have correlation Σ_f cos(s θ_f) / F, for its own pairs f."""
+    scores = ns.Program(grouped_afterwards()[0]).draw(draws=20_000, seed=1, progress=False)
+    theta = 100.0 ** (-np.arange(4) / 4)
+    for head in range(2):
+        found = np.corrcoef(scores[:, 3 * head : 3 * head + 3].T)[0]
+        right = np.cos(np.outer(PLACES, theta[2 * head : 2 * head + 2])).mean(axis=1)
+        np.testing.assert_allclose(found, right, atol=0.05)
 
 
 def test_infinitely_wide_heads_are_refused():

@@ -20,6 +20,7 @@ from netsor.torch._random_parameters import Draws
 from ..engine.differences import drawn
 from .forks import GPT, DiffTransformer, GPTConfig, SandwichTransformer
 from .line_by_line import EncoderDecoder
+from .literal import given_numbers
 from .own_modules import (
     Both,
     Differential,
@@ -220,37 +221,6 @@ def test_a_module_has_the_law_of_its_own_initialisations(name):
     assert min(found) > LEVEL, found
 
 
-def _given(draws, module):
-    """The numbers of a module for the random objects of its program: what `drawn` takes instead of draws."""
-    named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
-    given = {}
-    for name, places in draws._weights.items():
-        for (start, size), (matrix, plain) in places.items():
-            part = named[name].ravel()[start : start + size]
-            rows, columns = matrix.out_width.factor, matrix.in_width.factor
-            part = part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
-            given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
-    for name, table in draws._embeddings.items():
-        given[table.vectors] = named[name][table.known]
-    for name, (length, known, parts) in draws._rows.items():
-        rows = named[name].reshape(-1, length)[list(known)]
-        for part in parts:
-            given[part], rows = rows[: len(part)], rows[len(part) :]
-    for base, twin in draws.twins.items():
-        name, rows = draws._tables[base]
-        given[twin] = named[name][rows]
-    return given
-
-
-def _reordered(module):
-    """The rows of queries and keys with pairs (2f, 2f + 1) where a program has pairs (f, f + d/2)."""
-    for part in (module.attention.q, module.attention.k):
-        for p in part.parameters():
-            heads = p.data.reshape(4, 16, -1)
-            p.data = torch.cat((heads[:, ::2], heads[:, 1::2]), dim=1).reshape(p.shape)
-    return module
-
-
 @pytest.mark.parametrize("name", MODULES)
 @torch.no_grad()
 def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monkeypatch):
@@ -264,10 +234,7 @@ def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name, monk
         part.register_forward_hook(partial(_keep, seen, path))
     module(*args, **kwargs)
     values = {probe.name: probe.value for probe in net.probes if probe.name in seen}
-    if name in ("neighbours", "pairs"):
-        values = {path: value for path, value in values.items() if path not in ("attention.q", "attention.k")}
-        module = _reordered(module)
-    literal = drawn([*net.outputs, *values.values()], {}, _given(made[0], module))
+    literal = drawn([*net.outputs, *values.values()], {}, given_numbers(made[0], module))
     compared = 0
     for path, value in values.items():
         out = seen[path][0] if isinstance(seen[path], tuple) else seen[path]

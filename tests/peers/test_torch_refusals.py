@@ -62,29 +62,6 @@ def test_what_is_almost_a_rotary_position_is_refused(turn, message):
         ns.torch.program(lambda: Parallel(turn), IDS)
 
 
-class TwoOrders(torch.nn.Module):
-    """Queries turned in pairs (f, f + r/2), and keys in pairs (2f, 2f + 1)."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.query, self.key = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        angles = torch.arange(x.shape[1])[:, None] * 0.3 ** torch.arange(4)
-        cos, sin = angles.cos(), angles.sin()
-        a, b = self.query(x).chunk(2, dim=-1)
-        key = self.key(x)
-        c, d = key[..., ::2], key[..., 1::2]
-        key = torch.stack((c * cos - d * sin, c * sin + d * cos), -1).flatten(-2)
-        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1) @ key.mT
-
-
-def test_two_pair_orders_of_rotary_positions_are_refused():
-    with pytest.raises(ns.torch.UnsupportedError, match=r"pairs \(f, f \+ r/2\) in one place and \(2f, 2f \+ 1\) in"):
-        ns.torch.program(TwoOrders, IDS)
-
-
 def test_a_matrix_with_rows_of_zeros_is_refused():
     def build():
         module = torch.nn.Linear(8, 8, bias=False)

@@ -139,10 +139,18 @@ def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
 
 
-def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
-    """Rotate pairs of coordinates (f, f + r/2); a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
+def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """Rotate pairs of coordinates; a (…, tokens, 1, width), cos and sin (tokens, 1, r/2).
+
+    The pairs are (2f, 2f + 1) if they are interleaved, and (f, f + r/2) otherwise.
+    """
     half = cos.shape[-1]
-    first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
+    turned, rest = a[..., : 2 * half], a[..., 2 * half :]
+    if interleaved:
+        first, second = turned[..., ::2], turned[..., 1::2]
+        pairs = xp.stack([cos * first - sin * second, sin * first + cos * second], axis=-1)
+        return xp.concat([reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half)), rest], axis=-1)
+    first, second = turned[..., :half], turned[..., half:]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
 
 

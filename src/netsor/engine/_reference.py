@@ -231,12 +231,15 @@ def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
 
 
 def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
-    """Rotate pairs of coordinates (f, f + r/2) by angles t_i θ_f."""
+    """Rotate pairs of coordinates, (f, f + r/2) or (2f, 2f + 1), by angles t_i θ_f."""
     x = run.drawn[op.x]  # (replicas, …, tokens, width)
     angles = op.angles(x.shape[-1])
-    cos, sin, half = np.cos(angles), np.sin(angles), angles.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)
+    pairs = np.arange(2 * angles.shape[-1])
+    first, second = pairs.reshape(-1, 2).T if op.interleaved else pairs.reshape(2, -1)
+    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
+    rotated: Floats = x.copy()
+    rotated[..., first], rotated[..., second] = turned.real, turned.imag
+    return rotated
 
 
 def _dot(run: _Literal, op: ops.Dot, value: Value) -> Floats:

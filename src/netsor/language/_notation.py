@@ -308,8 +308,9 @@ def formula(value: Value, i: Indices, ref: Reference, positions: Callable[[ops.T
         case ops.Dot(x, _, power):
             scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
             return rf"{scale} \langle {read[0]}, {read[1]} \rangle"
-        case Rotate(_, _, base, fraction, stretch):
+        case Rotate(_, _, base, fraction, stretch, interleaved):
             turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
+            turned += "'" * interleaved
             bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
             return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {read[0]}"
     known = getattr(op, "f", None)

@@ -51,7 +51,8 @@ class Rotate(Entrywise):
     """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
 
     R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f, with
-    θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves the others unchanged.
+    θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves the others unchanged. With `interleaved`, the pair is
+    (2f, 2f + 1). Both have the same law until coordinates are grouped or meet numbers that differ between them.
     """
 
     acts, kind = VectorAccess.ON_PLACES, "rotation"
@@ -60,6 +61,7 @@ class Rotate(Entrywise):
     base: float
     fraction: float
     stretch: Stretch | None = None
+    interleaved: bool = False
 
     def angles(self, width: int) -> Floats:
         """t_i θ_f, of shape (tokens, r/2), at a finite width. Raises ValueError if r is odd."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -11,14 +12,15 @@ import numpy as np
 import torch
 
 from .. import language as ns
-from .._array_api import Floats
+from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..activations import Function
 from ..models._training import exponential
 from ._axes import Linear, Refusal, Root, Scalars, Vectors, refuse_if, same_vectors, settled
 from ._random_parameters import Draws, Random
 
-MASKED = -1e4  # added to scores to mask them in a softmax: e^(−10⁴) is 0
+MASKED = -1e4  # numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴) is 0
+NEVER = -1e30  # masks up to this one take scores out of a softmax whatever their size; −∞ and torch.finfo.min do
 Tensor = Any  # a torch tensor, Vectors, Scalars, Linear or Random
 VALUES = (Vectors, Scalars, Linear, Random)
 
@@ -71,6 +73,7 @@ def _beside(a: Vectors, b: Tensor) -> Any:
         refuse_if(b.from_end != at, "vectors whose coordinates are along different axes meet")
         return b.plain
     if isinstance(b, Scalars):
+        b = b.before(a.shape)
         refuse_if(len(b.shape) >= -at and b.shape[at] != 1, "scalars that differ along the coordinates of vectors")
         return b.value if len(b.shape) < -at else b.value[(..., 0, *(slice(None),) * (-at - 1))]
     c = np.moveaxis(b, at, -1) if b.ndim >= -at else b[..., None]
@@ -90,6 +93,7 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     b = b if isinstance(b, VALUES) else numbers(b)
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
+    b = b.before(a.shape) if isinstance(b, Scalars) else b
     at, mask = a.from_end, not isinstance(b, VALUES) and (b <= MASKED).any()
     if mask or (isinstance(b, Scalars) and len(b.shape) >= -at and b.shape[at] != 1):
         return add(call, call.draws.scalars(a), b)  # one for each coordinate: relative positions of heads
@@ -101,16 +105,19 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
 def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     """The sum has the masks of both."""
     if isinstance(b, Scalars):
-        return Scalars(a.unmasked + b.unmasked).masked(a.allowed).masked(b.allowed)
-    shape = np.broadcast_shapes(a.shape, b.shape)
-    if not b.any():
-        return a if a.shape == shape else Scalars(a.value + b)
-    if (low := b <= MASKED).any():
-        return _add_to_scalars(a, np.where(low, 0.0, b)).masked(np.broadcast_to(~low, shape))
+        whole = Scalars(a.unmasked + b.unmasked)
+        return whole.masked(a.allowed).masked(b.allowed).seen(a.visible).seen(b.visible)
+    if not b.any() and a.shape == np.broadcast_shapes(a.shape, b.shape):
+        return a
     root = a.root
-    if root is not None and root.power == 1 and a.factor == 1 and b.size == 1:
-        return Scalars(a.unmasked + b, root=Root(root.vectors, root.eps + float(b.ravel()[0])))
-    return Scalars(a.unmasked + b).masked(a.allowed)
+    if root is not None and root.power == 1 and a.factor == 1 and b.size == 1 and b.ndim <= len(a.shape):
+        eps = float(b.ravel()[0])
+        radicand = a.base + eps
+        return replace(a, base=radicand, root=Root(root.vectors, radicand, root.eps + eps))
+    low, never = b <= MASKED, b <= NEVER
+    whole = Scalars(a.unmasked + np.where(never, 0.0, b))
+    whole = whole.masked(a.allowed).masked(~never if never.any() else None)
+    return whole.seen(a.visible).seen(~low if low.any() else None)
 
 
 def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -124,7 +131,7 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
     a, b = call.ranked(a, b)
     if isinstance(a, Scalars):
         if c is not None and c.size == 1 and c.ndim <= len(a.shape):
-            return Scalars(a.base, a.factor * float(c.ravel()[0]), a.allowed)
+            return _times(a, float(c.ravel()[0]))
         return Scalars(a.value * (b.value if c is None else c))
     if a is b:
         square = Vectors.of(a.plain * a.plain, a.from_end)
@@ -132,10 +139,17 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
         return square
     if isinstance(b, Vectors):
         return Vectors.of(a.plain * _beside(a, b), a.from_end)
+    b = b.before(a.shape)
     root, one_each = b.root, tuple(1 if i == a.axis else size for i, size in enumerate(a.shape))
     if root is not None and root.power == -0.5 and root.vectors is a and b.shape == one_each:
         return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
     return Vectors.of(_beside(a, b) * a.plain, a.from_end)
+
+
+def _times(a: Scalars, c: float) -> Scalars:
+    """Scalars times one number; masks stay if it is positive."""
+    refuse_if(a.allowed is not None and c <= 0, f"masked scores times {c:g}: masks are read for positive factors")
+    return replace(a, factor=a.factor * c, root=None, visible=a.visible if c > 0 else None)
 
 
 def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
@@ -152,8 +166,9 @@ def _scaled(call: Call, a: Tensor, c: Floats) -> Tensor:
     return Linear.of(lambda image: image * torch.from_numpy(c), a)
 
 
-def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
+def divide(call: Call, a: Tensor, other: Tensor, rounding_mode: str | None = None) -> Tensor:
     """The quotient; vectors are divided by numbers and scalars."""
+    refuse_if(rounding_mode is not None, f"rounding_mode={rounding_mode!r}: rounding is not read")
     if not isinstance(other, VALUES):
         return multiply(call, a, 1.0 / numbers(other))
     if not isinstance(other, Scalars):
@@ -175,9 +190,10 @@ def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
 def _raised(x: Scalars, k: float) -> Scalars:
     """x^k; of a mean square it waits to be multiplied by the vectors."""
     if x.root is None:
-        return Scalars(1.0 / x.value if k == -1 else x.value**k)
-    root = Root(x.root.vectors, x.root.eps, x.root.power * k)
-    return Scalars(1.0 / x.base if k == -1 else x.base**k, x.factor**k, root=root)
+        one_each = replace(x, expanded=None).value
+        return Scalars(1.0 / one_each if k == -1 else one_each**k, expanded=x.expanded)
+    root = replace(x.root, power=x.root.power * k)
+    return Scalars(1.0 / x.base if k == -1 else x.base**k, x.factor**k, root=root, expanded=x.expanded)
 
 
 def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
@@ -185,7 +201,9 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
 
     def apply(call: Call, x: Tensor) -> Tensor:
         x = call.settled(x)
-        return Scalars(f(x.value)) if isinstance(x, Scalars) else Vectors.of(f(x.plain), x.from_end)
+        if isinstance(x, Scalars):
+            return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
+        return Vectors.of(f(x.plain), x.from_end)
 
     return apply
 
@@ -207,7 +225,8 @@ def mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, total: b
         scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
         return Scalars((scalars.mean(axis=rest) if rest else scalars).reshape(*shape), factor)
     one = square.plain[..., None]
-    return Scalars(ns.mean_dot(one, one)[..., 0, 0].reshape(*shape), factor, root=Root(square))
+    mean_square = ns.mean_dot(one, one)[..., 0, 0].reshape(*shape)
+    return Scalars(mean_square, factor, root=Root(square, mean_square))
 
 
 def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Scalars:
@@ -218,11 +237,63 @@ def norm(call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = F
     return _raised(mean(call, multiply(call, x, x), dim, keepdim, total=True), 0.5)
 
 
-def clamp(call: Call, x: Tensor, min: float = math.inf, max: Any = None) -> Tensor:
-    """A bound that keeps a norm from being 0, which changes nothing: zero vectors stay zero."""
-    if not isinstance(x, Scalars) or x.root is None or float(min) > 1e-6 or max is not None:
-        raise Refusal("bounds are read where they keep a norm from being 0")
-    return x
+class Bounds(NamedTuple):
+    """x ↦ factor · x^power, between two bounds."""
+
+    least: float
+    most: float
+    factor: float = 1.0
+    power: float = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return array_namespace(x).clip(self._unbounded(x), self.least, self.most)
+
+    def _unbounded(self, x: Any) -> Any:
+        return self.factor * x**self.power
+
+    def slope(self, x: Any) -> Any:
+        """The derivative: 0 beyond the bounds, also where that of the power is infinite."""
+        xp = array_namespace(x)
+        value = self._unbounded(x)
+        inside = (value >= self.least) & (value <= self.most)
+        where_inside = xp.where(inside, x, 1.0)
+        return xp.where(inside, self.factor * self.power * where_inside ** (self.power - 1.0), 0.0)
+
+    @property
+    def function(self) -> Function:
+        """With its properties."""
+        finite = tuple(bound for bound in (self.least, self.most) if math.isfinite(bound))
+        plain = self.factor == self.power == 1.0
+        return Function(
+            "clamp" if len(finite) == 2 else "clamp_min" if math.isfinite(self.least) else "clamp_max",
+            self,
+            bounded=len(finite) == 2,
+            lipschitz=True if plain else None,
+            parameters=finite if plain else (*finite, self.factor, self.power),
+            breaks=finite if plain else None,
+            derivative=self.slope,
+        )
+
+
+def clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """Scalars, or coordinates, between two numbers."""
+    random = isinstance(min, VALUES) or isinstance(max, VALUES)
+    given = [] if random else [numbers(bound) for bound in (min, max) if bound is not None]
+    refuse_if(random or any(bound.size > 1 for bound in given), "bounds are read if they are numbers")
+    least = -math.inf if min is None else float(numbers(min).ravel()[0])
+    most = math.inf if max is None else float(numbers(max).ravel()[0])
+    refuse_if(least > most, f"bounds {least:g} and {most:g}, of which the first is larger")
+    if isinstance(x, Scalars) and x.root is not None:  # one function of the mean square, whose slope at 0 is finite
+        f = Bounds(least, most, x.factor, x.root.power).function
+        return Scalars(ns.apply(f, x.root.radicand), expanded=x.expanded)
+    f = Bounds(least, most).function
+    return entrywise(lambda each: (ns.nonlin if isinstance(each, ns.Vector) else ns.apply)(f, each))(call, x)
+
+
+def extreme(side: str, call: Call, x: Tensor, other: Tensor) -> Tensor:
+    """The larger, or the smaller, of random numbers and a given one."""
+    x, bound = (x, other) if isinstance(x, VALUES) else (other, x)
+    return clamp(call, x, **{side: bound})
 
 
 def variance(
@@ -231,10 +302,12 @@ def variance(
     """The variance of coordinates."""
     x = call.vectors(x)
     refuse_if([a % len(x.shape) for a in np.ravel(dim)] != [x.axis], "variances are read over coordinates of vectors")
-    first, square = (mean(call, y, x.axis, keepdim).value for y in (x, multiply(call, x, x)))
+    average = mean(call, x, x.axis, keepdim=True)
+    centred = add(call, x, multiply(call, average, -1.0))  # the difference of two means would lose digits
+    square = mean(call, multiply(call, centred, centred), x.axis, keepdim).value
     size = x.shape[x.axis]
     free = size - float(unbiased if correction is None else correction)
-    return Scalars((square - first * first) * (size / free))
+    return Scalars(square * (size / free))
 
 
 def normalised(
@@ -244,10 +317,11 @@ def normalised(
     normalized_shape: Shape,
     weight: Tensor = None,
     bias: Tensor = None,
-    eps: float = 1e-5,
+    eps: float | None = None,
 ) -> Tensor:
     """Layer or root mean square norm over the last axis, with its weight and bias."""
     x = call.vectors(x)
+    eps = torch.finfo(call.result.dtype).eps if eps is None else eps
     refuse_if(len(normalized_shape) > 1 or not x.last, "norms are read over the last axis, if it holds the coordinates")
     y: Tensor = Vectors.of(f(x.plain, eps))
     y = y if weight is None else multiply(call, y, weight)
@@ -263,7 +337,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "exp": entrywise(lambda x: (ns.nonlin if isinstance(x, ns.Vector) else ns.apply)(EXP, x)),
     "add": add,
     "sub": lambda call, x, other, alpha=1: add(call, x, other, -float(alpha)),
-    "rsub": lambda call, x, other: add(call, multiply(call, x, -1.0), other),
+    "rsub": lambda call, x, other, alpha=1: add(call, multiply(call, x, -float(alpha)), other),
     "mul": multiply,
     "div": divide,
     "neg": lambda call, x: multiply(call, x, -1.0),
@@ -279,11 +353,14 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "linalg_vector_norm": norm,
     "norm": lambda call, x, p=2, dim=None, keepdim=False: norm(call, x, p, dim, keepdim),
     "clamp_min": clamp,
+    "clamp_max": clamp,
     "clamp": clamp,
+    "maximum": partial(extreme, "min"),
+    "minimum": partial(extreme, "max"),
     "var": variance,
     "std": lambda call, x, dim=(), keepdim=False, unbiased=True, correction=None: _raised(
         variance(call, x, dim, keepdim, unbiased, correction), 0.5
     ),
     "layer_norm": partial(normalised, ns.layer_norm),
-    "rms_norm": partial(normalised, ns.rms_norm, eps=torch.finfo(torch.float32).eps),
+    "rms_norm": partial(normalised, ns.rms_norm),
 }  # each as in `OPS` of `_aten_ops`

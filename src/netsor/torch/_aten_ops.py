@@ -14,7 +14,7 @@ import torch
 
 from .. import language as ns
 from .._validate import Shape
-from ._aten_arithmetic import ARITHMETIC, MASKED, VALUES, Call, Tensor, add, kind, multiply, numbers
+from ._aten_arithmetic import ARITHMETIC, MASKED, NEVER, VALUES, Call, Tensor, add, kind, multiply, numbers
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, same_vectors
 from ._random_parameters import Random
 
@@ -57,6 +57,8 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     """Over the last axis of scores."""
     refuse_if(not isinstance(x, Scalars), f"of {kind(x)}: only scores, products of queries and keys, are read")
     refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
+    empty = x.shown is not None and not x.shown.any(axis=-1).all()
+    refuse_if(empty, "a mask leaves a row of scores without any entry")
     return Scalars(ns.softmax(x.unmasked, None if x.allowed is None or x.allowed.all() else x.allowed))
 
 
@@ -77,10 +79,9 @@ def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
 
 
 def expand(call: Call, x: Tensor) -> Tensor:
-    """Repeated along axes of size 1; a norm that divides its vectors needs no expansion."""
-    norm = isinstance(x, Scalars) and x.root is not None
-    if norm and np.broadcast_shapes(x.shape, x.root.vectors.shape) == call.shape:
-        return x
+    """Repeated along axes of size 1; scalars are repeated when they are used."""
+    if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
+        return replace(x, expanded=call.shape)
     return viewed(call, x, lambda entries: entries.expand(call.shape))
 
 
@@ -96,7 +97,9 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     refuse_if(not isinstance(index, slice), "single coordinates of a vector")
     if isinstance(x, Linear) or x.last:
         return Linear.of(lambda image: image[..., index], x)
-    return x.part(*index.indices(x.shape[axis])[:2])
+    start, stop, step = index.indices(x.shape[axis])
+    refuse_if(step != 1, f"every {step}th coordinate of vectors")
+    return x.part(start, stop)
 
 
 def pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
@@ -156,14 +159,20 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     if isinstance(condition, VALUES) or isinstance(self, VALUES) == isinstance(other, VALUES):
         raise Refusal("a condition that is random, or a choice between two random tensors")
     kept = numbers(condition).astype(bool)
-    kept, x, low = (kept, self, numbers(other)) if isinstance(self, VALUES) else (~kept, other, numbers(self))
-    if (low <= MASKED).all():
-        x = call.settled(x)
-        x = call.draws.scalars(x) if isinstance(x, Vectors) else x
-        return Scalars(x.base.broadcast_to(call.shape), x.factor, x.allowed).masked(kept)
-    if not low.any():
-        return multiply(call, x, kept.astype(float))
-    raise Refusal("a mask that replaces numbers by others than 0 or below −10⁴")
+    kept, x, fill = (kept, self, numbers(other)) if isinstance(self, VALUES) else (~kept, other, numbers(self))
+    if not (fill <= MASKED).all():
+        kept_part = multiply(call, x, kept.astype(float))
+        return add(call, kept_part, np.where(kept, 0.0, fill)) if fill.any() else kept_part
+    x = call.settled(x)
+    x = call.draws.scalars(x) if isinstance(x, Vectors) else x
+    kept = np.broadcast_to(kept, call.shape)
+    whole = Scalars(x.unmasked.broadcast_to(call.shape)).masked(x.allowed).seen(x.visible)
+    if (fill <= NEVER).all():
+        return whole.masked(kept)
+    never = ~kept & (fill <= NEVER)
+    filled = Scalars(whole.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill))
+    allowed = ~never if whole.allowed is None else np.where(kept, whole.allowed, ~never)
+    return filled.masked(allowed).seen(whole.visible).seen(kept)
 
 
 def embedding(

@@ -5,8 +5,7 @@ Tensors that depend on no random parameter stay torch tensors. A view of coordin
 `split`, and a flattened axis of heads is a `concat`.
 
 Rotary positions are recognised by their effect on a probe: if the pairs of coordinates (f, f + r/2), or neighbours
-(2f, 2f + 1), are complex numbers, they multiply each by e^(iθ). The rows of a random matrix are exchangeable, so both
-have the same law, and `Rotate`, which rotates the first kind, represents both, unless a module has both.
+(2f, 2f + 1), are complex numbers, they multiply each by e^(iθ).
 """
 
 from __future__ import annotations
@@ -135,6 +134,7 @@ class Root:
     """(mean squares of vectors + eps)^power: scalars from which `rms_norm` is recognised."""
 
     vectors: Vectors
+    radicand: Scalar  # the mean squares + eps
     eps: float = 0.0
     power: float = 1.0
 
@@ -147,16 +147,19 @@ class Scalars:
     factor: float = 1.0
     allowed: Bools | None = None  # the scores that a mask leaves
     root: Root | None = None  # the value of `base`, if known
+    visible: Bools | None = None  # the scores that have not become finite low numbers; for reports
+    expanded: Shape | None = None  # the shape of the tensor, if it repeats `base`
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return self.base.shape
+        return self.base.shape if self.expanded is None else self.expanded
 
     @cached_property
     def unmasked(self) -> Scalar:
         """The scalars, those that a mask takes out too."""
-        return self.base if abs(self.factor - 1) < 1e-12 else self.factor * self.base  # √d/√d is 1 up to rounding
+        base = self.base if self.expanded is None else self.base.broadcast_to(self.expanded)
+        return base if abs(self.factor - 1) < 1e-12 else self.factor * base  # √d/√d is 1 up to rounding
 
     @property
     def value(self) -> Scalar:
@@ -169,12 +172,33 @@ class Scalars:
         if allowed is None:
             return self
         allowed = np.broadcast_to(allowed, self.shape)
-        return Scalars(self.base, self.factor, allowed if self.allowed is None else self.allowed & allowed)
+        return replace(self, allowed=allowed if self.allowed is None else self.allowed & allowed)
+
+    def seen(self, visible: Bools | None) -> Scalars:
+        """With fewer scores that a report shows."""
+        if visible is None:
+            return self
+        visible = np.broadcast_to(visible, self.shape)
+        return replace(self, visible=visible if self.visible is None else self.visible & visible)
+
+    @property
+    def shown(self) -> Bools | None:
+        """The scores that no mask hides, also none of low numbers; None if there is no mask."""
+        masks = [mask for mask in (self.allowed, self.visible) if mask is not None]
+        return np.logical_and.reduce(masks) if masks else None
+
+    def before(self, shape: Shape) -> Scalars:
+        """As an operand of a tensor of this shape: not repeated where broadcasting does it."""
+        repeats = np.broadcast_shapes(self.shape, shape) == np.broadcast_shapes(self.base.shape, shape)
+        return replace(self, expanded=None) if repeats else self
 
     def viewed(self, f: Callable[[Any], Any]) -> Scalars:
         """The same scalars in the order and shape that f gives a torch tensor."""
-        flat = f(torch.arange(self.base.size).reshape(self.shape)).numpy()
-        return Scalars(self.base.take(flat), self.factor, None if self.allowed is None else self.allowed.ravel()[flat])
+        order = np.broadcast_to(np.arange(self.base.size).reshape(self.base.shape), self.shape)
+        flat, allowed, visible = (
+            None if given is None else f(torch.tensor(given)).numpy() for given in (order, self.allowed, self.visible)
+        )
+        return Scalars(self.base.take(flat), self.factor, allowed, visible=visible)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +234,6 @@ def same_vectors(*parts: Any) -> bool:
 
 class Frequencies(tuple[float, ...]):
     """The θ_f that a module computes; they replace a `Stretch` of base^(−2f/r)."""
-
-    interleaved = False  # the pairs are (2f, 2f + 1)
 
     def of(self, theta: Floats) -> Floats:
         """The frequencies, whatever base^(−2f/r) is."""
@@ -253,7 +275,8 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
     after = np.moveaxis(after, at + 1, -2).reshape(2, -1, after.shape[at + 1], size)[:, 0]
     r = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
     half = np.arange(r // 2)
-    for first, second in ((half, half + r // 2), (2 * half, 2 * half + 1)):
+    for interleaved in (False, True):
+        first, second = (2 * half, 2 * half + 1) if interleaved else (half, half + r // 2)
         old, new = (each[..., first] + 1j * each[..., second] for each in (before, after))
         turn = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turn[0, 0])) if r > 1 else 1.0
@@ -270,9 +293,7 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
     value = x.viewed(lambda entries: entries.movedim(at, -2)).plain
     for positions, by in ((np.ones(tokens), angles[0]), (np.arange(tokens), theta)):  # to the first token, and beyond
         if by.any():
-            frequencies = Frequencies(by)
-            frequencies.interleaved = bool(first[-1] > len(half) - 1)
-            op = Rotate(value, positions, 1.0, r / size, frequencies)  # type: ignore[arg-type]
+            op = Rotate(value, positions, 1.0, r / size, Frequencies(by), interleaved)  # type: ignore[arg-type]
             value = Vector(op, value.shape, value.width)
     rotated = Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
     return rotated.viewed(lambda entries: entries.movedim(-2, at))  # type: ignore[no-any-return]

@@ -29,10 +29,9 @@ from ..language import TraceError, Value, data
 from ..language._array import Take
 from ..language._graph import topological_order
 from ..language._probe import Probe
-from ..language._rotary import Rotate
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
-from ._axes import Linear, Refusal, Scalars, Vectors, settled
+from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import GAUSSIAN, Parameters, parameters
 from ._random_parameters import Draws, Random
@@ -391,9 +390,6 @@ class Reader:
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
             raise UnsupportedError(f"{self.graph.name} returns nothing random: does its constructor set a seed?")
-        turned: list[Any] = [v.op.stretch for v in topological_order(values) if isinstance(v.op, Rotate)]
-        if len({frequencies.interleaved for frequencies in turned}) > 1:
-            raise UnsupportedError("rotary positions have pairs (f, f + r/2) in one place and (2f, 2f + 1) in another")
         twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
         if twins and not twins.isdisjoint(topological_order(values)):
             raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
@@ -403,7 +399,7 @@ class Reader:
     def attention(self, softmax: Node) -> list[Probe]:
         """The scores and the weights of a softmax."""
         scores, weights = self.env[softmax.args[0]], self.env[softmax]
-        return [Probe("scores", scores.unmasked, scores.allowed), Probe("weights", weights.value, scores.allowed)]
+        return [Probe("scores", scores.unmasked, scores.shown), Probe("weights", weights.value, scores.shown)]
 
     def _result(self, node: Node) -> Any:
         try:
@@ -411,10 +407,22 @@ class Reader:
             schema = schema_of(node)
             names = ["self", "index"] if schema is None else [argument.name for argument in schema.arguments]
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            return apply_op(name_of(node), Call(self.draws, node.meta.get("val")), arguments)
+            result = apply_op(name_of(node), Call(self.draws, node.meta.get("val")), arguments)
+            self._check_kind(node, result)
+            return result
         except Exception as error:
             said = {Refusal: str(error), TraceError: getattr(error, "plain", "")}
             raise refused(node, said.get(type(error), f"{type(error).__name__}: {error}")) from error
+
+    @staticmethod
+    def _check_kind(node: Node, result: Any) -> None:
+        """Refuse an operation that rounds, and one whose result is read in another shape than torch's."""
+        expected = node.meta.get("val")
+        if isinstance(result, VALUES) and isinstance(expected, torch.Tensor):
+            rounds = not expected.dtype.is_floating_point
+            refuse_if(rounds, f"makes {expected.dtype} of random numbers: only floating point is read")
+            read, right = tuple(result.shape), tuple(expected.shape)
+            refuse_if(read != right, f"a result of shape {right} is read in shape {read}")
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""

@@ -188,7 +188,8 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
         s.turns[key] = tuple(build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
     cos, sin = s.turns[key]
     whole = build.reshape(build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width)
-    lead = build.step("rotate", whole, cos, sin, words="coordinates turned by positions")
+    words = "coordinates turned by positions"
+    lead = build.step("rotate", whole, cos, sin, words=words, interleaved=op.interleaved)
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 

@@ -1,0 +1,53 @@
+"""Programs of PyTorch modules with the numbers of one module, for comparison with what this module computes."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import torch
+
+import netsor as ns
+from netsor.torch import _program
+from netsor.torch._random_parameters import Draws
+
+from ..engine.differences import drawn
+
+
+def given_numbers(draws, module):
+    """The numbers of a module for the random objects of its program: what `drawn` takes instead of draws."""
+    named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+    given = {}
+    for name, places in draws._weights.items():
+        for (start, size), (matrix, plain) in places.items():
+            part = named[name].ravel()[start : start + size]
+            rows, columns = matrix.out_width.factor, matrix.in_width.factor
+            part = part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
+            given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
+    for name, table in draws._embeddings.items():
+        given[table.vectors] = named[name][table.known]
+    for name, (length, known, parts) in draws._rows.items():
+        rows = named[name].reshape(-1, length)[list(known)]
+        for part in parts:
+            given[part], rows = rows[: len(part)], rows[len(part) :]
+    for base, twin in draws.twins.items():
+        name, rows = draws._tables[base]
+        given[twin] = named[name][rows]
+    return given
+
+
+@torch.no_grad()
+def outputs(build, args, seed=5):
+    """The outputs of a module in double precision, and of its program with the same numbers, as pairs of arrays.
+
+    Coordinates are along the last axis of both.
+    """
+    made = []
+    with mock.patch.object(_program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1]):
+        net = ns.torch.program(build, args)
+    torch.manual_seed(seed)
+    module = build().eval().double()
+    found = module(*args)
+    literal = drawn(list(net.outputs), {}, given_numbers(made[0], module))
+    real = found if isinstance(found, tuple) else (found,)
+    return [(x.numpy(), literal.drawn[value][0]) for x, value in zip(real, net.outputs, strict=True)]
