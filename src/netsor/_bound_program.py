@@ -94,6 +94,7 @@ class AtWidths(PlanQuery):
 
     def draw(self, how: Sampling) -> list[Floats]:
         """Draws of the outputs; an error where Gaussian expectations are not accurate enough."""
+        replace(self, prices=how.backend.prices).plan().check_integration(how.draws)
         quadrature.checked_quadrature_error(self.moves(how.backend))
         return self.unchecked(how)
 
@@ -108,6 +109,7 @@ class AtWidths(PlanQuery):
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
         """The random numbers that chains move over, and the provenance of their law."""
         plan = self.plan()
+        plan.check_integration(1)
         error = quadrature.checked_quadrature_error(quadrature.moves(self))
         origin = self._provenance("chains over what the exact engine draws", where, seed, plan, error)
         return Latent(plan, workers, where), origin

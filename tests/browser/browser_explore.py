@@ -251,3 +251,19 @@ def test_the_token_is_needed(browser, served):
     assert answer.status == 403
     assert page.locator(".netsor-view").count() == 0
     context.close()
+
+
+def test_no_other_script_runs(browser, served):
+    """A script without the nonce of the page, or in an attribute, is refused."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(served.address)
+    page.evaluate("""() => {
+        document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = true" }))
+        const image = document.createElement("div")
+        image.innerHTML = '<img src="data:," onerror="window.ran = true">'
+        document.body.append(image)
+    }""")
+    page.wait_for_function("document.querySelector('img[onerror]').complete")
+    assert page.evaluate("window.ran") is None
+    context.close()

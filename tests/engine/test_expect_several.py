@@ -64,8 +64,8 @@ def test_heavy_tails_by_wick():
 @pytest.mark.parametrize("log_points", [9, pytest.param(11, marks=pytest.mark.slow)])
 def test_errors_of_several_arguments_cover(log_points, monkeypatch):
     """Kinked, with a known answer: at 5 standard errors (t, 15 degrees) three of 128 miss with probability 2e-6."""
-    monkeypatch.setattr("netsor.engine.expect._multivariate.FEWEST", log_points)
-    monkeypatch.setattr("netsor.engine.expect._multivariate.MOST", log_points)
+    monkeypatch.setattr("netsor.engine._expectation_cost.FEWEST", log_points)
+    monkeypatch.setattr("netsor.engine._expectation_cost.MOST", log_points)
     joint, own = two_arguments(np.random.default_rng(12), 64, independent=True)
     turn = np.array([[0.8, 0.6], [-0.6, 0.8]])  # so that no kink lies along an axis
     turned = Function("turned", lambda u, v: RELUS(0.8 * u - 0.6 * v, 0.6 * u + 0.8 * v))

@@ -22,9 +22,9 @@ def server():
         running.shutdown()
 
 
-def asked(server, method, path, body=None, token=None):
+def asked(server, method, path, body=None, token=None, **headers):
     page = http.client.HTTPConnection("127.0.0.1", server.server_port)
-    page.request(method, f"{path}?access_token={server.token if token is None else token}", body)
+    page.request(method, f"{path}?access_token={server.token if token is None else token}", body, headers)
     answer = page.getresponse()
     return answer, answer.read()
 
@@ -45,6 +45,79 @@ def test_without_the_token_nothing_is_told(server, token, monkeypatch):
         answer, content = asked(server, method, path, "{}" if method == "POST" else None, token)
         assert answer.status == 403
         assert b"netsor" not in content
+
+
+REQUESTS = [("GET", "/"), ("GET", "/file/0/layer.csv"), ("POST", "/answer/layer")]
+FOREIGN = [
+    {"Host": "attacker.example"},  # a name that resolves to 127.0.0.1
+    {"Host": "attacker.example:8123"},
+    {"Host": "127.0.0.1.attacker.example"},
+    {"Host": "localhost:80@attacker.example"},
+    {"Host": ""},
+    {"Origin": "http://attacker.example"},
+    {"Origin": "null"},
+    {"Origin": "http://localhost:1"},  # another server on this machine
+    {"Host": "attacker.example", "Origin": "http://attacker.example"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_other_hosts_and_origins_are_told_nothing(server, headers, monkeypatch):
+    """Not even with the token."""
+    monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
+    for method, path in REQUESTS:
+        answer, content = asked(server, method, path, "{}" if method == "POST" else None, **headers)
+        assert answer.status == 403
+        assert b"netsor" not in content
+
+
+def test_two_hosts_are_told_nothing(server):
+    page = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    page.putrequest("GET", f"/?access_token={server.token}")  # with its own Host
+    page.putheader("Host", "attacker.example")
+    page.endheaders()
+    assert page.getresponse().status == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "localhost:9000"])
+def test_the_page_itself_is_answered(server, host):
+    """Also through another port of this machine, as behind `ssh -L 9000:127.0.0.1:PORT`."""
+    name = host.format(port=server.server_port)
+    given = json.dumps({"heads": 1, "width": 16, "draws": 500})
+    for headers in ({"Host": name}, {"Host": name, "Origin": f"http://{name.lower()}"}):
+        assert asked(server, "GET", "/", **headers)[0].status == 200
+        answer, content = asked(server, "POST", "/answer/layer", given, **headers)
+        assert answer.status == 200
+        assert json.loads(content.splitlines()[-1])[0] == "html"
+
+
+def policy_of(answer):
+    parts = (part.split(maxsplit=1) for part in answer.getheader("content-security-policy").split(";"))
+    return dict(parts)
+
+
+@pytest.mark.parametrize(("path", "token"), [("/", None), ("/nothing", None), ("/", "wrong")])
+def test_every_answer_has_the_headers(server, path, token):
+    answer, _ = asked(server, "GET", path, token=token)
+    policy = policy_of(answer)
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert answer.getheader("x-content-type-options") == "nosniff"
+    assert answer.getheader("x-frame-options") == "DENY"
+    assert answer.getheader("referrer-policy") == "no-referrer"
+
+
+def test_only_scripts_of_the_page_run(server):
+    """Each carries the nonce of its own answer, and no other page has the same."""
+    nonces = set()
+    for _ in range(2):
+        answer, content = asked(server, "GET", "/")
+        nonce = re.fullmatch(r"'nonce-([\w-]{22})'", policy_of(answer)["script-src"])[1]
+        scripts = re.findall(r"<script[^>]*>", content.decode())
+        assert scripts == [f'<script nonce="{nonce}">'] * 2
+        assert not re.search(r"<[^>]+ on\w+=", content.decode())
+        nonces.add(nonce)
+    assert len(nonces) == 2
 
 
 def test_an_answer_and_its_files(server):

@@ -49,8 +49,11 @@ def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, ba
     planning = again * (time.perf_counter() - start)
     if backend.kind != "cpu":
         return planning
+    for plan in plans:
+        plan.check_integration(draws)
     workers = cores() if backend.threads else 1
     check_memory(workers * max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans), options, SMALLER)
+    planning += sum(plan.probing_seconds for plan in plans)
     seconds = planning + sum(backend.seconds(plan, draws) for plan in plans) / workers
     if seconds > LONGEST:
         raise UsageError(f"{options} would take about {in_time(seconds)}; {SMALLER}")

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from .._array_api import Array
 from .._validate import Shape
 from ..language._check_function import content
 from ._cost_model import CPU
+from ._expectation_cost import integration_seconds
 
 ORTHANT_SIZES_PER_BATCH = 2**16  # sizes of a vector in a sign pattern, 512 KiB; smaller batches are slower
 
@@ -74,7 +76,7 @@ class Step:
         """Roughly the seconds per replica, on one core."""
         if self.numbers:
             return (CPU.chi if self.kind == "chi" else CPU.normal) * self.numbers
-        if self.kind in VIEWS:
+        if self.kind in VIEWS or self.integral is not None:  # integrals: see `Plan.integration_seconds`
             return 0.0
         if self.kind in FUNCTIONS:
             return CPU.function * max(self.out.size, *(arg.size for arg in self.args))
@@ -86,6 +88,35 @@ class Step:
         more = CPU.factor_entry * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0.0
         products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0
         return CPU.entry * self.out.size + CPU.product * products + more
+
+    @cached_property
+    def integral(self) -> Integral | None:
+        """What it integrates numerically in one replica, if anything."""
+        return integral(self.kind, self.args)
+
+
+class Integral(NamedTuple):
+    """Expectations of functions of several vectors: only points approximate them."""
+
+    expectations: int
+    arguments: int  # of each integrand
+
+    def seconds(self, replicas: int) -> float:
+        """Roughly the seconds for so many replicas in one call."""
+        return integration_seconds(replicas * self.expectations, self.arguments)
+
+
+def integral(kind: str, args: Sequence[Register]) -> Integral | None:
+    """What an instruction integrates in one replica; None if its functions have one argument each, or it has none."""
+    if kind == "kernel":
+        (frames, rows, r, _), (_, columns, s, _) = args[0].shape, args[1].shape
+        found, vectors = Integral(frames * rows * columns, r + s + len(args[2:])), max(r, s)
+    elif kind == "moments":
+        frames, rows, vectors, _ = args[0].shape
+        found = Integral(frames * rows, 2 * (vectors + len(args[1:])))  # moments also multiply by each argument
+    else:
+        return None
+    return found if vectors > 1 else None
 
 
 def terms(kind: str, args: Sequence[Register]) -> int:

@@ -16,9 +16,11 @@ from .._validate import Shape
 from ..activations import Function
 from ..language._check_function import content_of
 from . import _psd_cholesky
+from ._exceptions import UnplacedError
+from ._expectation_cost import MAX_SECONDS
 from ._gram_schmidt import NUMPY
-from ._ir import Register, Step, given_number, key_of, terms
-from ._plan import compute
+from ._ir import Register, Step, given_number, integral, key_of, terms
+from ._plan import compute, slow_expectations
 
 VARIES = attrgetter("varies")
 MAX_ARRAY_BYTES = 2**33  # of one array in one replica: 8 GiB; larger plans are rejected
@@ -39,6 +41,7 @@ class Builder:
     shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and argument shapes
     expects: bool = False  # whether the plan has a Gaussian expectation
     nodes: bool = False  # whether values at quasi-random nodes replace coordinates
+    integration: float = 0.0  # seconds: an estimate for the expectations computed here, see `_expectation_cost`
     tried: dict[str, None] = field(default_factory=dict)  # functions known only by their values at points
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict)  # see `independent_columns`
 
@@ -81,6 +84,7 @@ class Builder:
         if key in self.known:
             return self.known[key]
         if not any(map(VARIES, args)):
+            self._count_integral(kind, args)
             value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
@@ -91,6 +95,15 @@ class Builder:
         if key is not None:
             self.known[key] = out
         return out
+
+    def _count_integral(self, kind: str, args: tuple[Register, ...]) -> None:
+        """Reject a plan whose constant expectations of functions of several vectors would take too long."""
+        found = integral(kind, args)
+        if found is None:
+            return
+        self.integration += found.seconds(1)
+        if self.integration > MAX_SECONDS:
+            raise UnplacedError(slow_expectations("planning", self.integration))
 
     def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
         """The columns of a Cholesky factor that are not known to be 0; dependent rows have zero columns."""

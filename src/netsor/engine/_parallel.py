@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from .._executors import InlineExecutor, threads_start
 from .._validate import ArgumentError, is_bool, whole
+from ._cancel import Cancelled, cancelled_by
 
 
 def check_progress(argument: Any, name: str = "progress") -> Any:
@@ -37,10 +38,6 @@ THREADS = 256  # at most: more are not faster, and each costs memory
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Cancelled(Exception):
-    """Raised in a worker after cancellation."""
 
 
 class Tick:
@@ -191,7 +188,6 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
     return said if isinstance(said, int) and said > 0 else cores()
 
 
-def _parts(
-    work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Callable[[int], None]
-) -> list[T]:
-    return [work(part, tick) for part in parts]
+def _parts(work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Tick) -> list[T]:
+    with cancelled_by(tick.cancelled):
+        return [work(part, tick) for part in parts]

@@ -17,10 +17,13 @@ import numpy as np
 
 from .._array_api import Array
 from .._html import note, table, title
+from .._validate import counted
 from . import _expectation_ops, _gram_schmidt, _ops
 from ._cost_model import CPU
-from ._ir import DRAWS, VIEWS, Loop, Register, Step, given_number, kind_of, loops
-from ._rng_keys import NODE_SHIFTS
+from ._exceptions import UnplacedError
+from ._expectation_cost import MAX_SECONDS
+from ._ir import DRAWS, VIEWS, Integral, Loop, Register, Step, given_number, kind_of, loops
+from ._rng_keys import CHUNK, NODE_SHIFTS
 
 RULES: dict[str, Callable[..., Any]] = {
     **_ops.ONE_EXPRESSION,
@@ -38,6 +41,10 @@ IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.
 
 # A law without other random numbers is averaged over node sets. One set costs as much as a few hundred ordinary draws
 DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # the minimum gives a standard error
+BLOCK_BYTES = 2**21  # of the arrays of replicas computed together: little Python overhead, and they fit in a cache
+QUADRATURE_PROBE_REPLICAS = 32  # replicas to measure the effect of errors of Gaussian expectations
+FEWEST_DRAWS = 100  # draws worth a remedy: fewer show little of a law
+PROBED_PLANS = 3  # the plan, and two whose expectations are shifted by their errors
 MIN_INNERMOST_ROW = 32  # entries: numpy loops efficiently over rows of this length, so replicas need not be innermost
 
 
@@ -179,7 +186,35 @@ class Plan:
 
     def seconds(self, draws: int) -> float:
         """Roughly the seconds for this many draws on one core of a current processor."""
-        return self.replicas(draws) * self._each if not self.constant else 0.0
+        if self.constant:
+            return 0.0
+        return self.replicas(draws) * self._each + self.integration_seconds(draws)
+
+    def integration_seconds(self, draws: int) -> float:
+        """The part of `seconds` for expectations of functions of several vectors, at infinite width."""
+        replicas = self.replicas(draws)
+        block = max(1, min(replicas, CHUNK, BLOCK_BYTES // max(self.bytes, 1)))
+        return replicas / block * sum(integral.seconds(block) for integral in self._integrals)
+
+    @property
+    def _integrals(self) -> list[Integral]:
+        return [step.integral for step in self.steps if step.integral is not None]
+
+    @property
+    def probing_seconds(self) -> float:
+        """Roughly the seconds to measure the effect of errors of Gaussian expectations, which every law does first."""
+        return PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS) if self.expects else 0.0
+
+    def check_integration(self, draws: int) -> None:
+        """Reject draws whose expectations of functions of several vectors would take too long."""
+        probing = self.probing_seconds
+        seconds = probing + self.integration_seconds(draws)
+        if seconds <= MAX_SECONDS:
+            return
+        fewer = draws
+        while fewer >= FEWEST_DRAWS and probing + self.integration_seconds(fewer) > MAX_SECONDS:
+            fewer //= 2
+        raise UnplacedError(slow_expectations(counted(draws, "draw"), seconds, fewer if fewer >= FEWEST_DRAWS else 0))
 
     @cached_property
     def _each(self) -> float:
@@ -200,6 +235,9 @@ class Plan:
             taken = "the law does not depend on random numbers: it is known without a draw"
         elif self.averaged:
             taken = f"random numbers only shift quadrature nodes, {self.replicas(50_000)} times for 50,000 draws"
+        integration = self.integration_seconds(50_000)
+        if integration > 1.0:
+            taken += f", of which {in_time(integration)} for expectations of functions of several vectors"
         notes = [f"note: {note}" for note in self.notes]
         if self.place != CPU.place:
             notes.insert(0, f"made for {self.place}")
@@ -231,6 +269,16 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
             shape = " × ".join(map(str, step.out.shape)) or "one number"
             rows.append((f"{step.kind:8} {step.words}", f"{step.numbers:,}" if step.numbers else "", shape))
     return rows
+
+
+def slow_expectations(what: str, seconds: float, fewer_draws: int = 0) -> str:
+    """The message of an error: `what` would take too long; `fewer_draws` would not, unless 0."""
+    less = f"at most {fewer_draws:,} draws, " if fewer_draws else ""
+    return (
+        f"expectations of functions of several vectors: {what} at width inf would take about {in_time(seconds)} of one "
+        f"core (allowed: {in_time(MAX_SECONDS)}); take {less}finite widths, which need no expectations, or "
+        "net.law(…, method='extrapolate'), which estimates the limit from exact laws at finite widths"
+    )
 
 
 def in_time(seconds: float) -> str:

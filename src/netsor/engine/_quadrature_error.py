@@ -9,7 +9,7 @@ import numpy as np
 
 from .._array_api import Bools, Floats, one_blas_thread
 from ._ir import VIEWS, Register
-from ._plan import Plan
+from ._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ._plan_query import PlanQuery
 from .backends import Backend
 from .backends._numpy import NUMPY, Streams
@@ -17,7 +17,6 @@ from .backends._numpy import block as numpy_block
 
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, that makes a law meaningless
 ROUNDING_RTOL = 1e-13  # the same, from rounding errors
-QUADRATURE_PROBE_REPLICAS = 32  # replicas to measure the effect of errors of Gaussian expectations
 FEW = 2  # the same, to see whether there is any effect
 NONE = 1e-6  # effect in these, relative to the spread of an output, below which no more replicas are tried
 SMALL = 0.05  # largest draw of an output that may be 0, relative to its terms

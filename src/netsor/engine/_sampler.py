@@ -91,6 +91,7 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     """Replicas of the conditional law of some coordinates of the outputs."""
     question = replace(question, prices=sampling.backend.prices)
     plan = question.plan()
+    plan.check_integration(sampling.draws)
     error = quadrature.checked_quadrature_error(quadrature.moves(question))
     size, draws = plan.mean.shape[0], plan.replicas(sampling.draws)
     where, rounding = resolve_precision(plan, sampling.backend, draws)
@@ -166,6 +167,7 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     """Joint draws of one coordinate of each output, (draws, *shape), without forming a covariance."""
     draws, seed = sampling.draws, sampling.seed
     plan = replace(question, prices=sampling.backend.prices).plan()
+    plan.check_integration(draws)
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))

@@ -106,8 +106,8 @@ def form(kind: str, only: Sequence[str] | None = None, local: bool = False, targ
     return str(page.render(kind=kind, only=only, local=local, target=target, **fixed, **values, **functions))
 
 
-def local_page(target: NamedProgram | None) -> str:
-    """The page of `netsor explore`: a form for each view, and one view at a time."""
+def local_page(target: NamedProgram | None, nonce: str = "") -> str:
+    """The page of `netsor explore`: a form for each view, and one view at a time. Its scripts carry the nonce."""
     forms = {"One layer": form("layer", local=True), "One model": form("model", local=True)}
     if target is not None:
         forms["Your program"] = form("program", target=target)
@@ -115,4 +115,4 @@ def local_page(target: NamedProgram | None) -> str:
             forms["Its audit"] = form("audit", target=target)
     first = "One layer" if target is None else "Your program"
     style, script = (Path(__file__).with_name(f"_page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    return str(markup().page(f"<style>{style}</style>", markup().views(forms, first, script)))
+    return str(markup().page(f"<style>{style}</style>", markup().views(forms, first, script, nonce), nonce))

@@ -122,7 +122,7 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     """How many draws to take for these plans, and a note if that is fewer than usual; those you want if they fit."""
 
     def seconds(draws: int) -> float:
-        return sum(plan.seconds(draws) for plan in plans)
+        return sum(plan.probing_seconds + plan.seconds(draws) for plan in plans)
 
     draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if wanted is None else wanted
     block = cores() * max((Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0)

@@ -1,4 +1,9 @@
-"""The local server of the page. Requests need the token of its address, which no page of another site knows."""
+"""The local server of the page.
+
+Requests need the token of its address, which no page of another site knows. In case one learns it, they must also name
+this machine as their host, which a foreign name that resolves to 127.0.0.1 (DNS rebinding) does not, and come from no
+other site.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,17 @@ from ._forms import AUDITS, answer, local_page
 from ._view import View, as_csv, as_file
 
 HOST = "127.0.0.1"
+LOOPBACK = (HOST, "localhost")  # names of this machine; the port may differ, as behind `ssh -L`
+# Nothing but what this server sends, and only scripts that carry the nonce of the page. Reports have style attributes.
+POLICY = {
+    "default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "'self' data:", "connect-src": "'self'",
+    "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
+}  # fmt: skip
+HEADERS = {
+    "cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY", "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}  # fmt: skip
 KEPT = 32  # newest views, whose files can be downloaded
 TYPES = {"png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
 
@@ -50,23 +66,36 @@ class Handler(BaseHTTPRequestHandler):
     """The answer to one request."""
 
     server: Server
+    nonce = ""  # of the scripts of the page, new for every request
 
     def parse_request(self) -> bool:
-        """Reject a request without the token."""
+        """Reject a request without the token, for another host, or from another site."""
+        self.nonce = secrets.token_urlsafe(16)
         if not super().parse_request():
             return False
-        given = parse_qs(urlsplit(self.path).query).get("access_token", [""])[0]
-        known = secrets.compare_digest(given.encode(), self.server.token.encode())
-        if not known:
+        allowed = self._has_token() and self._is_local()
+        if not allowed:
             self.send_error(403)
-        return known
+        return allowed
+
+    def _has_token(self) -> bool:
+        given = parse_qs(urlsplit(self.path).query).get("access_token", [""])[0]
+        return secrets.compare_digest(given.encode(), self.server.token.encode())
+
+    def _is_local(self) -> bool:
+        """Whether it names this machine, and comes from its page or, as an address that is typed in, from nowhere."""
+        hosts = self.headers.get_all("host", [])
+        origins = self.headers.get_all("origin", [])
+        if len(hosts) != 1 or not is_loopback(hosts[0]):
+            return False
+        return all(origin.lower() == f"http://{hosts[0].lower()}" for origin in origins)
 
     def do_GET(self) -> None:
         """The page, or a file of a view."""
         match urlsplit(self.path).path.split("/"):
             case ["", ""]:
                 self._begin("text/html; charset=utf-8")
-                self.wfile.write(local_page(self.server.target).encode())
+                self.wfile.write(local_page(self.server.target, self.nonce).encode())
             case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
                 view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
@@ -88,12 +117,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def _begin(self, kind: str) -> None:
         self.send_response(200)
-        for name, value in (("content-type", kind), ("cache-control", "no-store"), ("referrer-policy", "no-referrer")):
-            self.send_header(name, value)
+        self.send_header("content-type", kind)
         self.end_headers()
+
+    def end_headers(self) -> None:
+        """Add the headers that every answer has, also an error."""
+        policy = {**POLICY, "script-src": f"'nonce-{self.nonce}'"}
+        self.send_header("content-security-policy", "; ".join(f"{name} {value}" for name, value in policy.items()))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine: one of its names, with a port or without."""
+    name, colon, port = host.lower().partition(":")
+    return name in LOOPBACK and (not colon or port.isdecimal())
 
 
 def serve(

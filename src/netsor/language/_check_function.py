@@ -90,7 +90,11 @@ SCALES = (1.0, 1e-6, 1e3)
 
 
 def declares(**facts: Any) -> Callable[[F], F]:
-    """Declare facts about a built-in function: `numbers`, how many it returns (else it is called), or `of_spectrum`."""
+    """Declare facts about a built-in function.
+
+    These are `numbers`, how many it returns, or `output_shape`, a function of the shapes of its arguments (else it is
+    called to find out), or `of_spectrum`.
+    """
 
     def declared(f: F) -> F:
         vars(f).update(facts)
@@ -113,6 +117,9 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
     """The shape that f returns for these last axes; the last `scalars` arguments have one number per row."""
     if is_builtin(f):
         numbers: int | None = getattr(base(f), "numbers", None)
+        shape_of: Callable[..., Shape] | None = getattr(base(f), "output_shape", None)
+        if shape_of is not None:
+            return shape_of(*cores)
         with np.errstate(all="ignore"):
             return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:] if numbers is None else (numbers,)
     given = _ByContent(content(f.f), f.f), f.name, operation, tuple(cores), scalars

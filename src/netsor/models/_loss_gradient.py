@@ -12,7 +12,7 @@ with fresh standard Gaussian vectors g_k. Words whose vectors are in the program
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, starmap
@@ -25,6 +25,7 @@ from .._program import Program
 from ..derivatives import base
 from ..engine import ExactError
 from ..language import Scalar, Value, Vector, apply, gaussian, join, mean_dot, normal, tanh, weight
+from ..language._check_function import declares
 from ..language._derivative import width_ratio
 from ..language._grad import Reverse
 from ..language._graph import topological_order
@@ -35,7 +36,17 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._metrics import LogitMoments, batches, capped, flat, of_logits
+from ._metrics import (
+    LogitMoments,
+    batches,
+    capped,
+    first_words,
+    flat,
+    joined,
+    more_words,
+    of_logits,
+    of_words,
+)
 from ._probed_program import ProbedProgram
 
 
@@ -46,20 +57,80 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     without these, of the noise. `of_logits` returns the first numbers. With the softmax p,
     c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
-    xp, t = array_namespace(*arrays), arrays[0].shape[-2]
-    transpose, seen, known = xp.matrix_transpose, LogitMoments(), len(arrays) != 2
+    return _head_ends(_HeadSums.of(*arrays, cap=cap), arrays, targets, cap)
+
+
+# The shape of its result; finding it by a call takes seconds with a large vocabulary.
+of_head.output_shape = lambda *cores: (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)  # type: ignore[attr-defined]
+
+
+class _HeadSums:
+    """Sums over the words seen so far: their moments, Σ_w s_iw noise_jw and Σ_w s_iw s_jw, with s = p · slope."""
+
+    def __init__(self, seen: LogitMoments, products: Array, squares: Array) -> None:
+        self.seen, self.products, self.squares = seen, products, squares
+
+    @classmethod
+    def of(cls, *arrays: Array, cap: float | None) -> _HeadSums:
+        """Those of known logits (…, t, k), and of root (…, t, t) and noise (…, t, words), if these are given."""
+        xp, t = array_namespace(*arrays), arrays[0].shape[-2]
+        nothing = xp.zeros((t, t), dtype=arrays[0].dtype)
+        sums = cls(LogitMoments(), nothing, nothing)
+        if len(arrays) != 2:
+            sums.seen.add(capped(arrays[0], cap) + 0.0)
+        if len(arrays) > 1:
+            sums.add(arrays[-2], arrays[-1], cap)
+        return sums
+
+    def add(self, root: Array, noise: Array, cap: float | None) -> None:
+        """Add the words of this noise."""
+        transpose = array_namespace(root, noise).matrix_transpose
+        for logits, some in batches(root, noise, cap):
+            slope = _slope(logits, cap)
+            p, shrunk = self.seen.add(logits)  # e^(logit − top), which is p up to the sum of its row
+            p = p if cap is None else p * slope
+            self.products = self.products * shrunk + p @ transpose(some)
+            self.squares = self.squares * (shrunk * transpose(shrunk)) + p @ transpose(p)
+
+    def packed(self) -> Array:
+        """(…, t, 4 + 2 t): all of these, except the count of words."""
+        return joined(self.seen.packed(), self.products, self.squares)
+
+    @classmethod
+    def unpacked(cls, state: Array, count: int) -> _HeadSums:
+        """The sums that were packed after so many words."""
+        t = state.shape[-2]
+        return cls(LogitMoments.unpacked(state[..., :4], count), state[..., 4 : 4 + t], state[..., 4 + t :])
+
+
+@declares(output_shape=lambda *cores: (cores[0][-2], 4 + 2 * cores[0][-2]))
+def first_head(*arrays: Array, cap: float | None) -> Array:
+    """The packed sums (…, t, 4 + 2 t) of the known logits, if any, and of the first piece of the other words."""
+    return _HeadSums.of(*arrays, cap=cap).packed()
+
+
+@declares(output_shape=lambda *cores: cores[0])
+def more_head(state: Array, root: Array, noise: Array, *, count: int, cap: float | None) -> Array:
+    """The packed sums (…, t, 4 + 2 t) of `count` words, and those of a further piece."""
+    sums = _HeadSums.unpacked(state, count)
+    sums.add(root, noise, cap)
+    return sums.packed()
+
+
+@declares(output_shape=lambda state, *cores: of_head.output_shape(*cores))  # type: ignore[attr-defined]
+def ends_of_head(state: Array, *arrays: Array, targets: Sequence[int], count: int, cap: float | None) -> Array:
+    """The result of `of_head` from the packed sums of all words, `count` in number, and the arrays of the first."""
+    return _head_ends(_HeadSums.unpacked(state, count), arrays, targets, cap)
+
+
+def _head_ends(sums: _HeadSums, arrays: Sequence[Array], targets: Sequence[int], cap: float | None) -> Array:
+    """The result of `of_head`; the words of the targets are among those of these arrays."""
+    xp, t, seen = array_namespace(*arrays), arrays[0].shape[-2], sums.seen
+    transpose, known = xp.matrix_transpose, len(arrays) != 2
+    products = sums.products / seen.mass
+    squares = sums.squares / (seen.mass * transpose(seen.mass))
     if known:
         first = capped(arrays[0], cap)
-        seen.add(first + 0.0)
-    products = squares = xp.zeros((t, t), dtype=arrays[0].dtype)  # Σ_w s_iw noise_jw and Σ_w s_iw s_jw, s = p · slope
-    for logits, some in batches(arrays[-2], arrays[-1], cap) if len(arrays) > 1 else ():
-        slope = _slope(logits, cap)
-        p, shrunk = seen.add(logits)  # e^(logit − top), which is p up to the sum of its row
-        p = p if cap is None else p * slope
-        products = products * shrunk + p @ transpose(some)
-        squares = squares * (shrunk * transpose(shrunk)) + p @ transpose(p)
-    products, squares = products / seen.mass, squares / (seen.mass * transpose(seen.mass))
-    if known:
         hot = xp.asarray(np.equal.outer(targets, np.arange(first.shape[-1])), dtype=first.dtype)
         c = (xp.exp(first - seen.top) / seen.mass - hot) * _slope(first, cap) / t
     else:
@@ -77,10 +148,6 @@ def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) ->
     return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in numbers], axis=-1)
 
 
-# The shape of its result; finding it by a call takes a second with a large vocabulary.
-of_head.output_shape = lambda *cores: (parts(cores[0][-2], 0 if len(cores) == 2 else cores[0][-1])[-1].stop,)  # type: ignore[attr-defined]
-
-
 def parts(t: int, known: int) -> list[slice]:
     """The slices of the result of `of_head`: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, c of the known words."""
     return list(starmap(slice, pairwise(np.cumsum([0, 3, t * t, t * t, t * known]).tolist())))
@@ -91,6 +158,7 @@ def _slope(logits: Array, cap: float | None) -> Array:
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
 
 
+PIECE_NUMBERS = 2**24  # normals of a piece of the vocabulary, 128 MiB, unless a piece with all targets has more
 EIGENVALUE_RTOL = 500.0  # in units of the machine epsilon: smaller eigenvalues of a Gram matrix count as 0
 
 
@@ -98,38 +166,60 @@ class Logits(NamedTuple):
     """The logits of the last vectors (t), before a softcap: of known words, and of all others.
 
     Those of the others are root · noise: jointly N(0, root²) over the vectors and independent between words. There are
-    as many as the vocabulary, and `ends` never has all of them in memory.
+    as many as the vocabulary, drawn in pieces, and `ends` never has all of them in memory. Words are exchangeable, so
+    if there are several pieces the targets are the first words of the first.
     """
 
     y: Vector  # (t,), the input of the matrix of logits
     known: Any  # scalars (t, words), or None
     root: Any  # scalars (t, t), or None
-    noise: Any  # scalars (t, words), or None
+    noise: tuple[Any, ...]  # scalars (t, words) of each piece
     cap: float | None
-    column: dict[int, int] | None  # positions of ids among the known words; None: ids are columns of the noise
+    column: dict[int, int] | None  # positions of ids among the known words; None: they are among the others
 
     def parts(self) -> tuple[Scalar, ...]:
         """The logits of the whole vocabulary, in parts (t, words), known words first."""
-        others = None if self.root is None else self.root @ self.noise
-        return tuple(self._capped(part) for part in (self.known, others) if part is not None)
+        known = () if self.known is None else (self.known,)
+        return tuple(self._capped(part) for part in (*known, *(self.root @ noise for noise in self.noise)))
+
+    def columns(self, ids: Sequence[int]) -> list[int]:
+        """The columns of these targets, one per vector: of the known words, or of the first piece."""
+        column = self.column
+        if column is None and len(self.noise) > 1:
+            column = {target: k for k, target in enumerate(dict.fromkeys(ids))}
+        return list(ids) if column is None else [column[target] for target in ids]
 
     def of(self, ids: Sequence[int]) -> Scalar:
         """(t,): for each vector the logit of one id, which must occur if logits are tied."""
-        own = np.arange(len(ids))
+        own, columns = np.arange(len(ids)), np.array(self.columns(ids))
         if self.column is None:
-            return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
-        return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
+            return self._capped((self.root @ self.noise[0][:, columns])[own, own])
+        return self._capped(self.known[own, columns])
 
     def first(self, count: int) -> Logits:
         """The logits of the first vectors, if their number was passed to `words`."""
-        known, noise = (None if a is None else a[:count] for a in (self.known, self.noise))
+        known = None if self.known is None else self.known[:count]
+        noise = tuple(piece[:count] for piece in self.noise)
         root = None if self.root is None else self.root[:count, :count]
         return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
 
     def ends(self) -> Scalar:
         """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""
-        given = [a for a in (self.root, self.noise, self.known) if a is not None]
-        return apply(partial(of_logits, cap=self.cap), *given, axes=2, name="of_logits")
+        known = () if self.known is None else (self.known,)
+        if len(self.noise) < 2:
+            given = (*known,) if self.root is None else (self.root, *self.noise, *known)
+            return apply(partial(of_logits, cap=self.cap), *given, axes=2, name="of_logits")
+        first = apply(partial(first_words, cap=self.cap), self.root, self.noise[0], *known, axes=2, name="of_logits")
+        state, count = self.accumulated(more_words, first)
+        return apply(partial(of_words, count=count), state, axes=2, name="of_logits")
+
+    def accumulated(self, more: Callable[..., Any], state: Scalar) -> tuple[Scalar, int]:
+        """A state after the first piece and all others, each added by `more`, and the number of words."""
+        count = self.noise[0].shape[-1] + (0 if self.known is None else self.known.shape[-1])
+        for noise in self.noise[1:]:
+            state = apply(partial(more, count=count, cap=self.cap), state, self.root, noise, axes=2, name="of_logits")
+            count += noise.shape[-1]
+        return state, count
 
     def _capped(self, logits: Scalar) -> Scalar:
         return logits if self.cap is None else self.cap * tanh(logits / self.cap)
@@ -157,12 +247,19 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int 
         elif model.padding is not None:
             known, others = join([known, constant(np.zeros((y.size, 1)))], axis=1), others - 1
     if not others:
-        return Logits(y, known, None, None, model.logit_cap, column)
+        return Logits(y, known, None, (), model.logit_cap, column)
     factor = root(gram := mean_dot(y, y))
     if first is not None:
         factor = apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
     std = sigma_of(model.std_embedding if model.tied else model.std_logits, model.width)
-    return Logits(y, known, std * factor, normal((y.size, others), name="words"), model.logit_cap, column)
+    return Logits(y, known, std * factor, _pieces(y.size, others), model.logit_cap, column)
+
+
+def _pieces(vectors: int, words: int) -> tuple[Scalar, ...]:
+    """The normals of all words, in as few pieces as memory allows; the first has room for the target of each vector."""
+    size = max(vectors, PIECE_NUMBERS // vectors)
+    starts = range(0, words, size)
+    return tuple(normal((vectors, min(size, words - start)), name="words") for start in starts)
 
 
 def _split_root(gram: Any, first: int) -> Any:
@@ -204,9 +301,15 @@ def cross_entropy(model: Description, words: Logits, targets: Sequence[int]) -> 
     """The initial loss, for one target id per vector, and the result of `Logits.ends`."""
     y, t = words.y, words.y.size
     count = 0 if words.known is None else words.known.shape[-1]
-    columns = targets if words.column is None else [words.column[i] for i in targets]
-    given = [a for a in (words.known, words.root, words.noise) if a is not None]
-    sums = apply(partial(of_head, targets=tuple(columns), cap=words.cap), *given, axes=2, name="of_head")
+    columns = tuple(words.columns(targets))
+    given = [a for a in (words.known, words.root, *words.noise[:1]) if a is not None]
+    if len(words.noise) < 2:
+        sums = apply(partial(of_head, targets=columns, cap=words.cap), *given, axes=2, name="of_head")
+    else:
+        first = apply(partial(first_head, cap=words.cap), *given, axes=2, name="of_head")
+        state, seen = words.accumulated(more_head, first)
+        ends = partial(ends_of_head, targets=columns, count=seen, cap=words.cap)
+        sums = apply(ends, state, *given, axes=2, name="of_head")
     where = parts(t, count)
     along, square = (sums[where[k]].reshape(t, t) for k in (1, 2))
     gram, seeds, head = mean_dot(y, y), list[tuple[Value, Value]](), None

@@ -111,6 +111,42 @@ def of_logits(*arrays: Array, cap: float | None = None) -> Array:
     return seen.ends()
 
 
+# A large vocabulary is drawn in pieces, so that memory does not grow with tokens times words: `first_words` and
+# `more_words` accumulate the moments of the logits of each piece, and `of_words` is `of_logits` of all of them.
+
+
+@declares(output_shape=lambda *cores: (cores[0][-2], 4))
+def first_words(*arrays: Array, cap: float | None) -> Array:
+    """The packed moments (…, t, 4) of the known logits, if any, and of the first piece, root and noise."""
+    seen = LogitMoments()
+    for given in arrays[2:]:
+        seen.add(capped(given, cap) + 0.0)
+    for logits, _ in batches(arrays[0], arrays[1], cap):
+        seen.add(logits)
+    return seen.packed()
+
+
+@declares(output_shape=lambda *cores: cores[0])
+def more_words(state: Array, root: Array, noise: Array, *, count: int, cap: float | None) -> Array:
+    """The packed moments (…, t, 4) of `count` words, and those of a further piece."""
+    seen = LogitMoments.unpacked(state, count)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.packed()
+
+
+@declares(numbers=3)
+def of_words(state: Array, *, count: int) -> Array:
+    """The numbers of `of_logits`, from packed moments (…, t, 4) of `count` words."""
+    return LogitMoments.unpacked(state, count).ends()
+
+
+def joined(*arrays: Array) -> Array:
+    """Join arrays along their last axis; they broadcast along the others."""
+    xp, shape = array_namespace(*arrays), np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
+    return xp.concat([xp.broadcast_to(array, (*shape, array.shape[-1])) for array in arrays], axis=-1)
+
+
 def capped(logits: Array, cap: float | None) -> Array:
     """cap · tanh(logits/cap)."""
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
@@ -131,6 +167,18 @@ class LogitMoments:
     """Online moments and log Σ e^x of rows (…, t, words) that come in pieces, merged as in Chan et al. (1979)."""
 
     count = 0
+
+    def packed(self) -> Array:
+        """(…, t, 4): all that was seen, except the count."""
+        return joined(self.top, self.mean, self.square, self.mass)
+
+    @classmethod
+    def unpacked(cls, state: Array, count: int) -> LogitMoments:
+        """The moments that were packed after so many words."""
+        found = cls()
+        found.count = count
+        found.top, found.mean, found.square, found.mass = (state[..., k : k + 1] for k in range(4))
+        return found
 
     def add(self, x: Array) -> tuple[Array, Array]:
         """Add a piece, which is overwritten if the library can do so.

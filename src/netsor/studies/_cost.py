@@ -7,16 +7,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .._validate import ArgumentError
-from ..engine._draw_cost import SCALAR_BYTES, VECTOR_BYTES, Draw
+from ..engine._draw_cost import SCALAR_BYTES, TEMPORARY, VECTOR_BYTES, Draw
 from ..engine._memory import check_memory, memory
 from ..engine._parallel import cores
 from ..engine.backends import Backend
 from ..models import Transformer
+from ..models._loss_gradient import PIECE_NUMBERS
 
 START = 1.5  # seconds until workers run, one on each core
 REPORT = 3.0  # seconds for the figures of a report
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
+# Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96 tokens: the numbers of a draw for
+# each pair of tokens of a head, and for each token and hidden unit (of a gated perceptron, and of others); the bytes
+# of planning for each pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4 times that.
+KEPT_PER_PAIR, KEPT_PER_HIDDEN_GATED, KEPT_PER_HIDDEN = 2.5, 7.5, 5.0
+PLANNED_PER_PAIR, PLANNED_PER_TOKEN = 68.0, 6000.0
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
 
 
@@ -49,12 +55,28 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: boo
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
     sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
     what = f"{tokens:,} tokens of {model.name} ({sizes})"
+    if gradients:
+        backward = gradient_bytes(model, tokens)
+        depth = f"{model.layers + model.decoder_layers:,} layers"
+        check_memory(backward, f"gradients at {what} and {depth}", "take fewer tokens or layers, or no gradients")
     vectors = 4.0 * tokens * model.heads * (model.layers + 2 * model.decoder_layers) * (BACKWARD if gradients else 1)
-    numbers = 3.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
+    logits = min(tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2))
+    numbers = 3.0 * (tokens * (model.heads * tokens + model.hidden + model.width) + logits)
     check_memory(max(8 * numbers, VECTOR_BYTES * vectors), what, "take fewer tokens, or a smaller model")
     if infinite:  # every pair of tokens has a score
         size = SCALAR_BYTES * vectors * tokens
         check_memory(size, f"{what} at infinite width", "take fewer tokens, or the actual widths alone")
+
+
+def gradient_bytes(model: Transformer, tokens: int) -> float:
+    """About the least memory of gradients: what every block keeps for the backward pass, and its part of the plan."""
+    attentions = model.layers + 2 * model.decoder_layers
+    blocks = model.layers + model.decoder_layers
+    per_hidden = KEPT_PER_HIDDEN_GATED if model.gated else KEPT_PER_HIDDEN
+    pairs = attentions * model.heads * tokens**2
+    kept = KEPT_PER_PAIR * pairs + per_hidden * blocks * tokens * model.hidden
+    planned = PLANNED_PER_PAIR * pairs + PLANNED_PER_TOKEN * attentions * model.heads * tokens
+    return TEMPORARY * 8 * kept + planned
 
 
 class Cost(NamedTuple):

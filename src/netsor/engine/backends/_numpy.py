@@ -18,13 +18,12 @@ import numpy as np
 
 from ..._array_api import Array, one_blas_thread
 from .._ir import ORTHANT_SIZES_PER_BATCH, Step
-from .._plan import MIN_INNERMOST_ROW, Plan, in_numpy, run
+from .._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
 MIN_BLAS_ENTRIES = 1024  # of a replica: from here on BLAS multiplies matrices one by one, and needs them contiguous
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head: smaller heads stay strided, however many there are
-BLOCK_BYTES = 2**21  # of a block's arrays: large enough for little Python overhead, small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, maximum for plans that fit no cache but have short steps
 MAX_BLAS_REPLICAS = 32  # most replicas in such a block
 STEP_SECONDS = 1.3e-5  # Python's overhead per step, measured

@@ -15,12 +15,13 @@ import scipy
 
 from ..._array_api import Array
 from ..._sobol import Sobol
+from .._cancel import check_cancelled
+from .._expectation_cost import SETS, log_points
 from .._ops import alike
 from ._univariate import BatchedFunction, flattened, paired, slices
 
 Integrand = Callable[[Array, Array], Array]
 
-SETS = 16  # independent scramblings of the Sobol points; their spread is the error
 NODE_VARIANCE = 1.5  # variance of the points: larger than 1, for more points in the tails
 RIM = 0.85  # of the largest coordinate: nodes beyond it form the rim, where an integrand should be negligible
 
@@ -54,8 +55,6 @@ def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Arr
     return grid, weight, (weight < 1e3 * least) | (size > RIM * np.max(size, initial=0.0))
 
 
-MAX_TOTAL_POINTS = 2**25  # over all expectations of one call
-FEWEST, MOST = 9, 14  # bounds on log₂ of the points of a Sobol set for one expectation
 STANDARD_ERRORS = 5.0  # in the reported error: t with 15 degrees of freedom exceeds it once in 6,000 times
 SMOOTH = 0.02  # disagreement of product rules over that of Sobol sets below which the integrand counts as smooth
 AGREED = 1e-9  # relative disagreement up to which product rules are trusted where Sobol sets fail
@@ -73,28 +72,29 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
     """E[integrand(z)] and its error, (n, outputs), with z ~ N(0, I) in `rank` variables for each."""
     # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More expectations get fewer points each.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
-    log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
+    log_size = log_points(len(rank))
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
-        for block in slices(len(members), INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_points)):
+        for block in slices(len(members), INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)):
             some = members[block]
-            value[some], error[some] = _estimate(integrand, some, int(variables), log_points)
+            value[some], error[some] = _estimate(integrand, some, int(variables), log_size)
     return value, error
 
 
-def _estimate(integrand: Integrand, some: Array, variables: int, log_points: int) -> tuple[Array, Array]:
+def _estimate(integrand: Integrand, some: Array, variables: int, log_size: int) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         if variables == 0:
             constant = integrand(some, np.zeros((0, 1)))[..., 0]
             return constant, np.zeros(constant.shape)
-        z, weight = sobol(variables, log_points)
+        check_cancelled()
+        z, weight = sobol(variables, log_size)
         values = integrand(some, z)
         means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
         value = means.mean(axis=-1)
         error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
         doubt = error + _tail(values * weight.ravel())
         if variables <= PRODUCT:
-            fine, spread = _products(integrand, some, variables, log_points)
+            fine, spread = _products(integrand, some, variables, log_size)
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
             # if Sobol points miss the tail they cannot serve as a comparison: product rules must agree among themselves
             agree = np.where(np.isinf(doubt), spread <= AGREED * np.abs(fine), spread < SMOOTH * error)
@@ -120,13 +120,14 @@ def _tail(terms: Array) -> Array:
     return left
 
 
-def _products(integrand: Integrand, some: Array, variables: int, log_points: int) -> tuple[Array, Array]:
+def _products(integrand: Integrand, some: Array, variables: int, log_size: int) -> tuple[Array, Array]:
     """Product rules of three sizes: the value of the finest, and their disagreement."""
-    most = min(100, int((SETS << log_points) ** (1 / variables)))
+    most = min(100, int((SETS << log_size) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
 
     def integrals(nodes: int, least: float) -> tuple[Array, Array, Array]:
         """∫ f, and ∫ |f| over the rim and over the whole rule."""
+        check_cancelled()
         z, weight, rim = product(variables, nodes, least)
         values = integrand(some, z)
         size = np.abs(values)
