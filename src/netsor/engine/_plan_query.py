@@ -103,7 +103,14 @@ class PlanQuery:
             return self._planned(shift, small_parts=False)
 
     def _planned(self, shift: int, small_parts: bool) -> Plan:
-        context = Context(self.bound, {}, prices=self.prices, numbers=dict(self.numbers), small_parts=small_parts)
+        context = Context(
+            self.bound,
+            {},
+            prices=self.prices,
+            numbers=dict(self.numbers),
+            without=self.without,
+            small_parts=small_parts,
+        )
         count = len(self.outputs)
         forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
         composed = compose_indices(forward)
@@ -113,7 +120,7 @@ class PlanQuery:
         for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position
             context.origin[value] = places.get(made_from.get(value, value), len(places))
         names = names_of([value for value in context.ordered(narrowed) if isinstance(value.op, Acting)])  # of matrices
-        rewritten = rewrite(narrowed, context, self.without)
+        rewritten = rewrite(narrowed, context)
         independent = self.plan().independent if shift else {}
         facts = ProgramAnalysis(rewritten, narrowed, context, names, frozenset(self.without), self.picked)
         plan = lower(facts, context.notes, shift, independent)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
-from ..language._array import Source, Take
+from ..language._array import Source
 from ..language._grad import Reverse, Use
 from ..language._graph import indexed_value, topological_order
 from ..language._operation import Acting, Gaussian, MatMul

@@ -1,12 +1,14 @@
-"""Passes: functions from graph to graph. The docstring of each pass, or of its file, states the identity in law.
+"""Passes: rewrites of a program that keep its law. `PIPELINE` lists them in order.
 
-Some bring a program into the form that lowering needs. The others are shortcuts that you can switch off: the law stays
-the same (the tests check it) but needs more random numbers or time.
+The docstring of each pass, or of its file, states the identity in law that allows it. Some passes bring a program into
+the form that lowering needs. The others are shortcuts that you can switch off: the law stays the same (the tests check
+it), but sampling it needs more random numbers or more time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...language._array import Value
 from . import simplify
@@ -18,32 +20,58 @@ from .optimiser_steps import expand_steps
 from .trained_weights import materialise
 from .weight_reuse import eliminate_reuse
 
-Pass = Callable[[Sequence[Value], Context], list[Value]]
 
-GRAPH: dict[str, Pass] = {
-    "condition": simplify.condition_scores,
-    "linearise": simplify.drop_identities,
-    "commute": simplify.commute_mix,
-    "compose": compose_nonlinearities,
-    "fuse": simplify.fuse_sources,
-}
-# All shortcuts: those of the graph, those of lowering, and the formula for a sum over heads.
-SHORTCUTS = ("stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "positive", "apart", "named", "recognise")
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite of the outputs of a program, and of all that they depend on, to others with the same law.
+
+    To add a pass, write a function `rewrite(outputs, context)` in a file of this folder and give it a line in
+    `PIPELINE`. The graph that it leaves must satisfy tests/specification.py; tests/engine/test_passes.py checks this
+    after every pass of the pipeline.
+
+    Attributes
+    ----------
+    name : str
+        What it does, for tests and messages.
+    rewrite : callable
+        The function; it returns as many outputs as it gets, in the same order.
+    shortcut : str or None
+        The name in `without` that switches it off; None if lowering needs the form that the pass makes.
+    """
+
+    name: str
+    rewrite: Callable[[Sequence[Value], Context], list[Value]]
+    shortcut: str | None = None
 
 
-def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
-    """Apply all passes except those in `without`."""
-    known = simplify.bind_hyperparameters(outputs, context) if context.numbers else outputs
-    if "condition" not in without:
-        known = simplify.products_for_readouts(known, context)
-    expanded = expand_steps(known, context, draw_often_used="drawn" not in without)
-    made = simplify.deduplicate_products(simplify.bind_width_ratios(expanded, context), context)
-    if "stacked" not in without:
-        made = stack_weights(made, context)
-    if "drawn" not in without:
-        made = materialise(made, context)
-    made = expand_outer_products(eliminate_reuse(made, context), context)
-    for name, change in GRAPH.items():
-        if name not in without:
-            made = change(made, context)
-    return made
+PIPELINE = (
+    Pass("hyperparameters", simplify.bind_hyperparameters),
+    Pass("readouts", simplify.products_for_readouts, shortcut="condition"),
+    Pass("steps", expand_steps),
+    Pass("ratios", simplify.bind_width_ratios),
+    Pass("distinct", simplify.deduplicate_products),
+    Pass("stacked", stack_weights, shortcut="stacked"),
+    Pass("drawn", materialise, shortcut="drawn"),
+    Pass("reuse", eliminate_reuse),
+    Pass("outer", expand_outer_products),
+    Pass("condition", simplify.condition_scores, shortcut="condition"),
+    Pass("linearise", simplify.drop_identities, shortcut="linearise"),
+    Pass("commute", simplify.commute_mix, shortcut="commute"),
+    Pass("compose", compose_nonlinearities, shortcut="compose"),
+    Pass("fuse", simplify.fuse_sources, shortcut="fuse"),
+)
+# Shortcuts of lowering and of finished plans, and the formula for a sum over heads
+OTHER_SHORTCUTS = ("leaves", "undrawn", "turn", "positive", "apart", "named", "recognise")
+SHORTCUTS = (
+    *dict.fromkeys(step.shortcut for step in PIPELINE if step.shortcut is not None),
+    *OTHER_SHORTCUTS,
+)
+
+
+def rewrite(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Apply the pipeline, except for the shortcuts in `context.without`."""
+    rewritten = list(outputs)
+    for step in PIPELINE:
+        if step.shortcut not in context.without:
+            rewritten = step.rewrite(rewritten, context)
+    return rewritten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
     numbers: Mapping[str, float] = field(default_factory=dict)  # values of known hyperparameters
+    without: Collection[str] = ()  # names of shortcuts to leave out
     small_parts: bool = True  # whether matrices act separately on parts of order n^(−1/2): see `SmallParts`
     _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
 

@@ -38,8 +38,9 @@ from .step_arithmetic import Combination, Order, WidthFunction, largest, number_
 from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
-def expand_steps(outputs: Sequence[Value], context: Context, draw_often_used: bool = True) -> list[Value]:
-    """Expand all steps. Sample matrices whose entries are needed and, with `draw_often_used`, those that act often."""
+def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Expand all steps. Sample matrices whose entries are needed and, with the shortcut "drawn", those that act often."""
+    draw_often_used = "drawn" not in context.without
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):
         return list(outputs)

@@ -149,7 +149,9 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace known hyperparameters by numbers."""
+    """Replace known hyperparameters by numbers; without any, all are given when the plan runs."""
+    if not context.numbers:
+        return list(outputs)
 
     def change(old: Value, new: Value) -> Value:
         return constant(np.asarray(context.numbers[new.op.name])) if isinstance(new.op, ops.Hyperparameter) else new
