@@ -48,10 +48,13 @@ def readouts(
             for x in dict.fromkeys(value.op.inputs):
                 if x in selected:
                     uses.setdefault(selected[x].initial.source, []).append(value)
+    counts = {one.initial.source: one.initial.factor.shape[-1] for one in selected.values()}
     given_out = {selected[output].initial.source for output in outputs if output in selected}
     found: dict[Value, Readout] = {}
     taken: set[Source] = set()  # initial vectors that are the y of a readout
-    for source, scores in uses.items():
+    # of two initial vectors the one with more vectors, so that y has fewer
+    for source in sorted(uses, key=lambda source: -counts[source]):
+        scores = uses[source]
         if source in given_out or source in taken or not all(map(returned, scores)):
             continue
         own = [_readout(score, source, selected) for score in scores]
