@@ -53,8 +53,8 @@ def stop_gradient(x: Stopped) -> Stopped:
     >>> x, r = ns.gaussian(n), ns.gaussian(n)
     >>> p = ns.dot(r, 0.1 * x + 0.9 * ns.stop_gradient(x))
     >>> g = ns.grad(p, x)  # 0.1 r, not r
-    >>> print(f"{ns.Program(p).law(n=64).var():.2f} {ns.Program(g).law(n=64).var():.2f}")
-    1.00 0.01
+    >>> print(f"{ns.Program(g).law(n=64).var():.2f}")
+    0.01
     """
     if isinstance(x, Weight):
         return replace(x, frozen=True)

@@ -230,6 +230,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(call, x, batch1, batch2, beta, alpha),
     **dict.fromkeys(SOFTMAX, softmax),
     "embedding": embedding,
+    "embedding_renorm": lambda call, x: refuse_if(True, "max_norm rescales the rows of a table: set max_norm=None"),
     "detach": detach,
     "dropout": dropout,
     "transpose": lambda call, x, dim0, dim1: viewed(call, x, lambda entries: entries.transpose(dim0, dim1)),

@@ -183,8 +183,6 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
     def _detached(self, func: Any, args: Any, made: Any) -> Any:
         """The result of a function that was called while gradients were off."""
         name = getattr(func, "__name__", "")
-        if name == "embedding_renorm_":
-            raise UnsupportedError("max_norm of an Embedding rescales the rows of its table: set max_norm=None")
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if in_place and isinstance(args[0], torch.Tensor):
             if id(args[0]) not in self._made:

@@ -66,7 +66,8 @@ class Structure:
         for k, block in enumerate(self.blocks):
             for kind, names in block.matrices.items():
                 for name in names:
-                    known = places.setdefault(name, (k, kind))
+                    known = places.get(name, (None, ""))
+                    places[name] = k, kind
                     if known[0] is not None and known[1] != kind:
                         where = f"{known[1]} of block {known[0] + 1} and {kind} of block {k + 1}"
                         raise UnsupportedError(
