@@ -105,15 +105,23 @@ def assert_refused_before_it_draws(backend, monkeypatch):
         change(1e-7).law(n=64, **SINGLE | {"draws": 2000}, backend=backend, device="cpu")
 
 
+ROUNDOFF = 2.0**-24  # the largest relative error of rounding to single precision
+
+
 @pytest.mark.parametrize("activation", [ns.tanh, ns.relu, ns.gelu])
 @pytest.mark.parametrize("size", [1e-3, 1e-5])
 def test_differences_that_it_resolves(size, activation):
-    """With the error that rounding adds, if that is more than five digits."""
-    net = change(size, activation)
-    single, exact = (net.law(n=64, draws=500, progress=False, precision=p) for p in ("float32", "float64"))
+    """With the error that rounding adds, if that is more than five digits.
+
+    The error is found from other replicas. Both laws share theirs, and fluctuate by what rounding does in these.
+    """
+    net, draws = change(size, activation), 500
+    single, exact = (net.law(n=64, draws=draws, progress=False, precision=p) for p in ("float32", "float64"))
     error = single.origin.quadrature_error
-    assert error < 2e-8 / size + 1e-5
-    assert single.var() == pytest.approx(exact.var(), rel=error + 1e-5)
+    assert error < ROUNDOFF / size + 1e-5
+    rounded = single.component_var - exact.component_var
+    noise = rounded.std() / np.sqrt(draws) / exact.var()
+    assert single.var() == pytest.approx(exact.var(), rel=error + 4.5 * noise + 1e-5)
     assert any("single precision" in note for note in single.notes) == (error > 0)
 
 
