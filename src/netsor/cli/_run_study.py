@@ -180,8 +180,10 @@ def _audit_request(options: dict[str, Any]) -> Request:
             programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(built, values, strict=True))
         else:
             programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
-        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
-            options["widths"] = options["widths"] or "actual"
+        if binds and not any(model.widths() for model in programs):
+            raise UsageError(
+                f"--bind {binds[0]} is for programs: {source} makes a module, which takes --arg NAME=VALUE"
+            )
         return Request(programs, swept=swept, **options)
     if others and len(compare) > 1:
         raise UsageError("--compare-set is for one --compare: give each of the others its own config.json")
@@ -209,11 +211,9 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     module = module_factory(loaded)
     if module is not None:
         ids, tokens = inputs["ids"], inputs["tokens"]
-        if ids and tokens:
-            raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
         torch = torch_module()
         try:
-            first, *longer = torch._network.networks(module, ids, sorted(tokens or ()) or [None])
+            first, *longer = torch._network.networks(module, ids, tokens)
         except torch.UnsupportedError as error:
             raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
         return ProgramModel(first, {}, longer)

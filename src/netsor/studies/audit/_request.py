@@ -56,8 +56,11 @@ class Request(_study.Request):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        fixed = [model.name for model in self.models if not model.widths()]  # modules, or programs of numbers
+        if fixed and self.widths not in (None, "actual"):
+            raise ArgumentError("widths", self.widths, f"left out: the widths of {fixed[0]} are numbers")
         if self.widths is None:
-            self._set("widths", "actual" if self.quick else "both")
+            self._set("widths", "actual" if self.quick or fixed else "both")
         if self.ranges and self.widths == "inf":
             raise ArgumentError("ranges", True, "left out where all widths are infinite: ranges need finite widths")
         self._set("models", _unique_names(self.models))
