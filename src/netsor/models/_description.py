@@ -259,6 +259,8 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
+        if name in changes:
+            raise ValueError(f"{name} is given twice")
         hint, value = types.get(ALIASES.get(name, name), str), value.strip()
         if value.lower() == "none" and type(None) in get_args(hint):
             changes[name] = None

@@ -26,7 +26,7 @@ from ..language import Width
 from ..language._graph import topological_order
 from ..models import Transformer, read
 from ..models._training import VECTORS, refuse
-from ..optim import NAMED
+from ..optim import MAX_STEPS, NAMED
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
@@ -38,6 +38,7 @@ PART_SECONDS = 20.0  # of one core, at most, unless one draw takes longer: what 
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
 
+Steps = Annotated[int, partial(whole, most=MAX_STEPS)]
 Build = Callable[[Any], Program]
 
 
@@ -102,7 +103,7 @@ class TrainingRequest(_study.Request):
     model: Transformer | Build
     rules: tuple[Parametrisation, ...] = ()  # empty for a program
     widths: Any = None  # a tuple once it is validated, as are ids, targets and vectors
-    steps: Positive = 1
+    steps: Steps = 1
     optimiser: Any = "sgd"
     ids: Any = None
     targets: Any = None
@@ -165,7 +166,7 @@ class TrainingRequest(_study.Request):
         # the ids of the tokens, and a target for each: by default the next id
         ids, targets, most = self.ids, self.targets, model.vocabulary or 1
         if ids is not None and self.tokens is not None:
-            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+            raise ArgumentError("tokens", self.tokens, "left out: the ids say how many tokens there are")
         if ids is None and targets is not None:
             raise ArgumentError("targets", targets, "left out without ids: one target for each id")
         if ids is None:

@@ -129,8 +129,8 @@ class InitFinding:
     where : str
         The path of the parameter or module.
     what : str
-        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", "finite", or a quantity of a
-        pass, such as "entropy" or "grad_query".
+        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", "finite", or a
+        quantity of a pass, such as "entropy" or "grad_query".
     p : float
         Its p-value, adjusted for the number of tests.
     text : str

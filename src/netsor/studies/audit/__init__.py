@@ -140,7 +140,7 @@ def audit(
             from ...torch._network import networks
 
             program, *longer = networks(given, ids, tokens)
-            return ProgramModel(program, {}, longer)
+            return ProgramModel(program, {}, longer, ids)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]

@@ -125,6 +125,11 @@ class Request(_study.Request):
         full = shlex.join(word for word in words if word != "--quick") or "leave out quick=True"
         return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
 
+    def ids_of(self, model: Model) -> tuple[int, ...] | None:
+        """The given token ids of a model; None for different ones."""
+        ids: tuple[int, ...] | None = model.ids if isinstance(model, ProgramModel) else self.ids
+        return ids
+
     @property
     def own(self) -> bool:
         """Whether it audits programs of the user."""
@@ -148,7 +153,7 @@ class Request(_study.Request):
             if len(self.ids) < 2:
                 raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
-                raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+                raise ArgumentError("tokens", self.tokens, "left out: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if isinstance(model, Transformer))

@@ -289,7 +289,8 @@ class Request(TrainingRequest):
         if self.depths is None:
             self._set("depths", (model.layers,))
         if max(self.depths) > MOST_LAYERS:
-            raise ArgumentError("depths", self.depths, f"at most {MOST_LAYERS}")
+            name, value = ("layers", model.layers) if self.depths == (model.layers,) else ("depths", self.depths)
+            raise ArgumentError(name, value, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates())
         super()._check_model(model)
 
