@@ -365,6 +365,16 @@ def choice(*allowed: str) -> Callable[[Any, str], str]:
     return partial(one_of, operation="", allowed=allowed)
 
 
+def listed(argument: Any, name: str, allowed: str) -> list[Any]:
+    """The entries of a sequence, or of another iterable that is no text and no mapping."""
+    if isinstance(argument, str | bytes | dict):
+        raise ArgumentError(name, argument, allowed)
+    try:
+        return list(argument)
+    except TypeError:
+        raise ArgumentError(name, argument, allowed) from None
+
+
 def text(argument: Any, name: str) -> str:
     """A string that is not empty."""
     if not isinstance(argument, str) or not argument:

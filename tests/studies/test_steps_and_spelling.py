@@ -54,4 +54,3 @@ def test_errors_name_the_spelling_that_was_written(name):
     for study in (ns.coord_check, ns.transfer):
         with pytest.raises(ValueError, match=f"^{name}='x' must be 'sgd', 'muon' or 'adam'"):
             study(TINY, **{name: "x"})
-

@@ -101,7 +101,9 @@ def step(
     if not all(isinstance(value, Value) for value in listed):
         raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step", least=0), None)
+    factor, by = (
+        (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step", least=0), None)
+    )
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
     if isinstance(optimiser, Optimiser | Mapping):

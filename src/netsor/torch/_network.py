@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._program import Program
-from .._validate import ArgumentError, whole
+from .._validate import ArgumentError, listed, whole
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -90,9 +90,7 @@ def _lengths(tokens: int | Sequence[int]) -> list[int]:
 
 def _token_ids(given: Any) -> list[int]:
     """One sequence of two or more token ids."""
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ArgumentError("ids", given, "a sequence of token ids, as [3, 7, 7, 1]")
-    ids = [whole(each, "ids", least=0) for each in given]
+    ids = [whole(each, "ids", least=0) for each in listed(given, "ids", "a sequence of token ids, as [3, 7, 7, 1]")]
     if len(ids) < 2:
         raise ArgumentError("ids", ids, "two or more: tokens are compared")
     return ids

@@ -143,8 +143,15 @@ def audit(
             return ProgramModel(program, {}, longer, ids)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
+    def compared(given: Any) -> Any:
+        try:
+            return audited(given)
+        except ArgumentError as error:
+            error.name = "compare" if error.name == "model" else error.name
+            raise
+
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    models = tuple(map(audited, (model, *others)))
+    models = (audited(model), *map(compared, others))
     if is_function(model):
         ids, tokens = None, None  # the program has them
     swept = None

@@ -273,6 +273,8 @@ class Request(TrainingRequest):
         self._set("depths", sizes_of("depths", self.depths))
         if self.widths is None and self.axis == "depth" and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
+        if not (callable(self.eps) and self.own):
+            real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
         if self.lr is None:
             raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
@@ -280,8 +282,6 @@ class Request(TrainingRequest):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number")
-        if not (callable(self.eps) and self.own):
-            real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
