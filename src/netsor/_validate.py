@@ -76,8 +76,14 @@ def also_spelled(**own: str) -> Callable[[F], F]:
             for second in own.keys() & named.keys():
                 if own[second] in named:
                     raise ArgumentError(second, named[second], f"left out: {own[second]} is the same argument")
-                named[own[second]] = named.pop(second)
-            return function(*given, **named)
+            second_of = {own[second]: second for second in own.keys() & named.keys()}
+            for first, second in second_of.items():
+                named[first] = named.pop(second)
+            try:
+                return function(*given, **named)
+            except ArgumentError as error:  # it names the argument as it was written
+                error.name = second_of.get(error.name, error.name)
+                raise
 
         return cast(F, called)
 
@@ -357,6 +363,16 @@ def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | boo
 def choice(*allowed: str) -> Callable[[Any, str], str]:
     """A check for one of a few words."""
     return partial(one_of, operation="", allowed=allowed)
+
+
+def listed(argument: Any, name: str, allowed: str) -> list[Any]:
+    """The entries of a sequence, or of another iterable that is no text and no mapping."""
+    if isinstance(argument, str | bytes | dict):
+        raise ArgumentError(name, argument, allowed)
+    try:
+        return list(argument)
+    except TypeError:
+        raise ArgumentError(name, argument, allowed) from None
 
 
 def text(argument: Any, name: str) -> str:

@@ -19,6 +19,7 @@ from ._validate import TraceError, as_floats, one_of, real, shown, whole
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
 Coefficients = tuple[tuple[float, float, float], ...]
 
+MAX_STEPS = 256  # of an optimiser in one program: the time of planning grows faster than their square
 MAX_NS_STEPS = 100  # (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
 # Singular values below this share of the largest count as 0. Five Newton–Schulz steps turn it into 0.005
 MUON_SINGULAR_VALUE_RTOL = 1e-5

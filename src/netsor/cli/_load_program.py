@@ -44,7 +44,11 @@ def users_code(problem: str) -> Iterator[None]:
 
 def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
     """The function that makes a PyTorch module, or None: it names a program."""
-    return partial(named.value, **named.arguments) if hasattr(_build(named), "named_parameters") else None
+    if not hasattr(_build(named), "named_parameters"):
+        return None
+    if named.part is not None:
+        raise UsageError(f"FILE:FUNCTION {shown(str(named))} makes a module, which has no parts: leave out the index")
+    return partial(named.value, **named.arguments)
 
 
 def program_of(named: NamedProgram) -> Program:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -27,6 +28,20 @@ flag = partial(option, is_flag=True)
 INFINITE = ("inf", "infinity", "∞")
 
 
+def spelled(options: Sequence[str], words: Sequence[str] | None = None) -> str:
+    """The spelling of an option that was typed, such as --optimizer; the first one, if none was."""
+    words = sys.argv if words is None else words
+    typed = {word.partition("=")[0] for word in words}
+    return next((option for option in options if option in typed), options[0])
+
+
+def _takes_one_value(param: click.Parameter) -> bool:
+    """Whether the last value of an option would replace those before it."""
+    if not isinstance(param, click.Option) or param.multiple:
+        return False
+    return not param.is_flag or bool(param.secondary_opts)
+
+
 class Command(click.Command):
     """A command that words errors about arguments of the library as errors about its own options."""
 
@@ -40,16 +55,30 @@ class Command(click.Command):
                 raise
             raise UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reject an option that is given twice with one value each: only the last would act."""
+        order: list[click.Parameter] = []
+        with suppress(UsageError):  # which the parser of click reports below
+            order = self.make_parser(ctx).parse_args(list(args))[2]
+        for param in order:
+            if order.count(param) > 1 and _takes_one_value(param):
+                raise UsageError(f"{spelled(param.opts, args)} is given twice: give it once")
+        return super().parse_args(ctx, args)
+
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
         value, typed = argument.value, shown(argument.value)
         if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
             typed = ",".join([*(f"{each:.12g}" for each in value[:6]), *(["…"] if len(value) > 6 else [])])
+        changes = (text.partition("=") for text in get_current_context().params.get("changes") or ())
+        if argument.name in {name.strip() for name, _, _ in changes}:
+            return f"--set {argument.name}={typed}"
         for param in self.params:
             if argument.name == param.name or f"--{argument.name}" in param.opts:
                 if isinstance(param, click.Argument):
                     return f"{(param.metavar or argument.name.upper()).strip('[].')} {typed}"
-                return param.opts[0] if value is True else f"{param.opts[0]} {typed}"
+                name = spelled(param.opts)
+                return name if value is True else f"{name} {typed}"
         return f"{argument.name}={typed}"
 
 

@@ -185,7 +185,8 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
         raise click.exceptions.Exit(1)
 
 
-DEPARTED = 3  # exit code, if the weights depart from what is declared
+DEPARTED = 3  # exit code, if the weights depart from what is declared, or the check is incomplete
+INCOMPLETE = """Exit with code 0 also if parameters or the pass could not be checked and nothing else departs."""
 LEVEL = opt.number(real, above=0, most=0.5)
 REFERENCE = """The declared initialisation: a config.json, the name of a model that ships, or a FILE:FUNCTION.
 [default: the module's own config, or its own initialisation]"""
@@ -197,16 +198,19 @@ REFERENCE = """The declared initialisation: a config.json, the name of a model t
 @option("--reference", metavar="MODEL", help=REFERENCE)
 @option("--weights", metavar="FILE", help="Test the weights in a .safetensors file of step 0 instead.")
 @option("--ids", type=opt.IDS, help="The token ids of the pass, such as 3,7,7,1.  [default: 16 different ones]")
-@option("--draws", type=opt.POSITIVE, default=300, help="Draws of the declared law of a pass.")
+@option("--draws", type=opt.DRAWS, default=300, help="Draws of the declared law of a pass.")
 @option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
 @option("--seed", type=opt.SEED, default=0, help="Seed of the draws, and of the module.")
+@opt.flag("--allow-incomplete", help=INCOMPLETE)
 @opt.AS_JSON
-def check_init_command(model: str, arguments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def check_init_command(
+    model: str, arguments: tuple[str, ...], as_json: bool, allow_incomplete: bool, **options: Any
+) -> None:
     """Check the real weights of a PyTorch module before training.
 
     MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class. FILE is executed. Every parameter is
     tested against the declared initialisation, and one forward and backward pass against its exact law. The exit code
-    is 3 if they differ.
+    is 3 if they differ, or if no parameter or no pass could be checked.
     """
     from ._load_program import is_target, module_of, torch_module, usage_errors
 
@@ -220,5 +224,10 @@ def check_init_command(model: str, arguments: tuple[str, ...], as_json: bool, **
             out.check_name("--weights", weights)
         check = check_init(build, ids and list(ids), **options)
     out.echo_either(as_json, check.to_dict(), str(check))
+    incomplete = not check.ok and not check.findings
+    if incomplete and allow_incomplete:
+        return
+    if incomplete:
+        out.echo_notice("the check is incomplete, so the exit code is 3; --allow-incomplete makes it 0")
     if not check.ok:
         raise click.exceptions.Exit(DEPARTED)

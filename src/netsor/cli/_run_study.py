@@ -28,7 +28,7 @@ from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
 from ._load_program import bound, find, is_target, module_factory, program_of, torch_module, usage_errors
 from ._main import Watch
-from ._options import Place, pop_backend
+from ._options import Place, pop_backend, spelled
 from ._output import check_name, echo, echo_error, echo_json, echo_notice, reason, stdout_to_stderr
 from ._subject import LONGEST, slow_notice
 
@@ -107,11 +107,28 @@ def model_of(option: str, source: str) -> Transformer:
             raise ValueError(reason(error)) from None
 
 
-def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
-    """The model with some fields changed; its name lists the changes."""
+def _described(source: str, changes: Sequence[str], layers: int | None) -> Transformer:
+    """MODEL with the changes of --set and --layers."""
+    model = changed(model_of("MODEL", source), "--set", changes)
+    if layers is None:
+        return model
+    for text in changes:
+        if text.partition("=")[0].strip() == "layers":
+            raise UsageError(f"--layers {layers} and --set {text} cannot be combined: both set the number of blocks")
+    return changed(model, "--layers", [f"layers={layers}"], f"--layers {layers}")
+
+
+def _refuse_layers(layers: int | None) -> None:
+    """Reject --layers for what is not described by a configuration."""
+    if layers is not None:
+        raise UsageError(f"--layers {layers} is for models: FILE:PROGRAM and FILE:FUNCTION define their own blocks")
+
+
+def changed(model: Transformer, option: str, texts: Sequence[str], typed: str = "") -> Transformer:
+    """The model with some fields changed; its name lists the changes. `typed` is the option with its value."""
     if not texts:
         return model
-    with usage_errors(f"{option} {shown(', '.join(texts))}"):
+    with usage_errors(typed or f"{option} {shown(', '.join(texts))}"):
         changes = settings(texts)
         changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
         return model.replace(**changes)
@@ -164,6 +181,7 @@ def _exit_if(failed: Sequence[str]) -> None:
 def _audit_request(options: dict[str, Any]) -> Request:
     names = ("model", "changes", "compare", "others", "swept", "binds", "arguments", "recipe", "recipes")
     source, changes, compare, others, swept, binds, arguments, drawn, recipes = (options.pop(name) for name in names)
+    layers = options.pop("layers")
     own = is_target(source)
     of_models = {"--set": changes, "--compare-set": others, "--recipe": drawn, "--compare-recipe": recipes}
     for option, given in (of_models if own else {"--bind": binds, "--arg": arguments}).items():
@@ -173,6 +191,7 @@ def _audit_request(options: dict[str, Any]) -> Request:
     if swept is not None and (compare or others or recipes):
         raise UsageError("--sweep and --compare cannot be combined: a sweep compares MODEL with itself")
     if own:
+        _refuse_layers(layers)
         inputs = {name: options.pop(name) for name in ("ids", "tokens")}
         if swept is not None:
             field, values = swept
@@ -180,17 +199,23 @@ def _audit_request(options: dict[str, Any]) -> Request:
             programs = tuple(p.replace(f"{p.name}, {field}={v:g}") for p, v in zip(built, values, strict=True))
         else:
             programs = tuple(_program(target, binds, arguments, inputs) for target in (source, *compare))
-        if not any(model.widths() for model in programs):  # of modules, or of programs whose widths are numbers
-            options["widths"] = options["widths"] or "actual"
+        if binds and not any(model.widths() for model in programs):
+            raise UsageError(
+                f"--bind {binds[0]} is for programs: {source} makes a module, which takes --arg NAME=VALUE"
+            )
         return Request(programs, swept=swept, **options)
     if others and len(compare) > 1:
         raise UsageError("--compare-set is for one --compare: give each of the others its own config.json")
-    plain = changed(model_of("MODEL", source), "--set", changes)
+    plain = _described(source, changes, layers)
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
     models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     models += [changed(model, "--compare-set", others)] if others and not compare else []
     if swept is not None:
+        set_twice = [f"--layers {layers}"] if swept[0] == "layers" and layers is not None else []
+        set_twice += [f"--set {text}" for text in changes if text.partition("=")[0].strip() == swept[0]]
+        if set_twice:
+            raise UsageError(f"{set_twice[0]} and --sweep {swept[0]} cannot be combined: both set this field")
         with usage_errors(f"--sweep {swept[0]}"):
             every, swept = sweep_of(model, *swept)
         models = list(every)
@@ -209,14 +234,12 @@ def _program(target: str, binds: Sequence[str], arguments: Sequence[str], inputs
     module = module_factory(loaded)
     if module is not None:
         ids, tokens = inputs["ids"], inputs["tokens"]
-        if ids and tokens:
-            raise UsageError("--ids and --tokens cannot be combined: the ids say how many tokens there are")
         torch = torch_module()
         try:
-            first, *longer = torch._network.networks(module, ids, sorted(tokens or ()) or [None])
+            first, *longer = torch._network.networks(module, ids, tokens)
         except torch.UnsupportedError as error:
             raise UsageError(f"FILE:FUNCTION {shown(target)} cannot be read: {error}") from None
-        return ProgramModel(first, {}, longer)
+        return ProgramModel(first, {}, longer, ids)
     for name, text in inputs.items():
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
@@ -267,13 +290,16 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     source, changes, layers = (options.pop(name) for name in ("model", "changes", "layers"))
     by, vectors = options.pop("optimiser"), options["vectors"]
     options["vectors"] = [] if vectors is None else [word.strip() for word in vectors.split(",")]
-    changes = changes if layers is None else (*changes, f"layers={layers}")
     if not is_target(source):
-        return changed(model_of("MODEL", source), "--set", changes), by
+        return _described(source, changes, layers), by
+    _refuse_layers(layers)
     if changes:
         raise UsageError("--set is for models; a function of the width defines its own fields")
-    model = find(source).value
-    return model, by if by in NAMED else _named_in_file("--optimiser", by, model, OPTIMISER_NAMES)
+    named = find(source)
+    if named.part is not None:
+        raise UsageError(f"FILE:FUNCTION {shown(str(named))} names a function of the width: leave out the index")
+    option = spelled(("--optimiser", "--optimizer"))
+    return named.value, by if by in NAMED else _named_in_file(option, by, named.value, OPTIMISER_NAMES)
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:

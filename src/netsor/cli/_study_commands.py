@@ -22,6 +22,7 @@ EPS = "eps of Adam at MODEL's own width, which the parametrisation scales."
 TOLERANCE = "Accepted distance from the expected exponent."
 OUT = "A folder for the report, figures, tables and finished draws."
 ESTIMATOR = "The paper's kernel estimates, exact densities, or both."
+LAYERS = option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N.")
 SET = many("--set", "changes", metavar="FIELD=VALUE", help="Change a field of MODEL.")
 
 
@@ -40,6 +41,7 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @many("--bind", "binds", metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @opt.ARGUMENTS
 @SET
+@LAYERS
 @option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
 @many("--compare-recipe", "recipes", metavar="NAME", help="Compare MODEL with itself under another recipe; repeatable.")
 @many("--compare", metavar="OTHER", help="Another model, to compare with; repeatable.")
@@ -81,7 +83,7 @@ def training_options(
     return opt.all_of(
         argument("model"),
         SET,
-        option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."),
+        LAYERS,
         option("--widths", type=opt.WIDTHS, help=f"Widths of the stream.  [default: {widths}]"),
         option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
         option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),

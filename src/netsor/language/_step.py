@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._validate import TraceError, also_spelled, as_whole, one_of, real, shown, whole
-from ..optim import MAX_NS_STEPS, NAMED, Muon, Optimiser, Rate
+from ..optim import MAX_NS_STEPS, MAX_STEPS, NAMED, Muon, Optimiser, Rate
 from ..optim import newton_schulz as newton_schulz_steps
 from . import _operation as ops
 from ._array import Source, Value
@@ -101,7 +101,9 @@ def step(
     if not all(isinstance(value, Value) for value in listed):
         raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    factor, by = (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step"), None)
+    factor, by = (
+        (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step", least=0), None)
+    )
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
     if isinstance(optimiser, Optimiser | Mapping):
@@ -193,7 +195,9 @@ def train(
     losses = list(loss) if isinstance(loss, list | tuple) else [loss]
     now = [*(outputs if several else [outputs]), *losses]
     history = [outputs]
-    for t in range(whole(steps, "steps", "train")):
+    if schedule is not None and not callable(schedule):
+        raise TraceError("train", "schedule", schedule, "a function of the step, 0, 1, …, that returns a factor")
+    for t in range(whole(steps, "steps", "train", most=MAX_STEPS)):
         factor = 1.0 if schedule is None else schedule(t)
         by = now[len(now) - len(losses) + t % len(losses)]
         now = step(now, by, optimiser=optimiser, weights=weights, lr_factor=factor, clip_norm=clip_norm)

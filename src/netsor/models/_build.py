@@ -20,7 +20,7 @@ import netsor.nn as nn
 
 from .. import language as ns
 from .._array_api import Bools, Floats
-from .._validate import ArgumentError, shown, whole
+from .._validate import ArgumentError, listed, shown, whole
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..language._score import rsqrt
@@ -77,7 +77,8 @@ def inputs_of(model: Description, ids: Ids, tokens: int | None, decoder_ids: Ids
 
 
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
-    checked = tuple(whole(i, name, least=0, most=(model.vocabulary or 2**53) - 1) for i in ids)
+    most = (model.vocabulary or 2**53) - 1
+    checked = tuple(whole(i, name, least=0, most=most) for i in listed(ids, name, "a sequence of token ids"))
     if not checked:
         raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(checked) > (model.length or 0):

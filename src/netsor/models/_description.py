@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
-from .._validate import ArgumentError, Positive, check_fields, choice, counted, real, shown, whole
+from .._validate import ArgumentError, Positive, check_fields, choice, counted, listed, real, shown, whole
 from ..language._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
@@ -254,11 +254,15 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
     """
     types = {**get_type_hints(Description, include_extras=True), "std": float}
     changes: dict[str, Any] = {}
-    for text in texts:
+    for text in listed(texts, "texts", "a sequence of texts field=value"):
+        if not isinstance(text, str):
+            raise ArgumentError("texts", texts, "a sequence of texts field=value")
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
+        if name in changes:
+            raise ValueError(f"{name} is given twice")
         hint, value = types.get(ALIASES.get(name, name), str), value.strip()
         if value.lower() == "none" and type(None) in get_args(hint):
             changes[name] = None

@@ -219,10 +219,20 @@ class Probes:
 
 
 class ProgramModel:
-    """A program with its widths, as a model for an audit of its probes; `longer` programs have more tokens."""
+    """A program with its widths, as a model for an audit of its probes; `longer` programs have more tokens.
 
-    def __init__(self, program: Program, widths: Mapping[str, float], longer: Sequence[Program] = ()) -> None:
+    `ids` are the token ids that a user gave for a module.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        widths: Mapping[str, float],
+        longer: Sequence[Program] = (),
+        ids: Sequence[int] | None = None,
+    ) -> None:
         self.program, self.name = program, program.name
+        self.ids = None if ids is None else tuple(map(int, ids))
         self.values = topological_order([*program.outputs, *(watched.value for watched in program.probes)])
         bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
         self._widths = {width: int(size) for width, size in bound.items()}

@@ -12,7 +12,7 @@ import scipy
 
 from .._html import note, table, title
 from .._program import Program
-from .._validate import ArgumentError, Rng, as_whole, chosen_seed, real
+from .._validate import ArgumentError, Rng, as_number, as_whole, chosen_seed, real
 from ..language._width import RESERVED, inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
 from ._output_dir import to_dataframe
@@ -301,11 +301,12 @@ def width_needed(
 def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
     """The tolerance and its quantity, validated."""
     allowed = real(tolerance, "tolerance", above=0)
-    if of in ("kl", "tv", "variance", "kurtosis"):
+    if isinstance(of, str) and of in ("kl", "tv", "variance", "kurtosis"):
         return allowed, of
-    if isinstance(of, str) or not 0 < of < 1:
+    quantile = as_number(of)
+    if quantile is None or not 0 < quantile < 1:
         raise ArgumentError("of", of, OF)
-    return allowed, float(of)
+    return allowed, quantile
 
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:

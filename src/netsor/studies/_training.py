@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .._program import Program
-from .._validate import ArgumentError, Positive, check_fields, choice, one_of, whole
+from .._validate import ArgumentError, Positive, check_fields, choice, listed, one_of, whole
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
@@ -26,7 +26,7 @@ from ..language import Width
 from ..language._graph import topological_order
 from ..models import Transformer, read
 from ..models._training import VECTORS, refuse
-from ..optim import NAMED
+from ..optim import MAX_STEPS, NAMED
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
@@ -38,6 +38,7 @@ PART_SECONDS = 20.0  # of one core, at most, unless one draw takes longer: what 
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
 
+Steps = Annotated[int, partial(whole, most=MAX_STEPS)]
 Build = Callable[[Any], Program]
 
 
@@ -102,7 +103,7 @@ class TrainingRequest(_study.Request):
     model: Transformer | Build
     rules: tuple[Parametrisation, ...] = ()  # empty for a program
     widths: Any = None  # a tuple once it is validated, as are ids, targets and vectors
-    steps: Positive = 1
+    steps: Steps = 1
     optimiser: Any = "sgd"
     ids: Any = None
     targets: Any = None
@@ -147,9 +148,10 @@ class TrainingRequest(_study.Request):
 
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model to train."""
-        given = self.vectors
-        if isinstance(given, str) or not all(name in VECTORS for name in given):
-            raise ArgumentError("vectors", given, f"a sequence of {' and '.join(map(repr, VECTORS))}")
+        allowed = f"a sequence of {' and '.join(map(repr, VECTORS))}"
+        given = listed(self.vectors, "vectors", allowed)
+        if not all(isinstance(name, str) and name in VECTORS for name in given):
+            raise ArgumentError("vectors", self.vectors, allowed)
         if given and (self.own or self.optimiser == "muon"):
             why = "a program names what moves" if self.own else "Muon moves matrices alone"
             raise ArgumentError("vectors", given, f"left out: {why}")
@@ -163,20 +165,24 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
         self.cases(self.rules[0])  # rejects widths that the heads do not divide
         # the ids of the tokens, and a target for each: by default the next id
-        ids, targets, most = self.ids, self.targets, model.vocabulary or 1
+        ids, targets = (
+            None if some is None else listed(some, name, "a sequence of token ids")
+            for name, some in (("ids", self.ids), ("targets", self.targets))
+        )
+        most = model.vocabulary or 1
         if ids is not None and self.tokens is not None:
-            raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+            raise ArgumentError("tokens", self.tokens, "left out: the ids say how many tokens there are")
         if ids is None and targets is not None:
             raise ArgumentError("targets", targets, "left out without ids: one target for each id")
         if ids is None:
-            ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1)
+            ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1).tolist()
         if targets is None:
             if len(ids) < 2:
                 raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
             ids, targets = ids[:-1], ids[1:]
         for name, some in (("ids", ids), ("targets", targets)):
             self._set(name, tuple(whole(i, name, least=0) for i in some))
-            if not len(some) or max(some) >= most:
+            if not some or max(some) >= most:
                 raise ArgumentError(name, list(some), f"one or more, below the vocabulary of {most}")
         if len(ids) != len(targets):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .._array_api import Bools, Floats
-from .._document import FLAG, Document, Item, Items, Paragraph, Section, to_text
+from .._document import FLAG, OK, Document, Item, Items, Paragraph, Section, to_text
 from .._html import to_cell
-from .._validate import ArgumentError, counted
+from .._validate import ArgumentError, as_number, counted, seed_number, whole
 from ..models import read
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
 from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
-from ._fresh_modules import ModuleOrFactory, new_module
+from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
 from ._network import inputs_of
 from ._parameters import Parameter, Parameters, with_declared
-from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of
+from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of, refused
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
 SCORES = tuple(name for names in ATTENTION.values() for name in names)  # quantities that a mask changes
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
-EXACT = ("value", "tie", "mask")  # comparisons without a p-value
+EXACT = ("value", "tie", "mask", "finite")  # comparisons without a p-value
 OF_PARAMETERS = ("value", "std", "mean", "shape", "tails", "rows", "columns", "independence", "tie")  # else of the pass
+FEWEST_DRAWS = 100  # of a pass: p-values beyond the largest tenth of them follow an exponential tail
+MOST_NAMED = 3  # parameters that a note names
 OWN = "its own initialisation"
+NOT_FOUND = "no reference: mistakes in the module's own code cannot be found"
+INCOMPLETE = "incomplete"  # the status if nothing departs, but parameters or pass were not checked
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -47,10 +51,16 @@ class InitCheck:
         The first finding along the network.
     tests : int
         How many tests there were.
-    draws : int
-        How many draws the pass was compared with; 0 if it was not checked.
+    parameters : int
+        How many parameters the module has.
+    unchecked : list of str
+        Parameters that no test looked at: those without a declared law, or with a law that has no test.
     undeclared : list of str
         Parameters without a declared law.
+    checked_pass : str
+        "forward and backward pass", "forward pass" (the reference has no gradients), or "" if no pass was checked.
+    draws : int
+        How many draws the pass was compared with; 0 if it was not checked.
     notes : list of str
         What was not checked, and why.
 
@@ -65,18 +75,60 @@ class InitCheck:
     findings: list[InitFinding]
     first: InitFinding | None
     tests: int
-    draws: int
+    parameters: int
+    unchecked: list[str]
     undeclared: list[str]
+    checked_pass: str
+    draws: int
     notes: list[str]
 
     @property
+    def status(self) -> str:
+        """ "FLAG" if something departs; else "incomplete" if no parameter or no pass was checked; else "ok"."""
+        if self.findings:
+            return FLAG
+        complete = self.checked_pass and len(self.unchecked) < self.parameters
+        return OK if complete else INCOMPLETE
+
+    @property
     def ok(self) -> bool:
-        """Whether nothing departs."""
-        return not self.findings
+        """Whether parameters and a pass were checked, and nothing departs."""
+        return self.status == OK
+
+    @property
+    def coverage(self) -> str:
+        """What was checked, in a few words."""
+        total = counted(self.parameters, "parameter")
+        unchecked = f"{len(self.unchecked):,} of {total} unchecked" if self.unchecked else f"all {total} checked"
+        done = f"{self.checked_pass} checked" if self.checked_pass else "forward and backward pass not checked"
+        return f"{counted(self.tests, 'test')}; {unchecked}; {done}"
+
+    @property
+    def verdict(self) -> str:
+        """The status, what departs, what was checked, and what cannot be found without a reference."""
+        parts = [self._conclusion(), self.coverage]
+        if not self.findings:  # what was checked matters most
+            parts.reverse()
+        if self.reference == OWN:
+            parts.append(NOT_FOUND)
+        return f"{self.status}: {'; '.join(parts)}"
+
+    def _conclusion(self) -> str:
+        against = self.reference if self.reference == OWN else f"the reference {self.reference}"
+        if self.first is None:
+            found = "agrees with" if self.ok else "was not compared in full with"
+            return f"{self.name} {found} {against}"
+        count = len({each.where for each in self._of_parameters()})
+        what = counted(count, "parameter") if count else f"a {self.checked_pass}"
+        return f"{self.name} differs from {against} in {what}; look first at {self.first.where}"
+
+    def _of_parameters(self) -> list[InitFinding]:
+        return [each for each in self.findings if each.what in OF_PARAMETERS]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and `ok`, as JSON can hold them."""
-        return {**asdict(self), "ok": self.ok}
+        """All fields, `ok`, `status`, `coverage` and `verdict`, as JSON can hold them."""
+        said = {name: getattr(self, name) for name in ("ok", "status", "coverage", "verdict")}
+        return {**asdict(self), **said}
 
     def __str__(self) -> str:
         return to_text(self._document())
@@ -85,28 +137,29 @@ class InitCheck:
         return to_cell(self._document())
 
     def _document(self) -> Document:
-        against = self.reference if self.reference == OWN else f"the reference {self.reference}"
-        wrong = [each for each in self.findings if each.what in OF_PARAMETERS]
+        wrong = self._of_parameters()
         rest = [each for each in self.findings if each.what not in OF_PARAMETERS]
-        verdict = f"ok: {self.name} agrees with {against}"
-        if self.first is not None:
-            count = len({each.where for each in wrong})
-            what = counted(count, "parameter") if count else "a forward and backward pass"
-            verdict = f"FLAG: {self.name} differs from {against} in {what}; look first at {self.first.where}"
-        ranges = f"whose expected ranges hold 99 % of {self.draws} draws of the reference"
-        tested = f" and of one forward and backward pass, {ranges}" if self.draws else ""
-        subject = f"{self.tests} tests of parameters{tested}. p-values are adjusted for the number of tests."
+        ranges = f"Expected ranges hold 99 % of {self.draws} draws of the reference. " if self.draws else ""
+        subject = f"{ranges}p-values are adjusted for the number of tests." if self.tests else ""
         because, most = (" (perhaps because of these parameters)", MOST_IMPLIED) if wrong else ("", MOST_SHOWN)
         sections = [
             Section("Parameters that differ", _items(wrong, MOST_SHOWN)),
             Section(f"Activations and gradients that differ{because}", _items(rest, most)),
         ]
-        notes = []
-        if self.undeclared:
-            some = ", ".join(self.undeclared[:3]) + (", …" if len(self.undeclared) > 3 else "")
-            notes.append(f"{counted(len(self.undeclared), 'parameter')} not checked, unknown to the reference: {some}")
+        untested = [name for name in self.unchecked if name not in self.undeclared]
+        reasons = {"unknown to the reference": self.undeclared, "of a law that has no test": untested}
+        notes = [
+            f"{counted(len(names), 'parameter')} not checked, {why}: {_some(names)}"
+            for why, names in reasons.items()
+            if names
+        ]
         sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
-        return Document(f"Initialisation of {self.name}", verdict, subject, [s for s in sections if s.blocks])
+        return Document(f"Initialisation of {self.name}", self.verdict, subject, [s for s in sections if s.blocks])
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names of a list."""
+    return ", ".join([*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])])
 
 
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
@@ -117,7 +170,7 @@ def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph
         p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(" ", NO_BREAK)
         label = each.what.replace("_", " ")
         if each.what in EXACT:
-            label, p = "" if each.what == "value" else label, ""
+            label, p = "" if each.what in ("value", "finite") else label, ""
         elif each.what in ("shape", "tails"):  # two tests of one thing
             label = "distribution"
         elif each.what.startswith("grad_"):
@@ -165,7 +218,7 @@ def check_init(
     weights : str or pathlib.Path, optional
         A .safetensors file (or its .index.json) of step 0, whose numbers replace those of the module.
     draws : int
-        The number of draws of the law of a pass.
+        The number of draws of the law of a pass, 100 or more.
     level : float
         The probability of a false alarm in all tests together.
     seed : int
@@ -175,43 +228,76 @@ def check_init(
     --------
     >>> print(ns.torch.check_init(build, [3, 7, 1, 4], reference="config.json"))  # doctest: +SKIP
     """
-    if not 0 < level < 1:
-        raise ArgumentError("level", level, "between 0 and 1")
+    number = as_number(level)
+    if number is None or not 0 < number < 1:
+        raise ArgumentError("level", level, "a number between 0 and 1")
+    level, seed, draws = (
+        number,
+        seed_number(seed),
+        whole(draws, "draws", least=FEWEST_DRAWS, why=": fewer show no tail"),
+    )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
+    if weights is not None and not isinstance(weights, str | Path):
+        raise ArgumentError("weights", weights, "the path of a .safetensors file")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch_seed(seed)
         real = new_module(module)
     reference = _own_reference(module, real) if reference is None else reference
     own = reference is module
     if weights is not None:
         load_weights(real, Path(weights))
+    _refuse_without_numbers(real)
     inputs, named = inputs_of(real, args), dict(kwargs or {})
     known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    alone = "no reference was given: it is compared with its own function, and a mistake in that function is not found"
-    net, notes, unchecked = None, [alone] if own else [], ""
+    alone = "no reference was given: the module is compared with fresh ones that its own code makes"
+    net, notes, why_not = None, [alone] if own else [], ""
     try:
         net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
         if len(net.blocks) != len(known.masks):
-            unchecked = f"it has {len(net.blocks)} blocks, and the reference has {len(known.masks)}"
+            why_not = f"it has {counted(len(net.blocks), 'block')}, and the reference has {len(known.masks)}"
     except UnsupportedError as error:
-        unchecked = str(error)
+        why_not = str(error)
     numbers = dict(real.named_parameters())
     laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
     laws = {name: law for name, law in with_declared(laws, declared or {}).items() if law.law != "unknown"}
     samples = 1 if known.laws is None else known.laws.samples
     tests = [test for name, law in laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tested = {test.where for test in tests}
     tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
     pairs = zip(tests, holm([test.p for test in tests]), strict=True)
     findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
-    if unchecked:
-        notes.insert(0, f"the forward and backward pass was not checked: {unchecked}")
-    elif net is not None:
-        after, more = _pass_findings(net, numbers, known, draws, seed, level / 2)
-        findings, count = findings + after, count + more
-    first = min(findings, key=_position(real), default=None)
-    undeclared = [name for name in numbers if name not in laws]
-    said = OWN if own else known.name
-    drawn = 0 if unchecked else draws
-    return InitCheck(type(real).__name__, said, findings, first, count, drawn, undeclared, notes)
+    checked = ""
+    if net is not None and not why_not:
+        try:
+            of_pass = _pass_findings(net, numbers, known, draws, seed, level / 2)
+            findings, count, checked = findings + of_pass.findings, count + of_pass.tests, of_pass.checked
+            why_not = "" if checked else "it has no quantity in common with the reference"
+        except UnsupportedError as error:
+            why_not = str(error)
+    if why_not:
+        notes.insert(0, f"the forward and backward pass was not checked: {why_not}")
+    return InitCheck(
+        name=type(real).__name__,
+        reference=OWN if own else known.name,
+        findings=findings,
+        first=min(findings, key=_position(real), default=None),
+        tests=count,
+        parameters=len(numbers),
+        unchecked=[name for name in numbers if name not in tested],
+        undeclared=[name for name in numbers if name not in laws],
+        checked_pass=checked,
+        draws=draws if checked else 0,
+        notes=notes,
+    )
+
+
+def _refuse_without_numbers(module: Any) -> None:
+    """Reject parameters on the meta device."""
+    name = next((name for name, p in module.named_parameters() if p.is_meta), None)
+    if name is not None:
+        remedy = "make the module on the CPU"
+        raise ValueError(f"{name} is on the meta device and has no numbers to check: {remedy}")
 
 
 def load_weights(module: Any, path: Path) -> None:
@@ -266,18 +352,30 @@ def _ties(module: Any, known: Reference, net: Structure | None) -> Iterator[Init
         yield InitFinding(net.head, "tie", 0.0, f"expected {said[known.tied]}, found {said[not known.tied]}")
 
 
+class PassFindings(NamedTuple):
+    """Departures of the real pass, in the order of the network; the number of tests; what was compared."""
+
+    findings: list[InitFinding]
+    tests: int
+    checked: str
+
+
 def _pass_findings(
     net: Structure, numbers: Mapping[str, Any], known: Reference, draws: int, seed: int, level: float
-) -> tuple[list[InitFinding], int]:
-    """Departures of the real pass, in the order of the network; and the number of tests."""
+) -> PassFindings:
     law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
-    quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
+    try:
+        quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
+    except NotFiniteError as error:
+        text = "expected finite activations, found NaN or infinity"
+        return PassFindings([InitFinding(error.where, "finite", 0.0, text)], 1, "forward pass")
     laws = {(name, k): law[name][:, k] for name, k in quantities if name in law and k < law[name].shape[1]}
     real = {key: quantities[key] for key in laws}
-    masks = {}  # by block
+    masks, compared = {}, 0  # masks that differ, by block; how many were compared
     for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, known.masks, strict=True)):
         if attention is not None and attention.shape[-2:] == mask.shape:
             used = np.any(attention > 0, axis=0)
+            compared += 1
             for i, j in (wrong := np.argwhere(used != mask))[:1]:
                 expected, found = ("not ", "") if used[i, j] else ("", "not ")
                 text = f"expected token {i} {expected}to attend to token {j}, found that it does {found}".rstrip()
@@ -289,7 +387,15 @@ def _pass_findings(
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
             text = f"expected {low:.4g} to {high:.4g}, found {real[name, k]:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
-    return findings, len(real) + len(net.blocks)
+    return PassFindings(findings, len(real) + compared, _checked(real))
+
+
+def _checked(compared: Iterable[tuple[str, int]]) -> str:
+    """What the quantities of a pass are of."""
+    names = {name for name, _ in compared}
+    if any(name.startswith("grad_") for name in names):
+        return "forward and backward pass"
+    return "forward pass" if names else ""
 
 
 def _path(net: Structure, name: str, k: int) -> str:
@@ -331,6 +437,7 @@ def forward_backward(
         for name, p in numbers.items()
     }
     values = _values(net, parameters)
+    _refuse_not_finite(net, values)
     quantities: dict[tuple[str, int], float] = {}
 
     def say(k: int, names: Sequence[str], found: Any) -> None:
@@ -386,6 +493,22 @@ def forward_backward(
     return quantities, weights
 
 
+class NotFiniteError(ValueError):
+    """An activation has NaN or infinite entries."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+
+def _refuse_not_finite(net: Structure, values: Mapping[Node, Any]) -> None:
+    """Reject streams and logits that are not finite."""
+    watched = {*net.streams, net.logits}
+    for node in net.graph.nodes:
+        if node in watched and not bool(torch.isfinite(values[node]).all()):
+            raise NotFiniteError(path_of(node) or "the module")
+
+
 def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
     """The values of all nodes; those of the streams will have gradients."""
     graph = net.graph
@@ -394,7 +517,13 @@ def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
         if node.op == "call_function" and node not in env:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
-            env[node] = target(*args, **kwargs)
+            try:
+                env[node] = target(*args, **kwargs)
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())
+                kinds = {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
+                remedy = f": its parameters are {' and '.join(sorted(kinds))}; make it with .float()"
+                raise refused(node, reason + (remedy if kinds != {"float32"} else "")) from error
             if node in net.streams and env[node].requires_grad:
                 env[node].retain_grad()
     return env

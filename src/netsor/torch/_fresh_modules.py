@@ -15,9 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._validate import ArgumentError
+
 Module = Any  # a torch.nn.Module
 ModuleOrFactory = Any  # a torch.nn.Module, or a function that returns a new one each time
 LARGE = 2**20  # entries above which a tensor is not made
+MOVED = "a move to the meta device"  # which drops the numbers
 SAMPLE = 2**14  # entries that stand for those of a large tensor
 
 
@@ -47,10 +50,17 @@ def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
 
 def new_module(module: ModuleOrFactory) -> Module:
     """The module, or the module that a function returns."""
+    if not callable(module):
+        raise ArgumentError("module", module, "a torch.nn.Module, or a function that returns one")
     made = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
         raise TypeError(f"module={module!r} must be a torch.nn.Module, or a function that returns one")
     return made
+
+
+def torch_seed(seed: int) -> None:
+    """Seed torch's generator, which takes 64 bits, with a seed of netsor, which may have 128."""
+    torch.manual_seed(seed % 2**63)
 
 
 def _initialise_again(module: Module) -> None:
@@ -220,7 +230,9 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             if fills:
                 self._zero.pop(key, None)
         else:
-            self._problems[key] = next(filter(None, map(self._problems.get, map(_storage, given))), name)
+            moved = name == "aten::_to_copy" and not any(map(_empty, given))
+            problem = MOVED if moved else name
+            self._problems[key] = next(filter(None, map(self._problems.get, map(_storage, given))), problem)
             self.samples.pop(key, None)
 
 

@@ -129,8 +129,8 @@ class InitFinding:
     where : str
         The path of the parameter or module.
     what : str
-        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", or a quantity of a
-        pass, such as "entropy" or "grad_query".
+        "std", "mean", "shape", "tails", "rows", "columns", "value", "tie", "independence", "mask", "finite", or a
+        quantity of a pass, such as "entropy" or "grad_query".
     p : float
         Its p-value, adjusted for the number of tests.
     text : str
@@ -175,10 +175,10 @@ def parameter_tests(name: str, p: Any, law: Parameter, samples: int) -> Iterator
     x = p.detach().double().cpu().numpy()
     x = np.delete(x, law.zero_rows, axis=0) if law.zero_rows else x
     n, drawn = x.size, max(samples, 1) * x.size
-    mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
-    if not math.isfinite(std):
+    if not np.isfinite(x).all():
         yield InitFinding(name, "value", 0.0, "expected finite entries, found NaN or infinity")
         return
+    mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
     known = 1 / n + (1 / drawn if law.std_error else 0.0)  # a law that was measured has an error too
     freedom, ratio = 2 / (KURTOSIS[law.law] - 1), std / law.std  # of the χ² that each squared entry counts for
     p = _two_sided(_normal_score(ratio**2, freedom * n) / math.sqrt(known * n))
@@ -233,6 +233,7 @@ def _distribution(law: Parameter) -> Any:
 def correlation_tests(numbers: Mapping[str, Any], expected: Mapping[str, Parameter]) -> Iterator[InitFinding]:
     """Correlations of parameters that are independent by their laws: one test of all pairs for each parameter."""
     names = [name for name in numbers if name in expected and expected[name].law in GAUSSIAN]
+    names = [name for name in names if bool(torch.isfinite(numbers[name]).all())]  # others are found by themselves
     if len(names) < 2:
         return
     rows, counts = np.zeros((len(names), PREFIX)), np.zeros(len(names))

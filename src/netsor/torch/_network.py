@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._program import Program
-from .._validate import ArgumentError
+from .._validate import ArgumentError, listed, whole
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -45,27 +45,55 @@ def network(
     return read_network(module, args, kwargs, laws).program
 
 
-def inputs_of(module: ModuleOrFactory, args: Any, tokens: int | None = None) -> tuple[Any, ...]:
+def inputs_of(
+    module: ModuleOrFactory, args: Any, tokens: int | None = None, most_by_default: int = TOKENS
+) -> tuple[Any, ...]:
     """Inputs as a module takes them: those given, one sequence of ids, or a number of different ids."""
     # The ids are also passed as a second argument `targets`: without it, some modules return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
+    if args is not None and not isinstance(args, torch.Tensor):
+        args = _token_ids(args)
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     if args is None:
         tables = [part.num_embeddings for part in instance.modules() if isinstance(part, torch.nn.Embedding)]
         if not tables:
             remedy = "give its inputs in Python, args="
             raise ValueError(f"{type(instance).__name__} has no torch.nn.Embedding for token ids: {remedy}")
-        args = list(range(1, min(tokens or TOKENS, tables[0] - 1) + 1))
+        most = tables[0] - 1  # of different ids without 0, which often is the padding
+        if tokens is not None and tokens > most:
+            rows = f"its embedding has {tables[0]} rows, and id 0 is left out; or give ids"
+            raise ArgumentError("tokens", tokens, f"at most {most} for {type(instance).__name__}: {rows}")
+        args = range(1, min(tokens or most_by_default, most) + 1)
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
     ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
     return (ids, ids) if list(inspect.signature(instance.forward).parameters)[1:2] == ["targets"] else (ids,)
 
 
-def networks(module: ModuleOrFactory, ids: Sequence[int] | None, lengths: Sequence[int | None]) -> list[Program]:
-    """`network` on ids, or at several numbers of tokens."""
+def networks(module: ModuleOrFactory, ids: Sequence[int] | None, tokens: int | Sequence[int] | None) -> list[Program]:
+    """`network` on ids, or at one or several numbers of tokens, the smallest first."""
+    if ids is not None and tokens is not None:
+        raise ArgumentError("tokens", tokens, "left out: the ids say how many tokens there are")
+    lengths = [None] if tokens is None else _lengths(tokens)
     laws = parameters(module)
-    return [network(module, inputs_of(module, ids, tokens), laws=laws) for tokens in lengths]
+    return [network(module, inputs_of(module, ids, length), laws=laws) for length in lengths]
+
+
+def _lengths(tokens: int | Sequence[int]) -> list[int]:
+    """Numbers of tokens, sorted, each once."""
+    given = tokens if isinstance(tokens, list | tuple) else [tokens]
+    lengths = sorted(whole(length, "tokens", least=2, why=": an audit compares tokens") for length in given)
+    if not lengths or len(set(lengths)) < len(lengths):
+        raise ArgumentError("tokens", tokens, "one length or more, each once")
+    return lengths
+
+
+def _token_ids(given: Any) -> list[int]:
+    """One sequence of two or more token ids."""
+    ids = [whole(each, "ids", least=0) for each in listed(given, "ids", "a sequence of token ids, as [3, 7, 7, 1]")]
+    if len(ids) < 2:
+        raise ArgumentError("ids", ids, "two or more: tokens are compared")
+    return ids
 
 
 class Network(NamedTuple):
@@ -163,7 +191,7 @@ def training(
 
     def at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
-        net = _loss(factory, inputs_of(factory, None if ids is None else list(ids), TRAINING_TOKENS))
+        net = _loss(factory, inputs_of(factory, ids, most_by_default=TRAINING_TOKENS))
         names = {v.op.weight.source.name for v in topological_order(net.outputs) if isinstance(v.op, MatMul)}
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)

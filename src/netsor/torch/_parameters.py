@@ -13,13 +13,14 @@ import torch
 
 from .._array_api import Floats
 from .._program import Program
-from .._validate import ArgumentError, Rng, chosen_seed
-from ._fresh_modules import ModuleOrFactory, Sample, fresh
+from .._validate import ArgumentError, Rng, chosen_seed, scale, whole
+from ._fresh_modules import MOVED, ModuleOrFactory, Sample, fresh, torch_seed
 
 FEWEST, MOST, MOST_TENSORS = 8, 512, 2048  # initialisations, and tensors in all of them; it takes a second
 ENOUGH = 2**20  # entries that a law is measured with, if so many initialisations have them
 START = 128  # entries of each sample that are compared with those of other parameters
 NORM = torch.linalg.vector_norm
+LAWS = ("constant", "fixed", "normal", "uniform", "truncated normal", "copy", "orthogonal", "unknown")
 GAUSSIAN = ("normal", "uniform", "truncated normal")  # i.i.d. entries, which are treated as Gaussian of their variance
 
 
@@ -77,6 +78,19 @@ class Parameter:
     def random(self) -> bool:
         """Whether it differs from sample to sample."""
         return self.law not in ("constant", "fixed")
+
+    @property
+    def remedy(self) -> str:
+        """What to do if its law cannot be modelled."""
+        if self.note == NOT_FINITE:
+            return "correct its initialisation"
+        if MOVED in self.note:
+            return "make the module on the CPU, or under torch.device('meta')"
+        std = f"{self.std:.2g}" if self.std > 0 else "STD"
+        return f"declare its law, laws=ns.torch.parameters(module, declared={{{self.name!r}: {std}}})"
+
+
+NOT_FINITE = "some of its entries are NaN or infinite"
 
 
 class Parameters(dict[str, Parameter]):
@@ -153,12 +167,13 @@ def parameters(
     >>> ns.torch.parameters(build)["weight"].fan_in  # doctest: +SKIP
     64
     """
-    if samples is not None and samples < 2:
-        raise ArgumentError("samples", samples, "2 or more: one sample does not show which entries are random")
+    if samples is not None:
+        samples = whole(samples, "samples", least=2, why=": one does not show which entries are random")
+    _check_declared(declared)
     seed, by_name, count = chosen_seed(seed, rng), dict[str, list[Sample]](), 0
     with torch.random.fork_rng(devices=[]):
         while count < (samples or FEWEST) or (samples is None and _too_few(by_name, count)):
-            torch.manual_seed(seed + count)
+            torch_seed(seed + count)
             instance, replay = fresh(module)
             held = dict(instance.named_parameters()) | _buffers(instance)
             for name in held if count == 0 else by_name:
@@ -208,7 +223,10 @@ def _measured(samples: list[Sample]) -> bool:
 
 def _with_ties(laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]]) -> dict[str, Parameter]:
     """The laws, with what depends on an earlier parameter: its copies, its transpose, and numbers made from its own."""
-    every, names = dict(laws), [name for name, law in laws.items() if law.random and not by_name[name][0].problem]
+    every = dict(laws)
+    names = [
+        name for name, law in laws.items() if law.random and law.note != NOT_FINITE and not by_name[name][0].problem
+    ]
     sizes, starts, counts = [], np.zeros((len(names), FEWEST, START)), np.zeros(len(names))
     for k, name in enumerate(names):
         samples = [sample.entries.reshape(-1) for sample in by_name[name][:FEWEST]]
@@ -247,15 +265,40 @@ def _compare(name: str, p: Any, samples: list[Sample]) -> None:
         raise ValueError(f"{said}: it was trained, or its constructor does more: pass a function that makes the module")
 
 
+def _check_declared(declared: Any) -> None:
+    """Reject what is not a mapping of names or patterns to standard deviations or laws."""
+    if declared is None:
+        return
+    if not isinstance(declared, Mapping) or not all(isinstance(name, str) for name in declared):
+        allowed = "a mapping of names or patterns of parameters to standard deviations, as {'*.bias': 0.02}"
+        raise ArgumentError("declared", declared, allowed)
+    for pattern, law in declared.items():
+        name = f"declared[{pattern!r}]"
+        if not isinstance(law, Parameter):
+            scale(law, name)
+        elif law.law not in LAWS:
+            raise ArgumentError(f"{name}.law", law.law, f"one of {', '.join(LAWS)}")
+        else:
+            scale(law.std, f"{name}.std")
+
+
+def _declared_law(name: str, std: float) -> Parameter:
+    """Gaussian entries with this standard deviation; zeros, if it is 0."""
+    if std == 0:
+        return Parameter(name, (), "constant", value=0.0, note="declared")
+    return Parameter(name, (), "normal", std=float(std), note="declared")
+
+
 def with_declared(rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]) -> dict[str, Parameter]:
     """The laws, replaced by those that a user declares, by name or pattern."""
+    _check_declared(declared)
     laws = dict(rows)
     for pattern, law in declared.items():
         names = [name for name in laws if fnmatchcase(name, pattern)]
         if not names:
             raise ValueError(f"declared={pattern!r} names no parameter; there are {', '.join(list(laws)[:4])}, …")
         for name in names:
-            new = law if isinstance(law, Parameter) else Parameter(name, (), "normal", std=float(law), note="declared")
+            new = law if isinstance(law, Parameter) else _declared_law(name, law)
             laws[name] = replace(new, name=name, shape=laws[name].shape, fan_in=laws[name].fan_in)
     for name, law in rows.items():
         if law.law == "copy" and laws[name].note == laws[str(law.of)].note == "declared":
@@ -270,6 +313,8 @@ def law_of(name: str, shape: tuple[int, ...], samples: list[Sample]) -> Paramete
         law = "orthogonal" if "qr" in problem else "unknown"
         return Parameter(name, shape, law, note=f"made by {problem.replace('::', '.')}")
     tensors = [sample.entries.double().numpy() for sample in samples]
+    if not all(np.isfinite(t).all() for t in tensors):
+        return Parameter(name, shape, "unknown", note=NOT_FINITE)
     if all(np.array_equal(t, tensors[0]) for t in tensors[1:]):
         if np.ptp(tensors[0]) == 0:
             return Parameter(name, shape, "constant", value=float(tensors[0].flat[0]))

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._program import Program
+from .._validate import ArgumentError
 from ..language import TraceError, Value, data
 from ..language._array import Take
 from ..language._graph import topological_order
@@ -107,6 +108,8 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
     """The graph of a module; torch computes all that does not depend on random parameters."""
     args, given = args if isinstance(args, tuple) else (args,), dict(kwargs or {})
     laws = parameters(module) if laws is None else laws
+    if not isinstance(laws, Parameters):
+        raise ArgumentError("laws", laws, "the result of ns.torch.parameters(module)")
     whole = isinstance(module, torch.nn.Module) and not any(b.is_meta for b in module.buffers())
     instance: Any = module if whole else fresh(module)[0]
     _refuse_hooks(instance)
@@ -149,6 +152,8 @@ def captured(module: ModuleOrFactory, args: Any, kwargs: Mapping[str, Any] | Non
                     raise refused(node, "random numbers in forward: draw them in the constructor, as a buffer")
                 at = LIKE.get(name_of(node))
                 shaped = {node.args[at]} - {*node.args[:at]} if at is not None else set()
+                if name_of(node) == "embedding" and node.args[1] in constants:
+                    _refuse_missing_rows(graph, node)
                 if all(x in constants or x in shaped for x in node.all_input_nodes):
                     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), number)
                     constants[node] = node.target(*args, **kwargs)
@@ -162,6 +167,22 @@ def _refuse_hooks(module: Module) -> None:
         for path, part in parts:
             if any(getattr(part, name, None) for name in hooks):
                 raise UnsupportedError(f"the {what} {path or 'itself'} has a hook on its gradient: remove the hook")
+
+
+def _refuse_missing_rows(graph: Graph, node: Node) -> None:
+    """Reject indices of an embedding that are no rows of its table: token ids, or positions."""
+    indices, rows = graph.constants[node.args[1]], node.args[0].meta["val"].shape[0]
+    if not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < rows:
+        return
+    table = graph.parameters.get(node.args[0], "the table")
+    if _from_inputs(graph, node.args[1]):
+        raise ArgumentError("ids", indices.reshape(-1).tolist(), f"from 0 to {rows - 1}, the rows of {table}")
+    raise ArgumentError("tokens", indices.shape[-1], f"at most {rows}, the rows of {table}: give fewer tokens")
+
+
+def _from_inputs(graph: Graph, node: Node) -> bool:
+    """Whether a node depends on the arguments of the call."""
+    return node in graph.inputs or any(_from_inputs(graph, x) for x in node.all_input_nodes)
 
 
 class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
@@ -365,8 +386,7 @@ class Reader:
             return replace(same, entries=same.entries.t()) if law.transposed else same
         if law.law not in GAUSSIAN:
             note = f" ({law.note})" if law.note else ""
-            remedy = f"laws=ns.torch.parameters(module, declared={{{name!r}: {law.std:.2g}}})"
-            raise UnsupportedError(f"the parameter {name} is {law.law}{note}, not i.i.d.: declare its law, {remedy}")
+            raise UnsupportedError(f"the parameter {name} is {law.law}{note}, not i.i.d.: {law.remedy}")
         return Random(torch.empty(law.shape, device="meta"), name, frozen=name in self.graph.frozen)
 
     def program(self) -> Program:
@@ -387,12 +407,19 @@ class Reader:
         outputs = [self.env[node] for node in self.graph.outputs if isinstance(node, torch.fx.Node)]
         values = [self.value(x) for x in outputs if isinstance(x, VALUES)]
         if not values:
-            raise UnsupportedError(f"{self.graph.name} returns nothing random: does its constructor set a seed?")
+            raise UnsupportedError(f"{self.graph.name} returns nothing random: {self._why_constant()}")
         twins = self.draws.twins.keys()  # rows that became scalars: as vectors they would be other draws
         if twins and not twins.isdisjoint(topological_order(values)):
             raise UnsupportedError("rows of a parameter are used both as vectors and as scalars")
         output = values[0] if len(values) == 1 else tuple(values)
         return self.graph.laws.label(Program(output, self.graph.name, self.probes))
+
+    def _why_constant(self) -> str:
+        """Why no output depends on a random parameter."""
+        if any(law.random for law in self.graph.laws.values()):
+            return "no output depends on a random parameter"
+        remedy = "draw them at random, without a seed in the constructor"
+        return f"its parameters are the same in every initialisation; {remedy}"
 
     def attention(self, softmax: Node) -> list[Probe]:
         """The scores and the weights of a softmax."""

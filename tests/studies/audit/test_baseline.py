@@ -145,9 +145,21 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
     for draws, said in ((16, "must be comparable with 16 draws of 16 tokens, but has 16: give 17 or more"), (17, None)):
         request = Request((model,), quick=True, draws=draws)
         bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
-        old = Baseline("old.json", model.sizes, {16: EarlierLength(16, "actual", bands)})
+        old = Baseline("old.json", model.sizes, {16: EarlierLength(16, "actual", None, bands)})
         if said is None:
             old.check(request, model)
         else:
             with pytest.raises(ValueError, match=said):
                 old.check(request, model)
+
+
+def test_a_baseline_is_of_the_same_token_ids():
+    """The laws differ: two of four tokens are equal."""
+    equal = audited(ids=[3, 7, 7, 1])
+    assert equal.as_dict()["ids"] == [3, 7, 7, 1]
+    assert not equal.departures(equal.as_dict())
+    different = audited(tokens=4)
+    with pytest.raises(ValueError, match=r"it has \[3, 7, 7, 1\], and this audit different ones"):
+        different.departures(equal.as_dict())
+    with pytest.raises(ValueError, match=r"it has different ones, and this audit \[3, 7, 7, 1\]"):
+        equal.departures(different.as_dict())

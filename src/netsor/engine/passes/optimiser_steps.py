@@ -39,7 +39,7 @@ from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Expand all steps. Sample matrices whose entries are needed and, with the shortcut "drawn", those that act often."""
+    """Expand all steps. Sample matrices whose entries are needed and, unless "drawn" is off, those that act often."""
     draw_often_used = "drawn" not in context.without
     values = context.ordered(outputs)
     if not any(isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values):

@@ -131,8 +131,6 @@ def audit(
     if sizes and not isinstance(model, Program):
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
-    if is_function(model) and widths not in (None, "actual"):
-        raise ArgumentError("widths", widths, "left out: the widths of a module are numbers")
 
     def audited(given: Any) -> Any:
         if isinstance(given, Program):
@@ -141,15 +139,21 @@ def audit(
         if is_function(given):
             from ...torch._network import networks
 
-            lengths = [tokens] if tokens is None or isinstance(tokens, int) else sorted(tokens)
-            program, *longer = networks(given, ids, lengths)
-            return ProgramModel(program, {}, longer)
+            program, *longer = networks(given, ids, tokens)
+            return ProgramModel(program, {}, longer, ids)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
+    def compared(given: Any) -> Any:
+        try:
+            return audited(given)
+        except ArgumentError as error:
+            error.name = "compare" if error.name == "model" else error.name
+            raise
+
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
-    models = tuple(map(audited, (model, *others)))
+    models = (audited(model), *map(compared, others))
     if is_function(model):
-        ids, tokens, widths = None, None, "actual"  # the program has them
+        ids, tokens = None, None  # the program has them
     swept = None
     for name, given in (("recipe", recipe), ("sweep", sweep)):
         if given is not None and isinstance(models[0], ProgramModel):

@@ -74,6 +74,7 @@ class EarlierLength(NamedTuple):
 
     draws: int
     widths: str
+    ids: tuple[int, ...] | None  # None: different ones
     bands: dict[Place, tuple[float, float]]
 
 
@@ -124,6 +125,9 @@ class Baseline:
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
                 refuse(f"at the same widths, not at {earlier.widths!r}")
+            ids = request.ids_of(model)
+            if earlier.ids != ids:
+                refuse(f"of the same token ids: it has {_listed(earlier.ids)}, and this audit {_listed(ids)}")
             for block, quantity in _places(request, model, tokens):
                 if (block, quantity) not in earlier.bands:
                     what = f"{quantity}{'' if block is None else f' in block {block}'} at {tokens:,} tokens"
@@ -181,7 +185,15 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
     draws = whole(content["draws"], "draws", least=DECIDE)
     if content["widths"] not in ("actual", "inf"):
         raise ValueError("no widths")
-    return EarlierLength(draws, content["widths"], bands)
+    ids = content["ids"]
+    if ids is not None:
+        ids = tuple(whole(each, "ids", least=0) for each in ids)
+    return EarlierLength(draws, content["widths"], ids, bands)
+
+
+def _listed(ids: Sequence[int] | None) -> str:
+    """Token ids, in a message."""
+    return "different ones" if ids is None else shown(list(ids))
 
 
 def _rank(draws: int, before: int, level: float) -> int:

@@ -56,8 +56,11 @@ class Request(_study.Request):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        fixed = [model.name for model in self.models if not model.widths()]  # modules, or programs of numbers
+        if fixed and self.widths not in (None, "actual"):
+            raise ArgumentError("widths", self.widths, f"left out: the widths of {fixed[0]} are numbers")
         if self.widths is None:
-            self._set("widths", "actual" if self.quick else "both")
+            self._set("widths", "actual" if self.quick or fixed else "both")
         if self.ranges and self.widths == "inf":
             raise ArgumentError("ranges", True, "left out where all widths are infinite: ranges need finite widths")
         self._set("models", _unique_names(self.models))
@@ -122,6 +125,11 @@ class Request(_study.Request):
         full = shlex.join(word for word in words if word != "--quick") or "leave out quick=True"
         return f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}. Full\N{NO-BREAK SPACE}audit: {full}"
 
+    def ids_of(self, model: Model) -> tuple[int, ...] | None:
+        """The given token ids of a model; None for different ones."""
+        ids: tuple[int, ...] | None = model.ids if isinstance(model, ProgramModel) else self.ids
+        return ids
+
     @property
     def own(self) -> bool:
         """Whether it audits programs of the user."""
@@ -145,7 +153,7 @@ class Request(_study.Request):
             if len(self.ids) < 2:
                 raise ArgumentError("ids", list(self.ids), "two or more: an audit compares tokens")
             if self.tokens not in (None, (len(self.ids),)):
-                raise ValueError("ids and tokens cannot be combined: the ids say how many tokens there are")
+                raise ArgumentError("tokens", self.tokens, "left out: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
             most = min(longest(model) for model in self.models if isinstance(model, Transformer))

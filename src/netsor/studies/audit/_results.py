@@ -211,12 +211,14 @@ class Comparison(AuditResult, Several[Audit]):
 
 def _of(result: LengthResult) -> dict[str, Any]:
     model, request = result.model, result.request
+    ids = request.ids_of(model)
     content: dict[str, Any] = {
         "model": model.name,
         "sizes": model.sizes,
         "status": result.best.subject.status,
         "widths": "inf" if result.best.subject.infinite else "actual",
         "tokens": result.tokens,
+        "ids": None if ids is None else list(ids),
         "draws": result.best.draws,
         **_summaries(result.best),
         "findings": [asdict(finding) for finding in result.findings],

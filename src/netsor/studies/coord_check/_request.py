@@ -273,6 +273,8 @@ class Request(TrainingRequest):
         self._set("depths", sizes_of("depths", self.depths))
         if self.widths is None and self.axis == "depth" and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
+        if not (callable(self.eps) and self.own):
+            real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
         if self.lr is None:
             raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
@@ -280,8 +282,6 @@ class Request(TrainingRequest):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number")
-        if not (callable(self.eps) and self.own):
-            real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
@@ -289,7 +289,8 @@ class Request(TrainingRequest):
         if self.depths is None:
             self._set("depths", (model.layers,))
         if max(self.depths) > MOST_LAYERS:
-            raise ArgumentError("depths", self.depths, f"at most {MOST_LAYERS}")
+            name, value = ("layers", model.layers) if self.depths == (model.layers,) else ("depths", self.depths)
+            raise ArgumentError(name, value, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates())
         super()._check_model(model)
 

@@ -20,7 +20,7 @@ import numpy as np
 from ..._array_api import array_namespace
 from ..._executors import InlineExecutor
 from ..._program import Program
-from ..._validate import ArgumentError, Positive, Rng, also_spelled, as_floats, one_of, real, shown
+from ..._validate import ArgumentError, Rng, also_spelled, as_floats, one_of, real, shown
 from ...engine import ExactError, NoLimitError
 from ...engine._parallel import Progress
 from ...language import Scalar, apply, hyperparameter, train
@@ -30,7 +30,7 @@ from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
 from .._study import DrawTask, Run
-from .._training import TrainingCase, TrainingRequest, TrainingStudy, call_build, subject_of
+from .._training import Steps, TrainingCase, TrainingRequest, TrainingStudy, call_build, subject_of
 from ._results import ADDED, Curve, Optimum, Sweep, Transfer
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
@@ -196,7 +196,7 @@ class SweepTask(DrawTask):
 class Request(TrainingRequest):
     """The validated options of a learning-rate sweep."""
 
-    steps: Positive = STEPS
+    steps: Steps = STEPS
     lr: Any = None  # a tuple, once it is validated
     weights: Callable[[Program], Any] | None = None
     schedule: Callable[[int], float] | None = None
@@ -211,6 +211,9 @@ class Request(TrainingRequest):
     def __post_init__(self) -> None:
         if not isinstance(self.optimiser, Optimiser | Mapping):
             one_of(self.optimiser, "optimiser", "", tuple(NAMED))
+        if self.schedule is not None and not callable(self.schedule):
+            allowed = "a function of the step, 0, 1, …, that returns a factor"
+            raise ArgumentError("schedule", self.schedule, allowed)
         if self.lr is not None:
             self._set("lr", self._rates(as_floats(self.lr)))
         super().__post_init__()
