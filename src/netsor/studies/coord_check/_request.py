@@ -176,6 +176,7 @@ class CheckCase(TrainingCase):
     eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
 
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def network(self) -> Network:
         """The network and its loss. Biases and gains of a model have the learning rate and eps of embeddings."""
         if self.model is not None:
