@@ -118,8 +118,12 @@ BROKEN = {  # the rule that is broken, what is flagged, and the name of the caus
     "SGD, standard deviation of the head": (
         sgd, replace(OF_SGD, head_std=-0.5), "logits", "the standard deviation of head.weight",
     ),
-    "SGD, learning rate of the embedding": (sgd, replace(OF_SGD, embedding=0.0), "update of embed.weight", "embed.weight"),
-    "SGD, learning rate of the blocks": (sgd, replace(OF_SGD, hidden=1.0), "update of blocks.0.o.weight", "blocks.0.q.weight"),
+    "SGD, learning rate of the embedding": (
+        sgd, replace(OF_SGD, embedding=0.0), "update of embed.weight", "embed.weight",
+    ),
+    "SGD, learning rate of the blocks": (
+        sgd, replace(OF_SGD, hidden=1.0), "update of blocks.0.o.weight", "blocks.0.q.weight",
+    ),
 }  # fmt: skip
 FIELDS = {  # of Scales, by the words of the advice
     "the scores": "score",

@@ -27,6 +27,7 @@ class Scale(NamedTuple):
     expected: float  # the exponent of that size in maximal updates
     what: str  # to scale, in words
     slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
+    unjudged: frozenset[str] = frozenset()  # kinds whose updates have it as a factor once or more often: check again
 
 
 def scales_of(networks: Sequence[tuple[float, dict[str, float], Network]], optimiser: str) -> list[Scale]:
@@ -47,7 +48,9 @@ def scales_of(networks: Sequence[tuple[float, dict[str, float], Network]], optim
         what = "the tied logits, by a factor behind them," if tied else f"the standard deviation of {readout.kind}"
         others = frozenset(act.kind for act in first.acts) - {readout.kind}
         slowed = others if optimiser == SGD else frozenset()
-        found.append(Scale("logits", "vocabulary" if whole else "logits", 0.0 if tied else -0.5, what, slowed))
+        measured, expected = "vocabulary" if whole else "logits", 0.0 if tied else -0.5
+        unjudged = frozenset({readout.kind} if tied else ())  # the factor may be in front of the product
+        found.append(Scale("logits", measured, expected, what, slowed, unjudged))
     return found
 
 

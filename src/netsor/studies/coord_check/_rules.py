@@ -203,6 +203,7 @@ class WrongScale(NamedTuple):
     words: str
     excess: float  # its power of n beyond the expected one
     slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
+    unjudged: frozenset[str] = frozenset()  # those whose updates depend on it in a way that is not known
 
 
 def wrong_scales(
@@ -228,7 +229,7 @@ def wrong_scales(
             f"scale {scale.what} by {{power}}: before the step {scale.measured} has exponent {size.last} and should "
             f"have {scale.expected:g}, so that its change, {change.exponent}, is {change.promised:g}"
         )
-        found.append(WrongScale(words, excess, scale.slowed))
+        found.append(WrongScale(words, excess, scale.slowed, scale.unjudged))
     return found
 
 
@@ -248,7 +249,7 @@ def advice(
     lines = [scale.words.format(power=power(-scale.excess, letter)) for scale in scales]
     alike: dict[str, list[Verdict]] = {}  # by the power of the width that must multiply their learning rates
     for u in updates:
-        if u.through is None or u.promised is None:
+        if u.through is None or u.promised is None or any(u.entry.name in scale.unjudged for scale in scales):
             continue
         by_scale = sum(scale.excess for scale in scales if u.entry.name in scale.slowed)
         near = max(WHOLE, (u.through.high - u.through.low) / 2)
