@@ -89,6 +89,7 @@ def training_options(
         option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),
         option("--lr", type=rates, metavar="X,…", help=lr),
         many("--parametrisation", "--parametrization", "rules", metavar="NAME|FILE", help=rules),
+        option("--eps", type=opt.number(real, least=0, most=1), default=0.0, help=EPS),
         option("--grow", type=Choice(["heads", "head-dim"]), default="heads", help=grow),
         option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
         option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
@@ -116,7 +117,6 @@ def training_options(
     rates=str,
 )
 @option("--depths", type=opt.SIZES, help="Numbers of blocks, at one width: exponents of the depth.")
-@option("--eps", type=opt.number(real, least=0, most=1), default=0.0, help=EPS)
 @option("--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE)
 @flag("--fail", help="Exit with code 3 if something is flagged.")
 def coord_check_command(**options: Any) -> None:

@@ -29,6 +29,20 @@ VECTORS = ("bias", "gain")  # parameters that are vectors
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
 
+def absent_kinds(model: Description) -> dict[str, str]:
+    """The kinds of weights that a model does not have, each with the reason and what to set instead."""
+    absent = {}
+    if model.positions != "learned":
+        absent["position"] = f"positions={model.positions!r} have no weights: leave it out"
+    elif not model.std_position:
+        absent["position"] = "std_position=0, and nothing is added for positions: set std_position above 0"
+    if not model.gated:
+        absent["gate"] = "gated=False, and its perceptron has no gate: leave it out"
+    if model.tied:
+        absent["head"] = "tied=True, and its logits use the embedding: set embedding, and logits for their factor"
+    return absent
+
+
 class WeightUse(NamedTuple):
     """A product with a weight: its block (None: outside the blocks), and the kind of the weight."""
 

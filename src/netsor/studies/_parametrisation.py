@@ -20,6 +20,7 @@ from ..optim import NAMED
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
+HEAD_DIM = "head_dim"  # the third exponent of scores
 MAX_FILE_BYTES = 2**14  # of a file: a parametrisation has a few hundred
 LONGEST = 100  # characters of a name, for figures and tables
 MAX_EXPONENT = 4.0  # of the absolute value of an exponent
@@ -36,7 +37,7 @@ class Power(NamedTuple):
         return float(width**self.width * depth**self.depth)
 
 
-CONSTANT, ROOT = Power(), Power(-0.5)
+CONSTANT = Power()
 
 
 class Scaling(NamedTuple):
@@ -47,6 +48,15 @@ class Scaling(NamedTuple):
     eps: Power = Power()  # of Adam
 
 
+class Setting(NamedTuple):
+    """A number of a file that changes the starting point."""
+
+    key: str  # as in the file: "matrices.lr.width"
+    part: str  # "std", "lr" or "eps" of kinds of weights; "logits", "scores" or "promise"
+    of: str  # "width", "depth" or "head_dim"; "features" or "logits" of a promise
+    kinds: tuple[str, ...] = ()  # the kinds of weights that it is about
+
+
 @dataclass(frozen=True)
 class Parametrisation:
     """A parametrisation, with its promise: the exponents of n in the changes of one step."""
@@ -55,9 +65,13 @@ class Parametrisation:
     words: str
     kinds: Mapping[str, Scaling] = field(default_factory=dict)  # others do not scale
     logits: Power = CONSTANT  # a multiplier of tied logits, which have no separate weights
-    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head
+    scores: Power = CONSTANT  # of ⟨q, k⟩
+    head_dim: float = -0.5  # of ⟨q, k⟩: the exponent of the dimension of a head
     features: float = 0.0  # the promise for all activations
     outputs: float = 0.0  # the promise for logits and loss
+    like: str = "fixed"  # the starting point
+    settings: tuple[Setting, ...] = ()  # of a file: its changes to the starting point
+    source: str = ""  # the file
 
     def scaling(self, kind: str) -> Scaling:
         """The scaling of a kind of weight."""
@@ -72,8 +86,10 @@ class Parametrisation:
     def fields(self) -> dict[str, Any]:
         """All fields, as in a JSON file."""
         kinds = {k: {name: power._asdict() for name, power in s._asdict().items()} for k, s in self.kinds.items()}
-        last = {"logits": self.logits._asdict(), "scores": self.scores._asdict()}
-        return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
+        scores = {**self.scores._asdict(), HEAD_DIM: self.head_dim}
+        last = {"logits": self.logits._asdict(), "scores": scores}
+        promise = {"features": self.features, "logits": self.outputs}
+        return {"name": self.name, "like": self.like, **kinds, **last, "promise": promise}
 
 
 # exponents of n: in the standard deviations of matrices and of the head, in the multiplier of tied logits, and in eps
@@ -105,7 +121,15 @@ def known(name: str, optimiser: str) -> Parametrisation:
     kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
     kinds |= {kind: Scaling(Power(std), Power(matrices), eps) for kind in MATRICES}
     kinds["head"] = Scaling(Power(last), Power(head))
-    return Parametrisation(name, WORDS[name], kinds, Power(tied), Power(scores), -0.5 if name == "ntk" else 0.0)
+    return Parametrisation(
+        name,
+        WORDS[name],
+        kinds,
+        logits=Power(tied),
+        head_dim=scores,
+        features=-0.5 if name == "ntk" else 0.0,
+        like=name,
+    )
 
 
 def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str) -> Parametrisation:
@@ -113,7 +137,7 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
     if isinstance(given, Parametrisation):
         return given
     if isinstance(given, Mapping):
-        return _read(dict(given), optimiser, "parametrisation")
+        return _read(dict(given), optimiser, "parametrisation", "parametrisation")
     if isinstance(given, str) and given in WORDS:
         return known(given, optimiser)
     path = Path(given) if isinstance(given, str | Path) else None
@@ -121,27 +145,76 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
         allowed = f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
         raise ArgumentError("parametrisation", given if path is None else str(given), allowed)
     try:
-        return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem)
+        return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem, str(path))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError("parametrisation", str(path), f"a valid .json or .toml file: {why}") from None
 
 
-def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
+def _read(given: dict[str, Any], optimiser: str, name: str, source: str) -> Parametrisation:
     called, start = given.pop("name", name), given.pop("like", "fixed")
     if not isinstance(called, str) or not 1 <= len(called) <= LONGEST or not called.isprintable():
         raise ValueError(f"name={shown(called)} of a parametrisation must be 1 to {LONGEST} printable characters")
     if not isinstance(start, str) or start not in WORDS:
         raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
     base = known(start, optimiser)
-    parts: Any = {kind: base.scaling(kind) for kind in KINDS} | {"logits": base.logits, "scores": base.scores}
-    matrices = given.pop("matrices", {})
-    parts |= {kind: _merged(parts[kind], matrices, "matrices") for kind in MATRICES}
-    parts["promise"] = {"features": base.features, "logits": base.outputs}
-    parts = _merged(parts, given, "")
+    begin: dict[str, Any] = {kind: base.scaling(kind) for kind in KINDS}
+    begin |= {"logits": base.logits, "scores": {**base.scores._asdict(), HEAD_DIM: base.head_dim}}
+    begin["promise"] = {"features": base.features, "logits": base.outputs}
+    own = {key: value for key, value in given.items() if key != "matrices"}
+    if _gives_width(own.get("scores")):  # of scores: in place of that of the dimension of a head
+        begin["scores"][HEAD_DIM] = 0.0
+    matrices = given.get("matrices", {})
+    merged = begin | {kind: _merged(begin[kind], matrices, "matrices") for kind in MATRICES}
+    parts = _merged(merged, own, "")
     words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
     logits, scores, promise = (parts.pop(name) for name in ("logits", "scores", "promise"))
-    return Parametrisation(called, words, parts, logits, scores, promise["features"], promise["logits"])
+    return Parametrisation(
+        called,
+        words,
+        parts,
+        logits=logits,
+        scores=Power(scores["width"], scores["depth"]),
+        head_dim=scores[HEAD_DIM],
+        features=promise["features"],
+        outputs=promise["logits"],
+        like=start,
+        settings=(*_of_matrices(matrices, own, begin), *_settings(own, merged, base)),
+        source=source if source.endswith((".json", ".toml")) else called,
+    )
+
+
+def _gives_width(scores: Any) -> bool:
+    """Whether a file gives scores an exponent of the width, and none of the dimension of a head."""
+    return isinstance(scores, Mapping) and "width" in scores and HEAD_DIM not in scores
+
+
+def _of_matrices(given: Mapping[str, Any], own: Mapping[str, Any], begin: Mapping[str, Scaling]) -> list[Setting]:
+    """The settings of all matrices of the blocks; a kind with a number of its own is not among them."""
+    found = []
+    for part, powers in given.items():
+        for axis, value in powers.items():
+            kinds = tuple(kind for kind in MATRICES if axis not in own.get(kind, {}).get(part, {}))
+            if any(value != getattr(getattr(begin[kind], part), axis) for kind in MATRICES):
+                found.append(Setting(f"matrices.{part}.{axis}", part, axis, kinds))
+    return found
+
+
+def _settings(own: Mapping[str, Any], merged: Mapping[str, Any], base: Parametrisation) -> list[Setting]:
+    """The other settings that change a number."""
+    found = []
+    for name, table in own.items():
+        if name in KINDS:
+            for part, powers in table.items():
+                before = getattr(merged[name], part)._asdict()
+                changed = [axis for axis, value in powers.items() if value != before[axis]]
+                found += [Setting(f"{name}.{part}.{axis}", part, axis, (name,)) for axis in changed]
+            continue
+        before = merged[name] if isinstance(merged[name], dict) else merged[name]._asdict()
+        if name == "scores":
+            before = {**before, HEAD_DIM: base.head_dim}
+        found += [Setting(f"{name}.{of}", name, of) for of, value in table.items() if value != before[of]]
+    return found
 
 
 def _merged(old: Any, given: Any, place: str) -> Any:
@@ -196,7 +269,7 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
     own, before = (size**-0.5 if model.score_scale is None else model.score_scale for size in (d, model.d))
-    wanted = before * rule.scores.of(d / model.d, deeper)
+    wanted = before * rule.scores.of(ratio, deeper) * (d / model.d) ** rule.head_dim
     if wanted != own:
         changes["score_scale"] = wanted
     return model.replace(**changes)

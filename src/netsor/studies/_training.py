@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .._program import Program
-from .._validate import ArgumentError, Positive, check_fields, choice, listed, one_of, whole
+from .._validate import ArgumentError, Positive, check_fields, choice, listed, one_of, real, whole
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
@@ -25,10 +25,11 @@ from ..engine.backends import Backend, Numpy
 from ..language import Width
 from ..language._graph import topological_order
 from ..models import Transformer, read
-from ..models._training import VECTORS, refuse
+from ..models._training import KINDS, VECTORS, refuse
 from ..optim import MAX_STEPS, NAMED
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
+from ._idle_settings import Setup, refuse_idle_settings
 from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
@@ -109,8 +110,9 @@ class TrainingRequest(_study.Request):
     targets: Any = None
     tokens: Positive | None = None
     draws: Annotated[int, partial(whole, least=FEWEST)] = 16
-    grow: Annotated[str, choice(*GROW)] = "heads"
+    grow: Annotated[str, choice(*GROW)] = GROW[0]
     vectors: Any = ()
+    eps: Any = 0.0  # of Adam, at the width of the model
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
 
@@ -121,6 +123,7 @@ class TrainingRequest(_study.Request):
     rates: ClassVar[Any] = 1  # about how many learning rates a draw has
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
+    promise_axis: ClassVar[Any] = "width"  # what a promise is compared with; else why it is compared with nothing
     case_type: ClassVar[type[TrainingCase]]
     case_options: ClassVar[Any]  # (rule, width, depth): other fields of a case; width and depth are over the model's
     default_widths: ClassVar[tuple[float, ...]]
@@ -143,6 +146,8 @@ class TrainingRequest(_study.Request):
         elif self.rules:
             allowed = "left out: a program defines its standard deviations and learning rates"
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
+        elif self.grow != GROW[0]:
+            raise ArgumentError("grow", self.grow, "left out: a program defines what grows with its width")
         if len(self.at) < 2:
             raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
 
@@ -163,6 +168,7 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
             raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
+        self._check_settings(model)
         self.cases(self.rules[0])  # rejects widths that the heads do not divide
         # the ids of the tokens, and a target for each: by default the next id
         ids, targets = (
@@ -188,6 +194,29 @@ class TrainingRequest(_study.Request):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
         if model.positions == "learned" and len(ids) > (model.length or 0):
             raise ArgumentError("tokens", len(ids), f"at most {model.length}, the positions of {model.name}")
+
+    def _check_settings(self, model: Transformer) -> None:
+        """Refuse settings that would be ignored."""
+        if self.grow != GROW[0] and set(self.widths) == {model.width}:
+            allowed = f"left out: the only width is that of {model.name}, so nothing grows with it"
+            raise ArgumentError("grow", self.grow, allowed)
+        rates = self.rates_by_kind
+        refuse_idle_settings(self.rules, Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis))
+
+    @property
+    def rates_by_kind(self) -> Mapping[str, float]:
+        """The learning rates of a model at its own width, by kinds of weights; empty if they are not yet known."""
+        return {}
+
+    def _check_eps(self) -> None:
+        """Refuse an eps that is no number, or of an optimiser that has none."""
+        real(self.eps, "eps", least=0, most=1)
+        if self.eps and "eps" not in NAMED[self.optimiser].takes:
+            raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
+
+    def eps_by_kind(self, rule: Parametrisation, width: float, depth: float) -> tuple[tuple[str, float], ...]:
+        """Adam's eps for each kind of weight of a model; empty if it is 0."""
+        return tuple((kind, self.eps * rule.scaling(kind).eps.of(width, depth)) for kind in KINDS if self.eps)
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from .._program import Program
 from .._validate import ArgumentError, listed, whole
+from ..language import mean_dot
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._probe import Probe
@@ -217,7 +218,10 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     words = unit_vectors(ids, size) if parts.head == parts.words[0] else None
     loss = cross_entropy_of(logits, unit_vectors(targets, size), words)
     kept = [probe for probe in net.program.probes if probe.name in WATCHED]
-    return parts.graph.laws.label(Program(loss, name, [*kept, Probe("logits", logits)]))
+    batch = unit_vectors(sorted({*ids, *targets}), size)  # of the words that a step moves by order 1
+    judged = size * mean_dot(logits[:, None], batch[None, :])
+    ends = [Probe("logits", judged.reshape(-1)), Probe("vocabulary", logits)]
+    return parts.graph.laws.label(Program(loss, name, [*kept, *ends]))
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:

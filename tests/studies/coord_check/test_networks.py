@@ -147,7 +147,7 @@ def test_the_tangent_kernel_by_other_optimisers(optimiser):
 
 def test_adam_with_one_rate_for_the_tangent_parameters_grows():
     """n^(−1/2) for entries is a constant rate for entries over their standard deviation: updates grow like √n."""
-    one = {"like": "ntk", "matrices": {"lr": {"width": -0.5}}, "head": {"lr": {"width": -0.5}}}
+    one = {"like": "ntk", "matrices": {"lr": {"width": -0.5}}}
     check = ns.coord_check(CONFIG, widths=[64, 256], parametrisation=one, optimiser="adam", draws=8, tokens=2,
                            progress=False)[0]  # fmt: skip
     assert judged(check.fits[check.update("in").entry], 0.5, 0.2) == KEPT

@@ -9,9 +9,11 @@ enclose θ_q at an exactly known level.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +51,8 @@ class Finding:
         The lengths at which the verdict holds.
     brief, advice : str
         The measurement in a few words, and what to change if the rule flags it.
+    changes : mapping
+        If the rule flags a described model: the fields that the advice changes, for `model.replace(**changes)`.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Finding:
     tokens: tuple[int, ...] = ()
     brief: str = ""
     advice: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def _repr_html_(self) -> str:
         notes = [Paragraph(text) for text in (f"Flagged if {self.rule}. {self.reason}", self.advice) if text]

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._array_api import Floats
 from ..._bound_program import NEGLIGIBLE
+from ...models import Transformer
 from ...models._metric_program import ProgramModel
 from ...models._metrics import BLOCK, ENDS, FORMATS
 from ._cases import AuditCase, Model
@@ -200,7 +201,8 @@ class LengthResult(Mapping[str, Band]):
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        known = self.distinct, uniform, self.stacks, self.tokens, self.best.precision
+        model = self.model if isinstance(self.model, Transformer) else None
+        known = self.distinct, uniform, self.stacks, self.tokens, self.best.precision, model
         facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
             return judged(facts)

@@ -12,8 +12,10 @@ import numpy as np
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ..._validate import ArgumentError
+from ...models import Transformer
 from ._findings import EQUALITY_RTOL, FEWEST, Finding, above, band, below, draws_needed, outside_band, quantile_interval
 from ._quantities import BLOCKS, EVERY, KINDS, number
+from ._remedies import Flagged, remedy
 
 BACKWARD_RULES = ("vanishing", "exploding", "scores", "dominance")  # those about gradients
 NO_GRADIENTS = "gradients were not requested"
@@ -29,6 +31,7 @@ class RuleInput(NamedTuple):
     stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
     tokens: int  # how many there are
     precision: str = "float64"  # of the draws
+    model: Transformer | None = None  # that is audited; None: a program
 
     @property
     def rounding(self) -> float:
@@ -48,7 +51,6 @@ class Rule(NamedTuple):
     threshold: float
     brief: str  # a few words, with {value}
     reason: str
-    advice: str
     judge: Judge
 
     def finding(self, measured: str, verdict: str = NOT_APPLICABLE, value: float | None = None, **ends: Any) -> Finding:
@@ -56,7 +58,7 @@ class Rule(NamedTuple):
         words = self.rule.format(threshold=f"{self.threshold:,g}")
         brief = "" if value is None else self.brief.format(value=number(value))
         said = self.name, words, self.reason, measured, verdict, value, self.threshold
-        return Finding(*said, brief=brief, advice=self.advice, **ends)
+        return Finding(*said, brief=brief, **ends)
 
     def compared(self, text: str, is_it: Comparison, values: Floats) -> Finding:
         """The finding from the median of values; if undecided, with the number of draws that would settle it."""
@@ -78,8 +80,16 @@ def rule(*words: Any) -> Callable[[Judge], None]:
 
 
 def judged(facts: RuleInput) -> tuple[Finding, ...]:
-    """A finding for each rule."""
-    return tuple(replace(rule.judge(facts, rule), tokens=(facts.tokens,)) for rule in RULES)
+    """A finding for each rule, with what to change."""
+    return tuple(_advised(facts, rule.judge(facts, rule)) for rule in RULES)
+
+
+def _advised(facts: RuleInput, finding: Finding) -> Finding:
+    flagged = None
+    if finding.verdict == FLAG and finding.value is not None and finding.threshold is not None and facts.model:
+        flagged = Flagged(facts.model, facts.draws, finding.value, finding.threshold)
+    words, changes = remedy(finding.name, flagged)
+    return replace(finding, tokens=(facts.tokens,), advice=words, changes=changes)
 
 
 def rule_name(name: str) -> str:
@@ -103,8 +113,6 @@ def ratio(a: Floats, b: Floats, otherwise: float) -> Floats:
     "stream grows ×{value} from the embedding to the end",
     "The token's own vector is then so small a part of the stream that carries it that bf16, with steps of 0.4 to "
     "0.8 %, hardly resolves it. The two ends of the network are on other scales, and so are their gradients.",
-    "Multiply the std of the matrices that write to the stream by 1/√(2 · layers), as GPT-2 does, or raise "
-    "the std of the embeddings.",
 )
 def _growth(facts: RuleInput, rule: Rule) -> Finding:
     square = facts.draws["mean_square"]
@@ -127,7 +135,6 @@ def _growth(facts: RuleInput, rule: Rule) -> Finding:
     0.1,
     "the weaker branch is {value} of what the two add",
     "The other branch then decides what the next block sees, and learning through the weak one is slow at first.",
-    "Raise the std of the matrices of the weaker branch, or lower that of the other.",
 )
 def _branches(facts: RuleInput, rule: Rule) -> Finding:
     draws = facts.draws
@@ -153,7 +160,6 @@ def _branches(facts: RuleInput, rule: Rule) -> Finding:
     0.1,
     "tokens fill {value} of the directions in which they can differ",
     "Tokens that point the same way look alike after a norm: the loss hardly depends on which is which.",
-    "Scale the residual branches down with depth, or raise the std of the embeddings, so that tokens stay apart.",
 )
 def _rank(facts: RuleInput, rule: Rule) -> Finding:
     if facts.distinct < 2:
@@ -174,7 +180,6 @@ def _rank(facts: RuleInput, rule: Rule) -> Finding:
     0.5,
     "lowest attention entropy is {value} of uniform",
     "A softmax that has already chosen passes little gradient to its scores, and what it chose is chance.",
-    "Lower the std of the query and key matrices, or normalise queries and keys (QK-norm).",
 )
 def _entropy(facts: RuleInput, rule: Rule) -> Finding:
     if "entropy" not in facts.draws:
@@ -195,7 +200,6 @@ def _entropy(facts: RuleInput, rule: Rule) -> Finding:
     "first loss is {value} nats above ln V",
     "A model that knows nothing should say so: the first steps are spent on shrinking logits that mean nothing. "
     "Logits N(0, v) cost v/2, so those of variance 1, as usual parametrisations have them, cost 0.5.",
-    "Lower the std of the output matrix, or of the embeddings if they are tied to it.",
 )
 def _loss(facts: RuleInput, rule: Rule) -> Finding:
     if facts.uniform_loss is None or "loss" not in facts.draws:
@@ -216,7 +220,6 @@ def _loss(facts: RuleInput, rule: Rule) -> Finding:
     0.05,
     "{value} of the infinite-width medians are outside the band",
     "Where the limit is outside the band, a theory of infinite width does not describe this model.",
-    "Do not describe this model by its infinite-width limit; read the numbers at its own widths.",
 )
 def _limit(facts: RuleInput, rule: Rule) -> Finding:
     limit = facts.limit
@@ -250,8 +253,6 @@ def _limit(facts: RuleInput, rule: Rule) -> Finding:
     "gradient after the first block is ×{value} that after the last",
     "The first blocks then learn ten times slower than the last from one step of gradient descent, in size; an "
     "optimiser that divides by the size of gradients hides it, until eps or noise does not.",
-    "Use pre-norm blocks or scale the residual branches down with depth. This rule is about SGD: the size of "
-    "Adam's updates does not depend on that of the gradient, as long as the gradient is above eps.",
 )
 def _vanishing(facts: RuleInput, rule: Rule) -> Finding:
     """In the blocks: the embedding's own gradient may be large only since its vectors are small."""
@@ -265,8 +266,6 @@ def _vanishing(facts: RuleInput, rule: Rule) -> Finding:
     "gradient at the embedding is ×{value} that after the last block",
     "One learning rate of plain gradient descent is then too large for the first weights or too small for the "
     "last, and clipping by the norm of all gradients is decided by the first.",
-    "Raise the std of the embeddings, or scale the residual branches down with depth. This rule is about SGD:"
-    " with Adam, clip gradients by group rather than by their global norm.",
 )
 def _exploding(facts: RuleInput, rule: Rule) -> Finding:
     """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
@@ -301,8 +300,6 @@ def _through_stack(facts: RuleInput, rule: Rule, is_it: Comparison, from_embeddi
     "queries and keys get {value} of the squared gradient of attention",
     "Where tokens attend is then learned long after what they pass on: nearly uniform weights of nearly equal "
     "values hardly depend on the scores.",
-    "Raise the std of the query and key matrices, or give them a larger learning rate. This rule is about "
-    "SGD: Adam's first updates do not depend on the size of the gradient.",
 )
 def _scores(facts: RuleInput, rule: Rule) -> Finding:
     if "grad_qkv" in facts.draws:
@@ -332,8 +329,6 @@ def _scores(facts: RuleInput, rule: Rule) -> Finding:
     "one kind of weight gets {value} of the squared gradient",
     "Clipping by the norm of all gradients then depends on that kind alone, and so does the first step of plain "
     "gradient descent: all others hardly move.",
-    "Clip gradients by group, or give that kind of weight its own learning rate. This rule is about SGD and "
-    "about clipping by the global norm.",
 )
 def _dominant(facts: RuleInput, rule: Rule) -> Finding:
     draws = {kind: facts.draws[f"grad_{kind}"] for kind in KINDS if f"grad_{kind}" in facts.draws}
@@ -359,7 +354,6 @@ def _dominant(facts: RuleInput, rule: Rule) -> Finding:
     2.0,
     "the busiest expert gets ×{value} its even share",
     "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
-    "Add a load-balancing loss, lower the std of the router, or raise the capacity factor.",
 )
 def _load(facts: RuleInput, rule: Rule) -> Finding:
     if "largest_load" not in facts.draws:

@@ -137,6 +137,8 @@ def of_module(
     first = next((n for n in widths or Request.default_widths if isinstance(n, int)), 0)
     if not makes_module(build, first):
         return build, optimiser, lr, ids
+    if lr is not None and not isinstance(optimiser, str):
+        raise ArgumentError("lr", lr, "left out: the optimiser of a module has the learning rates")
     if steps != 1 and not isinstance(optimiser, str):
         raise ArgumentError("steps", steps, "1 with a PyTorch optimiser; name one for more: optimiser='adam'")
     lr = NAMED[optimiser].lr if lr is None and optimiser in NAMED else lr

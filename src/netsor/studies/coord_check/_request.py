@@ -28,6 +28,7 @@ from ...language._operation import MatMul, SteppedMatMul
 from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
 from ...optim import NAMED
+from .._idle_settings import refuse_idle_rates
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
 from .._study import DrawTask
@@ -175,6 +176,7 @@ class CheckCase(TrainingCase):
     eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
 
     @property
+    @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def network(self) -> Network:
         """The network and its loss. Biases and gains of a model have the learning rate and eps of embeddings."""
         if self.model is not None:
@@ -258,7 +260,6 @@ class Request(TrainingRequest):
     draws: Annotated[int, partial(whole, least=FEWEST)] = DRAWS
     depths: Any = None  # a tuple, once it is validated
     lr: Any = None
-    eps: Any = 0.0
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
 
@@ -282,7 +283,9 @@ class Request(TrainingRequest):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number")
-        if self.eps and "eps" not in NAMED[self.optimiser].takes:
+        if not (callable(self.eps) and self.own):
+            self._check_eps()
+        elif "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
 
     def _check_model(self, model: Transformer) -> None:
@@ -291,15 +294,27 @@ class Request(TrainingRequest):
         if max(self.depths) > MOST_LAYERS:
             name, value = ("layers", model.layers) if self.depths == (model.layers,) else ("depths", self.depths)
             raise ArgumentError(name, value, f"at most {MOST_LAYERS}")
-        self._set("lr", self._rates())
+        self._set("lr", self._rates(model))
         super()._check_model(model)
 
-    def _rates(self) -> dict[str, float]:
+    @property
+    def rates_by_kind(self) -> Mapping[str, float]:
+        """The learning rates of a model at its own width, by kinds of weights."""
+        return self.lr  # type: ignore[no-any-return]
+
+    @property
+    def promise_axis(self) -> str:
+        """What a promise is compared with."""
+        return "width" if self.axis == "width" else "this check is against the depth"
+
+    def _rates(self, model: Transformer) -> dict[str, float]:
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
         rates = self.lr if isinstance(self.lr, Mapping) else dict.fromkeys(KINDS, own if self.lr is None else self.lr)
         for kind in rates.keys() - set(KINDS):
             raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
+        if isinstance(self.lr, Mapping):
+            refuse_idle_rates(list(self.lr), model)
         return {kind: real(rates.get(kind, own), "lr", least=0, most=MOST_LR) for kind in KINDS}
 
     @property
@@ -330,5 +345,4 @@ class Request(TrainingRequest):
         if self.own:
             return {}
         rates = tuple((kind, rate * rule.scaling(kind).lr.of(width, depth)) for kind, rate in self.lr.items())
-        eps = tuple((kind, self.eps * rule.scaling(kind).eps.of(width, depth)) for kind in KINDS if self.eps)
-        return {"rates": rates, "eps": eps}
+        return {"rates": rates, "eps": self.eps_by_kind(rule, width, depth)}

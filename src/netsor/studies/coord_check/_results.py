@@ -19,8 +19,9 @@ from ...laws import Estimate
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
 from .._training_report import ByParametrisation, panels, steps_text
+from ._causes import Scale, scales_of
 from ._request import CHANGE, LETTERS, SIZE, UPDATE, Entry, Request
-from ._rules import GROWS, LIMIT, RULE, Fit, Verdict, advice, broken, fit, judged, size, worst
+from ._rules import GROWS, LIMIT, RULE, Fit, Verdict, advice, broken, fit, judged, size, worst, wrong_scales
 
 SHOWN = 5e-4  # relative error from which a limit is shown with its error
 MAX_WIDTH_COLUMNS = 6  # columns of widths; of more, the first and the last are shown
@@ -152,10 +153,23 @@ class Check(Mapping[str, Verdict]):
         names = {why: dict.fromkeys(entry.name for entry in last if last[entry] == why) for why in last.values()}
         return {", ".join(some): why for why, some in names.items()}
 
-    @property
+    @cached_property
     def advice(self) -> list[str]:
         """What to change, in sentences; empty if nothing grows or shrinks more than expected."""
-        return advice(self.updates, self.verdicts, self.sizes, LETTERS[self.request.axis])
+        r = self.request
+        scales = wrong_scales(self._scales, self.verdicts, self.sizes, r.tolerance)
+        return advice(self.updates, self.verdicts, self.sizes, LETTERS[r.axis], scales)
+
+    @cached_property
+    def _scales(self) -> list[Scale]:
+        """The scales of scores and logits, if one of them is flagged and maximal updates are expected."""
+        flagged = {verdict.entry.name for verdict in broken(self.verdicts)}
+        maximal = self.request.axis == "width" and not self.rule.features and not self.rule.outputs
+        if not maximal or not flagged & {"scores", "logits"}:
+            return []
+        cases = [case for case in self.request.cases(self.rule) if math.isfinite(case.width)]
+        networks = [(case.width, case.widths, case.network) for case in (cases[0], cases[-1])]
+        return scales_of(networks, self.request.optimiser)
 
     @property
     def kept(self) -> bool:

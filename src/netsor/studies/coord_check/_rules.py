@@ -16,12 +16,14 @@ import scipy
 
 from ..._array_api import Floats
 from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from ._causes import Scale
 from ._request import Entry
 
 LEVEL = 1e-4  # of the intervals that decide verdicts
 KEPT, GROWS, SHRINKS, STILL, ABSENT = "as expected", "grows", "shrinks", "does not move", "not judged"
 STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}  # other verdicts are not applicable
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
+UNCERTAIN = 0.25  # of an exponent that two others make up: half of the step between multiples of 1/2
 WHOLE = 0.1  # an exponent this close to a multiple of 1/2 is written as that
 RULE = (
     "The exponent is the slope through all {axis}s, or between the two largest if slopes between neighbours differ "
@@ -195,19 +197,70 @@ def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [v for v in verdicts if v.verdict in (GROWS, SHRINKS)]
 
 
-def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequence[Verdict], letter: str) -> list[str]:
+class WrongScale(NamedTuple):
+    """A scale at initialisation that is not that of maximal updates."""
+
+    words: str
+    excess: float  # its power of n beyond the expected one
+    slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
+    unjudged: frozenset[str] = frozenset()  # those whose updates depend on it in a way that is not known
+
+
+def wrong_scales(
+    scales: Sequence[Scale], changes: Sequence[Verdict], sizes: Sequence[Verdict], tolerance: float
+) -> list[WrongScale]:
+    """The scales that explain activations that grow or shrink: sizes before the step do not depend on learning rates.
+
+    An interval of the size's exponent beyond the expected one, on the side of the change, decides.
+    """
+    before = {s.entry.name: s.fit for s in sizes}
+    verdicts = {c.entry.name: c for c in changes}
+    found = []
+    for scale in scales:
+        change, size = verdicts.get(scale.activation), before.get(scale.measured)
+        if change is None or size is None:
+            continue
+        grows = change.verdict == GROWS and size.last.low > scale.expected + tolerance
+        shrinks = change.verdict == SHRINKS and size.last.high < scale.expected - tolerance
+        if not grows and not shrinks:
+            continue
+        excess = size.last.value - scale.expected
+        words = (
+            f"scale {scale.what} by {{power}}: before the step {scale.measured} has exponent {size.last} and should "
+            f"have {scale.expected:g}, so that its change, {change.exponent}, is {change.promised:g}"
+        )
+        found.append(WrongScale(words, excess, scale.slowed, scale.unjudged))
+    return found
+
+
+def advice(
+    updates: Sequence[Verdict],
+    changes: Sequence[Verdict],
+    sizes: Sequence[Verdict],
+    letter: str,
+    scales: Sequence[WrongScale] = (),
+) -> list[str]:
     """What to change, in sentences; none if all is as expected.
 
     The change that an update makes is proportional to its learning rate. So its exponent through all widths, minus the
     promised one, is the power by which the rate must fall. If an activation breaks the promise and no update does, the
-    cause is the initialisation.
+    cause is the initialisation. Updates by a gradient to which a wrong scale is a factor change with that scale.
     """
+    lines = [scale.words.format(power=power(-scale.excess, letter)) for scale in scales]
     alike: dict[str, list[Verdict]] = {}  # by the power of the width that must multiply their learning rates
-    for u in broken(updates):
-        assert u.through is not None
+    for u in updates:
+        if u.through is None or u.promised is None or any(u.entry.name in scale.unjudged for scale in scales):
+            continue
+        by_scale = sum(scale.excess for scale in scales if u.entry.name in scale.slowed)
         near = max(WHOLE, (u.through.high - u.through.low) / 2)
-        alike.setdefault(power(-u.beyond, letter, near), []).append(u)
-    lines = []
+        left = u.beyond - by_scale
+        if by_scale:
+            near = max(near, UNCERTAIN)
+            wrong = abs(left) > near
+        else:
+            wrong = u.verdict in (GROWS, SHRINKS)
+        if wrong:
+            alike.setdefault(power(-left, letter, near), []).append(u)
     for words, some in alike.items():
         several, (*first, last) = "s" * (len(some) > 1), [u.entry.name for u in some]
         names = f"{', '.join(first)} and {last}" if first else last

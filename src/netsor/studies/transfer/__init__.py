@@ -52,6 +52,7 @@ def transfer(
     steps: int = STEPS,
     lr: Sequence[float] | None = None,
     optimiser: str | Optimiser | Mapping[Any, Optimiser] = "sgd",
+    eps: float = 0.0,
     parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
     ids: Sequence[int] | None = None,
     targets: Sequence[int] | None = None,
@@ -90,6 +91,9 @@ def transfer(
     optimiser : str, Optimiser or mapping
         "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
         name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
+    eps : float
+        ε of Adam, if `optimiser` is its name. For a model it is that at its own width, which the parametrisation
+        scales.
     weights : callable, optional
         For a function: which parameters of its program to train, as in `ns.step`; by default all matrices.
     schedule : callable, optional
@@ -125,6 +129,7 @@ class SweepCase(TrainingCase):
     schedule: tuple[float, ...] = ()  # factors of the learning rates of each step
     clip_norm: float | None = None
     factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
+    eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
 
     hyperparameters: ClassVar[Mapping[str, float]] = {LR: 1.0}
 
@@ -135,9 +140,10 @@ class SweepCase(TrainingCase):
         rate = hyperparameter(LR)
         how: dict[str, Any] = {"schedule": lambda t: self.schedule[t] * rate, "clip_norm": self.clip_norm}
         if self.model is not None:
-            network, factors = training(self.model, self.ids, self.targets, self.vectors), dict(self.factors)
+            network = training(self.model, self.ids, self.targets, self.vectors)
+            factors, eps, named = dict(self.factors), dict(self.eps), NAMED[self.optimiser]
             kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
-            by = {parameter: NAMED[self.optimiser].memory(factors[kind], 0.0) for parameter, kind in kinds.items()}
+            by = {parameter: named.memory(factors[kind], eps.get(kind, 0.0)) for parameter, kind in kinds.items()}
             logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
             return Program(apply(_finite, network.loss_of(logits), name="finite"))
         net = call_build(self.own.model, self.width)
@@ -148,7 +154,7 @@ class SweepCase(TrainingCase):
             raise ArgumentError("model", self.own.name, allowed + (module or shown(loss)))
         moves = None if self.own.weights is None else self.own.weights(net)
         given = self.own.optimiser
-        optimiser = NAMED[given].memory(1.0, 0.0) if isinstance(given, str) else given
+        optimiser = NAMED[given].memory(1.0, self.own.eps) if isinstance(given, str) else given
         last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
         return Program(last if math.isinf(self.width) else apply(_finite, last, name="finite"))
 
@@ -206,6 +212,7 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor transfer"
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
+    promise_axis: ClassVar[Any] = "transfer measures the loss alone"
     of_programs: ClassVar[Mapping[str, str]] = {"weights": "all matrices of a model move"}
 
     def __post_init__(self) -> None:
@@ -216,6 +223,10 @@ class Request(TrainingRequest):
             raise ArgumentError("schedule", self.schedule, allowed)
         if self.lr is not None:
             self._set("lr", self._rates(as_floats(self.lr)))
+        if isinstance(self.optimiser, str):
+            self._check_eps()
+        elif self.eps != 0:
+            raise ArgumentError("eps", self.eps, "left out: an optimiser object has its own")
         super().__post_init__()
 
     def _rates(self, given: Any) -> tuple[float, ...]:
@@ -253,7 +264,8 @@ class Request(TrainingRequest):
     def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
         """The schedule, the norm of clipping, and the learning rates of each kind of weight."""
         factors = () if self.own else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
-        return {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
+        options = {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
+        return options if self.own else {**options, "eps": self.eps_by_kind(rule, width, depth)}
 
 
 @dataclass(frozen=True)

@@ -356,4 +356,5 @@ class Transfer(ByParametrisation[Sweep]):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"optimiser": self.request.optimiser if isinstance(self.request.optimiser, str) else None}
+        named = isinstance(self.request.optimiser, str)
+        return {"optimiser": self.request.optimiser if named else None, "eps": self.request.eps if named else None}

@@ -1,0 +1,94 @@
+"""Scales at initialisation that break maximal updates, found by the sizes of scores and logits before the step.
+
+A step aligns queries with keys, and the last vectors with the rows of the head. So it changes a score by d times its
+factor, and a logit by n times the entries of the head: scores need the factor 1/d, and a head entries of order 1/n.
+Before the step nothing is aligned. A score is then √d times its factor, of order d^(−1/2), and a logit of order
+n^(−1/2), or of order 1 if it is tied: the logit of a token's own word is aligned from the start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from ...language import Value
+from ...language._operation import Dot, MatMul
+from ._request import Network, WeightUse
+
+SGD = "sgd"  # its updates are proportional to gradients, and these to the scale
+
+
+class Scale(NamedTuple):
+    """A scale at initialisation."""
+
+    activation: str  # that it multiplies
+    measured: str  # the activation whose size before the step shows it
+    expected: float  # the exponent of that size in maximal updates
+    what: str  # to scale, in words
+    slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
+    unjudged: frozenset[str] = frozenset()  # kinds whose updates have it as a factor once or more often: check again
+
+
+def scales_of(networks: Sequence[tuple[float, dict[str, float], Network]], optimiser: str) -> list[Scale]:
+    """The scales of a network, from its smallest and its largest width, each with the numbers of its widths."""
+    (n, sizes, first), (larger, larger_sizes, last) = networks[0], networks[-1]
+    found = []
+    pairs = [(_dot(a.value), _dot(b.value)) for a, b in zip(first.watched, last.watched, strict=True)]
+    dots = [pair for w, pair in zip(first.watched, pairs, strict=True) if w.name == "scores" and None not in pair]
+    if dots:
+        (before, after), all_dots = dots[0], [dot for dot, _ in dots]
+        grows = math.log(_size(after, larger_sizes) / _size(before, sizes)) / math.log(larger / n)
+        what = "the scores (with 1/d, not 1/√d)" if grows > 0 else "the scores"
+        makers = _names(first.acts, [x for dot in all_dots for x in (dot.x, dot.y)])
+        found.append(Scale("scores", "scores", -grows / 2, what, makers if optimiser == SGD else frozenset()))
+    if (readout := _readout(first)) is not None:
+        tied = sum(act.value.op.weight.source is readout.value.op.weight.source for act in first.acts) > 1
+        whole = any(w.name == "vocabulary" for w in first.watched) and not tied
+        what = "the tied logits, by a factor behind them," if tied else f"the standard deviation of {readout.kind}"
+        others = frozenset(act.kind for act in first.acts) - {readout.kind}
+        slowed = others if optimiser == SGD else frozenset()
+        measured, expected = "vocabulary" if whole else "logits", 0.0 if tied else -0.5
+        unjudged = frozenset({readout.kind} if tied else ())  # the factor may be in front of the product
+        found.append(Scale("logits", measured, expected, what, slowed, unjudged))
+    return found
+
+
+def _nearest(value: Value, kind: type[Any]) -> list[Any]:
+    """The values by operations of this kind from which a value is made, without others of it in between."""
+    found, pending, seen = [], [value], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each.op, kind):
+            found.append(each)
+        else:
+            pending += each.op.inputs
+    return found
+
+
+def _dot(scores: Value) -> Dot | None:
+    """The products of queries and keys."""
+    dots = [value.op for value in _nearest(scores, Dot)]
+    return dots[0] if dots else None
+
+
+def _size(dot: Dot, sizes: dict[str, float]) -> float:
+    width = dot.x.width
+    return width.factor * (1.0 if width.name is None else sizes[width.name])
+
+
+def _names(acts: Sequence[WeightUse], values: Collection[Value]) -> frozenset[str]:
+    """The kinds of the weights that make these values."""
+    makers = {id(maker) for value in values for maker in _nearest(value, MatMul)}
+    return frozenset(act.kind for act in acts if id(act.value) in makers)
+
+
+def _readout(network: Network) -> Any:
+    """The last use of a weight that makes the logits; None if they have no single one."""
+    logits = [w.value for w in network.watched if w.name in ("vocabulary", "logits")]
+    makers = {id(maker) for value in logits[-1:] for maker in _nearest(value, MatMul)}
+    uses = [act for act in network.acts if id(act.value) in makers]
+    return uses[0] if len(uses) == 1 else None
