@@ -11,7 +11,7 @@ from netsor.cli import _run_study
 from netsor.engine import NoLimitError, _memory
 from netsor.models import Probes, read
 from netsor.studies import _cost, _process_pool
-from netsor.studies.audit import CHEAPER, AuditStudy, _request
+from netsor.studies.audit import CHEAPER, SHORT_TOKENS, AuditStudy, _request
 from netsor.studies.audit._cases import AuditCase
 
 from .command import netsor
@@ -46,6 +46,59 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
     assert "or the actual widths alone" in result.stderr
     actual = netsor("audit", "gpt2", "--tokens", "128", "--widths", "actual")
     assert actual.stderr.endswith("netsor: a plan is begun\n")
+
+
+@pytest.mark.parametrize("widths", ["actual", "both"])
+def test_gradients_that_do_not_fit_are_refused_before_a_plan(unplanned, widths, monkeypatch):
+    """405 billion parameters at 128 tokens: 94 GiB, which were known after most of a minute of planning."""
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**36)
+    command = "audit", "llama-3-405b", "--tokens", "128", "--gradients", "--widths", widths
+    result = netsor(*command)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "netsor: gradients at 128 tokens of llama-3-405b" in result.stderr
+    assert "126 layers would need 94.4 GiB of memory (available: 64 GiB); take fewer tokens or layers" in result.stderr
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**37)
+    assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
+
+
+def test_long_inputs_are_refused_before_a_plan_or_planned(unplanned, monkeypatch):
+    """4,096 tokens and 128,256 words: 2^29 logits, which no array may have."""
+    command = "audit", "llama-3-8b", "--tokens", "4096"
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**33)
+    result = netsor(*command)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "4,096 tokens of llama-3-8b" in result.stderr
+    assert "of memory (available: 8 GiB); take fewer tokens" in result.stderr
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**36)
+    assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "vit-base"])
+def test_the_memory_known_before_is_not_more_than_that_of_the_plan(name):
+    """So nothing is refused that would fit. It is half of it or more, so little is planned in vain."""
+    shallow = {"layers": 4, "decoder_layers": 4} if name == "t5-base" else {"layers": 4}
+    model, tokens = read(name).replace(**shallow), 32
+    draw = AuditCase(model, tokens, None, infinite=False, gradients=True).draw
+    planned = _cost.TEMPORARY * draw.bytes + draw.planning_bytes
+    assert planned / 2 < _cost.gradient_bytes(model, tokens) < 1.1 * planned
+
+
+def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(folder, monkeypatch):
+    """Their time grows at least as it does up to 256 tokens."""
+    (folder / "long.json").write_text(json.dumps({**CONFIG, "n_positions": 2048, "vocab_size": 2048}))
+    model, planned = read(str(folder / "long.json")), []
+    made = AuditCase.planned.__wrapped__
+    monkeypatch.setattr(AuditCase, "planned", lambda case: planned.append(case.tokens) or made(case))
+    monkeypatch.setattr(_run_study, "LONGEST", 1e-3)
+    result = netsor("audit", "long.json", "--tokens", "2048", "--quick", cwd=folder)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "16 draws of 2,048 tokens would take" in result.stderr
+    assert "or more. Fewer draws or tokens, or a smaller model, take less." in result.stderr
+    assert set(planned) == {SHORT_TOKENS // 2, SHORT_TOKENS}
+    short = _request.Request((model,), tokens=(SHORT_TOKENS,), quick=True)
+    assert AuditStudy(short).least_seconds() == 0.0
+    four = _request.Request((model,), tokens=(4 * SHORT_TOKENS,), quick=True, workers=1)
+    assert AuditStudy(four).least_seconds() < AuditStudy(four).estimate().seconds
 
 
 def test_the_estimate_is_that_of_the_plans(folder):

@@ -52,7 +52,12 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
 
     with usage_errors(), slow_notice("planning"):
         study = make()
-        cost, on_cores = study.estimate(), where.backend.kind == "cpu"  # times on a device are not estimated
+        on_cores = where.backend.kind == "cpu"  # times on a device are not estimated
+        least = study.least_seconds() if on_cores else 0.0
+        if least > LONGEST:
+            less = f"{study.request.smaller} take less.".capitalize()
+            raise UsageError(f"{study.request.title} would take {in_time(least)} or more. {less}")
+        cost = study.estimate()
         less = study.cheaper(cost) if on_cores else ""
     request = study.request
     if on_cores and cost.clock > LONGEST:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .._validate import ArgumentError
-from ..engine._draw_cost import SCALAR_BYTES, TEMPORARY, VECTOR_BYTES, Draw
+from ..engine._draw_cost import PAIR_BYTES, SCALAR_BYTES, TEMPORARY, VECTOR_BYTES, Draw
 from ..engine._memory import check_memory, memory
 from ..engine._parallel import cores
 from ..engine.backends import Backend
@@ -18,6 +18,9 @@ START = 1.5  # seconds until workers run, one on each core
 REPORT = 3.0  # seconds for the figures of a report
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
+# Of a draw: the numbers held at a time for each pair of tokens of a head, at 1,024 tokens or more, and for each logit
+# of a piece; 1.3 times as many for some models.
+HELD_PER_PAIR, HELD_PER_LOGIT = 2.5, 2.0
 # Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96 tokens: the numbers of a draw for
 # each pair of tokens of a head, and for each token and hidden unit (of a gated perceptron, and of others); the bytes
 # of planning for each pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4 times that.
@@ -60,12 +63,19 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: boo
         depth = f"{model.layers + model.decoder_layers:,} layers"
         check_memory(backward, f"gradients at {what} and {depth}", "take fewer tokens or layers, or no gradients")
     vectors = 4.0 * tokens * model.heads * (model.layers + 2 * model.decoder_layers) * (BACKWARD if gradients else 1)
-    logits = min(tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2))
-    numbers = 3.0 * (tokens * (model.heads * tokens + model.hidden + model.width) + logits)
-    check_memory(max(8 * numbers, VECTOR_BYTES * vectors), what, "take fewer tokens, or a smaller model")
+    check_memory(forward_bytes(model, tokens), what, "take fewer tokens, or a smaller model")
+    check_memory(VECTOR_BYTES * vectors, what, "take fewer tokens, or a smaller model")
     if infinite:  # every pair of tokens has a score
         size = SCALAR_BYTES * vectors * tokens
         check_memory(size, f"{what} at infinite width", "take fewer tokens, or the actual widths alone")
+
+
+def forward_bytes(model: Transformer, tokens: int) -> float:
+    """About the least memory of a draw: the scores of a block, or a piece of the logits, and the tables of the plan."""
+    scores = HELD_PER_PAIR * model.heads * tokens**2
+    logits = HELD_PER_LOGIT * min(tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2))
+    hidden = tokens * model.hidden
+    return TEMPORARY * 8 * max(scores, logits, hidden) + PAIR_BYTES * tokens**2
 
 
 def gradient_bytes(model: Transformer, tokens: int) -> float:

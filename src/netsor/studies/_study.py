@@ -241,6 +241,10 @@ class Study(ABC, Generic[Found]):
     def estimate(self) -> Cost:
         """The cost; raises an error if memory is too small."""
 
+    def least_seconds(self) -> float:
+        """About the least seconds of the clock, known before a large model is planned; 0 if that takes no time."""
+        return 0.0
+
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs, if this takes long; "" if there are none."""
         return ""

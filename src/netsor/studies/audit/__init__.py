@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,8 @@ import numpy as np
 
 from ..._program import Program
 from ..._validate import ArgumentError, Rng, counted
-from ...engine._memory import check_memory
+from ...engine._draw_cost import BASE
+from ...engine._memory import check_memory, memory
 from ...engine._parallel import Progress, cores
 from ...engine._plan import in_time
 from ...engine._precision import DIGITS, resolve_precision
@@ -24,7 +26,7 @@ from ...engine.backends import AUTO
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
 from ...models._metric_program import ProgramModel
-from .._cost import Cost, overhead_seconds, worker_count
+from .._cost import Cost, forward_bytes, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study
 from .._training import is_function
@@ -37,6 +39,7 @@ from ._results import Audit, Comparison
 __all__ = ["audit"]
 
 COPIES = 4  # of the draws, at most, while they are joined and sorted
+SHORT_TOKENS = 256  # of the plans from which the least time of longer inputs follows
 LONG = 120.0  # seconds; of longer audits cheaper ways are named
 FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: the blocks, and the factor by which tokens are fewer
 H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
@@ -208,6 +211,30 @@ class AuditStudy(Study[Audit | Comparison]):
         if request.widths == "actual":  # limits are mostly planned and integrated on the host
             ways.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
         return f"{CHEAPER}: {'; '.join(ways)}."
+
+    def least_seconds(self) -> float:
+        """The time of long inputs, from plans of short ones."""
+        request, seconds, one = self.request, 0.0, BASE
+        for model, tokens in itertools.product(request.models, request.lengths):
+            if isinstance(model, ProgramModel) or tokens <= SHORT_TOKENS or request.ids is not None:
+                continue
+            seconds += self._least_seconds_of_draw(model, tokens) * request.draws_of(tokens)
+            one = max(one, forward_bytes(model, tokens))
+        fit = max(1, int(memory() // one))
+        return seconds / min(request.workers or cores(), cores(), fit)
+
+    def _least_seconds_of_draw(self, model: Transformer, tokens: int) -> float:
+        """The time of a draw, if it goes on to grow as it does up to SHORT_TOKENS: longer inputs grow faster.
+
+        It is a sum of powers of the tokens, of which the largest comes to dominate. At most the square counts, and
+        only up to the width: vectors of more tokens have no more directions.
+        """
+        lengths = SHORT_TOKENS // 2, SHORT_TOKENS
+        cases = (AuditCase(model, length, None, infinite=False, backend=self.request.backend) for length in lengths)
+        half, whole = (case.draw_at_depth.seconds for case in cases)
+        power = min(2.0, math.log2(whole / half))
+        end = min(tokens, max(model.width, SHORT_TOKENS))
+        return whole * (end / SHORT_TOKENS) ** power * (tokens / end)
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
