@@ -40,6 +40,12 @@ TRAINING = {
     "grow": "heads", "vectors": (), "seed": 0, **PLACE,
 }  # fmt: skip
 
+PROBES = {"ids": [1, 2, 2], "gradients": False, "ranges": False}
+PROBE = {"name": "stream", "x": ns.gaussian(n, 2)}
+VECTOR = ns.gaussian(n)
+SCORE = ns.mean_dot(ns.tanh(VECTOR), VECTOR)
+GRAD = {"wrt": VECTOR, "weights": 1.0}
+
 # what to call, and right arguments for it: those of a name are given by it
 STUDIES = {
     "audit": (
@@ -85,18 +91,18 @@ STUDIES = {
         lambda **a: ns.attention_std(**{"tokens": 8, "head_dim": 4, **a}),
         {"tokens": 8, "head_dim": 4, "scale": 1.0, "causal": False, "correlation": 0.1},
     ),
-    "read": (lambda **a: ns.models.read(**a), {"source": {"model_type": "gpt2", "n_embd": 8}}),
+    "read": (lambda **a: ns.models.read(**a), {"source": "gpt2"}),
     "recipe of a model": (lambda **a: ns.models.recipe(TINY, **a), {"name": "gpt2"}),
     "settings": (lambda **a: ns.models.settings(**a), {"texts": ["layers=2"]}),
-    "probes": (lambda **a: TINY.probes(**{"ids": [1, 2, 2], **a}), {"ids": [1, 2, 2], "gradients": False, "ranges": False}),
+    "probes": (lambda **a: TINY.probes(**{**PROBES, **a}), PROBES),
     "probes of tokens": (lambda **a: TINY.probes(**a), {"tokens": 3}),
     "train": (trained, {"optimiser": ns.optim.SGD(0.1), "steps": 2, "schedule": lambda t: 1.0, "clip_norm": 1.0}),
     "step": (stepped, {"lr": 0.1, "optimiser": "sgd", "eps": 0.0, "clip_norm": 1.0, "lr_factor": 1.0}),
     "muon step": (lambda **a: stepped(optimiser="muon", **a), {"newton_schulz": 5, "scale": 1.0, "weight_decay": 0.1}),
-    "grad": (lambda **a: ns.grad(loss(), **{"wrt": ns.gaussian(n), **a}), {"wrt": ns.gaussian(n), "weights": 1.0}),
+    "grad": (lambda **a: ns.grad(SCORE, **{**GRAD, **a}), GRAD),
     "ntk": (lambda **a: ns.ntk(readout(), **a), {"parametrisation": "ntk"}),
     "hyperparameter": (lambda **a: ns.hyperparameter(**a), {"name": "lr"}),
-    "probe": (lambda **a: ns.probe(**{"name": "stream", "x": ns.gaussian(n), **a}), {"name": "stream", "x": ns.gaussian(n)}),
+    "probe": (lambda **a: ns.probe(**{**PROBE, **a}), PROBE),
     "SGD": (
         lambda **a: trained(optimiser=ns.optim.SGD(**a)),
         {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},

@@ -21,8 +21,18 @@ NAMES = {
     "limit": "draws",
     "texts": "texts|field",
     "steps": "steps|schedule",
+    "x": "stream|x",
+    "weights": "weights|value",
 }
 CALLABLE = [len]  # a function of the user, whose own errors are no misuse
+DEAR = (
+    "coord_check",
+    "transfer",
+    "coord_check of tokens",
+    "posterior",
+    "rate",
+    "width_needed",
+)  # what they accept takes seconds
 STEP = 7  # of a quick run, from another value on for each argument
 
 
@@ -33,8 +43,11 @@ def small(monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in STUDIES]
+
+
 @pytest.mark.parametrize("step", keep([STEP, 1], STEP))
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_misuse(name, step):
     function, right = STUDIES[name]
     for place, key in enumerate(right):
@@ -46,6 +59,7 @@ def test_every_misuse(name, step):
             check(name, function, {**given, key: value}, named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_right_arguments_are_right(name):
     function, right = STUDIES[name]

@@ -65,6 +65,9 @@ class Optimiser(ABC):
             function, scalar = callable(value), hasattr(value, "op")
             if not (function and name in ("lr", "eps")) and not (scalar and name in ("lr", "weight_decay")):
                 object.__setattr__(self, name, real(value, name, type(self).__name__, least=0))
+        nesterov = getattr(self, "nesterov", False)
+        if not isinstance(nesterov, bool):
+            raise TraceError(type(self).__name__, "nesterov", nesterov, "True or False")
 
     @property
     def decays(self) -> bool:

@@ -101,9 +101,11 @@ def step(
     if not all(isinstance(value, Value) for value in listed):
         raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    factor, by = (
-        (1.0, lr_factor) if isinstance(lr_factor, Scalar) else (real(lr_factor, "lr_factor", "step", least=0), None)
-    )
+    factor, by = 1.0, None
+    if isinstance(lr_factor, Scalar):
+        by = lr_factor
+    else:
+        factor = real(lr_factor, "lr_factor", "step", least=0)
     chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     options = {"eps": eps, "newton_schulz": newton_schulz, "weight_decay": weight_decay, "scale": scale}
     if isinstance(optimiser, Optimiser | Mapping):
@@ -259,19 +261,21 @@ class _ByParameter:
 def _without_memory(kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any) -> Any:
     """The optimiser that a string names, without its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
+    eps = real(eps, "eps", "step", least=0)
     factor = 1.0 if scale is None or callable(scale) else real(scale, "scale", "step", least=0)
     adjustment, iterations = scale if callable(scale) else lambda fan_in, fan_out: factor, None
     if newton_schulz is not None:
         count = as_whole(newton_schulz)
-        given, steps = (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
+        coefficients, steps = (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
         allowed = f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three coefficients for five steps"
         problem = f"newton_schulz={shown(newton_schulz)} must be {allowed}"
-        iterations = newton_schulz_steps("step", problem, given, steps)
+        iterations = newton_schulz_steps("step", problem, coefficients, steps)
+    given = {"eps": eps > 0, "newton_schulz": newton_schulz is not None, "scale": scale is not None}
     for name, option in {"eps": eps, "newton_schulz": newton_schulz, "scale": scale}.items():
-        if option and name not in NAMED[kind].takes:
+        if given[name] and name not in NAMED[kind].takes:
             owner = next(each for each, known in NAMED.items() if name in known.takes)
             raise TraceError("step", f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}")
-    return NAMED[kind].first(weight_decay, real(eps, "eps", "step", least=0), iterations, adjustment)
+    return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
 
 
 def _source(parameter: Weight | Value) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._array_api import Floats
 from .._program import Program
+from .._validate import flag
 from ..engine import Plan
 from ..engine._plan_query import no_garbage_collection
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
@@ -103,7 +104,8 @@ class Probes:
     """
 
     def __init__(self, source: ModelEnd | ProgramModel, gradients: bool = False, ranges: bool = False) -> None:
-        self.source, self.gradients, self.ranges = source, gradients, ranges
+        self.source = source
+        self.gradients, self.ranges = flag(gradients, "gradients"), flag(ranges, "ranges")
         self.model = source.model if isinstance(source, ModelEnd) else source
         if gradients and self.model.experts:
             experts = f"gradients=True of {self.model.name}, with experts={self.model.experts}"

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .._program import Program
-from .._validate import ArgumentError, Positive, check_fields, choice, listed, one_of, real, whole
+from .._validate import ArgumentError, Positive, as_number, check_fields, choice, listed, one_of, real, whole
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
@@ -385,7 +385,7 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
     try:
-        sizes = sorted(math.inf if name == "widths" and v == math.inf else whole(v, name) for v in given)
+        sizes = sorted(math.inf if name == "widths" and as_number(v) == math.inf else whole(v, name) for v in given)
     except TypeError:
         raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
     if not sizes or len(set(sizes)) < len(sizes):
