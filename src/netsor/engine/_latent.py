@@ -17,12 +17,12 @@ from .._executors import thread_pool
 from .._validate import ArgumentError, whole
 from ._ir import Step
 from ._parallel import cores
-from ._plan import Plan, in_numpy, run
+from ._plan import BLOCK_BYTES, Plan, in_numpy, run
 from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
 from .backends._chi import chi
-from .backends._numpy import BLOCK_BYTES, _laid_out
+from .backends._numpy import _laid_out
 
 
 class Latent:

@@ -18,7 +18,7 @@ from ._draw_cost import Draw
 from ._memory import check_memory
 from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
 from ._parallel import Progress, Tick, at_once, run
-from ._plan import Plan
+from ._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ._plan_query import PlanQuery
 from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
@@ -220,7 +220,7 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
         return
     guards = [step.out for step in plan.steps if step.kind == "lost"]
     first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
-    replicas = min(max(int(first) + 1, quadrature.QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
+    replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
     found = (quadrature.sample_block(replace(plan, mean=guard), seed, replicas)[0] for guard in guards)
     if any(np.isnan(mean).any() for mean in found):
         raise ValueError(

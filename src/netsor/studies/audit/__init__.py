@@ -234,7 +234,7 @@ class AuditStudy(Study[Audit | Comparison]):
         half, whole = (case.draw_at_depth.seconds for case in cases)
         power = min(2.0, math.log2(whole / half))
         end = min(tokens, max(model.width, SHORT_TOKENS))
-        return whole * (end / SHORT_TOKENS) ** power * (tokens / end)
+        return float(whole * (end / SHORT_TOKENS) ** power * (tokens / end))
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
