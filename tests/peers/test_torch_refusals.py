@@ -71,3 +71,43 @@ def test_a_matrix_with_rows_of_zeros_is_refused():
 
     with pytest.raises(ns.torch.UnsupportedError, match="the matrix weight has rows of zeros: 5, 6, 7"):
         ns.torch.program(build, torch.ones(1, 8))
+
+
+class Acts(torch.nn.Module):
+    """A function of the vectors that a matrix makes of tokens."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.embed, self.map, self.act = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8, bias=False), act
+
+    def forward(self, ids):
+        return self.act(self.map(self.embed(ids)))
+
+
+def _turned(x):
+    """Pairs (2f, 2f + 1), turned by the position."""
+    angles = torch.arange(x.shape[-2])[:, None] * 0.5 ** torch.arange(4)
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1).flatten(-2)
+
+
+HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda x: x.sum(-1).int().float(), r"aten\.to\.dtype .* makes torch\.int32 of random numbers"),
+        (lambda x: torch.div(x.sum(-1), 2.0, rounding_mode="floor"), "rounding_mode='floor': rounding is not read"),
+        (lambda x: -(x @ x.mT).masked_fill(HIDDEN, -torch.inf), "masked scores times -1"),
+        (lambda x: (x @ x.mT + torch.full((6, 6), -1e9)).softmax(-1), "leaves a row of scores without any entry"),
+        (lambda x: x.transpose(1, 2)[:, ::2], "a slice of the coordinates of vectors, with step 2"),
+        (lambda x: x.unflatten(-1, (2, 4)).mT.flatten(-2), "a view that cuts across axes"),  # a channel shuffle
+        (lambda x: (_turned(x) * torch.linspace(1, 2, 8)).relu(), "by one angle each"),
+        (lambda x: x.clamp(min=x.mean(-1, keepdim=True)), "bounds are read if they are numbers"),
+        (lambda x: x.clamp(2.0, 1.0), "bounds 2 and 1, of which the first is larger"),
+    ],
+)
+def test_what_would_change_order_or_numbers_unseen_is_refused(act, message):
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(lambda: Acts(act), IDS)

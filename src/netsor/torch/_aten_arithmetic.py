@@ -245,7 +245,8 @@ class Bounds(NamedTuple):
     factor: float = 1.0
     power: float = 1.0
 
-    def __call__(self, x: Any) -> Any:
+    def value(self, x: Any) -> Any:
+        """The bounded number."""
         return array_namespace(x).clip(self._unbounded(x), self.least, self.most)
 
     def _unbounded(self, x: Any) -> Any:
@@ -266,7 +267,7 @@ class Bounds(NamedTuple):
         plain = self.factor == self.power == 1.0
         return Function(
             "clamp" if len(finite) == 2 else "clamp_min" if math.isfinite(self.least) else "clamp_max",
-            self,
+            self.value,
             bounded=len(finite) == 2,
             lipschitz=True if plain else None,
             parameters=finite if plain else (*finite, self.factor, self.power),

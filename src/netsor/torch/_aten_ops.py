@@ -98,7 +98,7 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     if isinstance(x, Linear) or x.last:
         return Linear.of(lambda image: image[..., index], x)
     start, stop, step = index.indices(x.shape[axis])
-    refuse_if(step != 1, f"every {step}th coordinate of vectors")
+    refuse_if(step != 1, f"a slice of the coordinates of vectors, with step {step}")
     return x.part(start, stop)
 
 

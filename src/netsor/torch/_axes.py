@@ -195,10 +195,9 @@ class Scalars:
     def viewed(self, f: Callable[[Any], Any]) -> Scalars:
         """The same scalars in the order and shape that f gives a torch tensor."""
         order = np.broadcast_to(np.arange(self.base.size).reshape(self.base.shape), self.shape)
-        flat, allowed, visible = (
-            None if given is None else f(torch.tensor(given)).numpy() for given in (order, self.allowed, self.visible)
-        )
-        return Scalars(self.base.take(flat), self.factor, allowed, visible=visible)
+        masks = (self.allowed, self.visible)
+        allowed, visible = (None if mask is None else f(torch.tensor(mask)).numpy() for mask in masks)
+        return Scalars(self.base.take(f(torch.tensor(order)).numpy()), self.factor, allowed, visible=visible)
 
 
 @dataclass(frozen=True, eq=False)
