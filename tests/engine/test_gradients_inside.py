@@ -42,7 +42,7 @@ class Held(list):
         return value
 
 
-def random_program(seed, held, steps=9):
+def random_program(seed, held, steps=7):
     """A scalar that uses every value of a random program."""
     builder = GradientBuilder(seed, WIDTHS)
     builder.vectors.append(held.hold(ns.gaussian(4, (2, 3))))

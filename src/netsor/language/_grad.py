@@ -132,7 +132,8 @@ class Reverse:
         """Each entry goes back to where it came from: through further indices, unless a gradient is asked for there."""
         x, places = op.x, kept(op.flat, keep)
         while isinstance(x.op, ops.Take) and x not in self.leaves and x not in self.constants:
-            x, places = x.op.x, x.op.flat.ravel()[places]
+            places = x.op.flat.ravel()[places]
+            x = x.op.x
         for unit, part in d.items():
             if unit in self._units[x]:
                 self._parts[x, unit].append((places, part))

@@ -141,8 +141,9 @@ def _index_of(value: Value, x: Value, flat: Ints) -> Value:
     """An index, with x in place of what it indexes."""
     if x is value.op.inputs[0] and not isinstance(x.op, ops.Take):
         return value
-    if isinstance(x.op, ops.Take):
-        x, flat = x.op.x, x.op.flat.ravel()[flat]
+    inner = x.op
+    if isinstance(inner, ops.Take):
+        x, flat = inner.x, inner.flat.ravel()[flat]
     return x if selects_all(x, flat) else replace(value, op=ops.Take(x, flat))
 
 

@@ -125,8 +125,8 @@ class Gradients:
         if found is None:
             return x
         base, places = found
-        only_reshapes = isinstance(base, Vector) and np.array_equal(places.ravel(), np.arange(base.size))
-        return base if only_reshapes else x
+        same_entries = np.array_equal(places.ravel(), np.arange(base.size))
+        return base if isinstance(base, Vector) and same_entries else x
 
     def _square(self, x: Vector) -> Scalar:
         """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector; a table with a scalar std uses the scaled vectors."""
