@@ -120,14 +120,6 @@ class Checkpointed(Layer):
         return checkpoint(super().forward, x, use_reentrant=True)
 
 
-class Turned(Layer):
-    """One matrix, and its transpose."""
-
-    def forward(self, x):
-        x = x + self.attend(x)
-        return x + self.activation(self.up(self.norm2(x))) @ self.up.weight
-
-
 class ZeroRow(Network):
     """A row of zeros, which is no padding: it has a gradient."""
 
@@ -152,7 +144,6 @@ MODULES = {
     "straight through": lambda: Network(StraightThrough),
     "checkpoints": lambda: Network(Checkpointed),
     "one block twice": lambda: Network(shared=True),
-    "a matrix and its transpose": lambda: Network(Turned),
     "tied logits": lambda: Network(tied=True),
     "detached tied logits": DetachedHead,
     "padding": lambda: Network(padding_idx=7),
