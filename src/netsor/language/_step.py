@@ -101,7 +101,8 @@ def step(
     if not all(isinstance(value, Value) for value in listed):
         raise TraceError("step", "outputs", outputs, "a value of the program, or a list of them")
     p = as_loss(loss, "step", "loss")
-    factor, by = 1.0, None
+    factor = 1.0
+    by: Scalar | None = None
     if isinstance(lr_factor, Scalar):
         by = lr_factor
     else:

@@ -75,7 +75,7 @@ def networks(module: ModuleOrFactory, ids: Sequence[int] | None, tokens: int | S
     """`network` on ids, or at one or several numbers of tokens, the smallest first."""
     if ids is not None and tokens is not None:
         raise ArgumentError("tokens", tokens, "left out: the ids say how many tokens there are")
-    lengths = [None] if tokens is None else _lengths(tokens)
+    lengths: Sequence[int | None] = [None] if tokens is None else _lengths(tokens)
     laws = parameters(module)
     return [network(module, inputs_of(module, ids, length), laws=laws) for length in lengths]
 
