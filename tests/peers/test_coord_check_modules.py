@@ -116,7 +116,7 @@ BROKEN = {  # the rule that is broken, what is flagged, and the name of the caus
     "learning rate of the blocks": (adamw, Scales(hidden=0.0), "stream", "blocks.0.q.weight"),
     "learning rate of the head": (adamw, Scales(head=0.0), "update of head.weight", "head.weight"),
     "SGD, standard deviation of the head": (
-        sgd, replace(OF_SGD, head_std=-0.5), "logits", "the standard deviation of head.weight",
+        sgd, replace(OF_SGD, head_std=-0.5), "update of blocks.0.o.weight", "the standard deviation of head.weight",
     ),
     "SGD, learning rate of the embedding": (
         sgd, replace(OF_SGD, embedding=0.0), "update of embed.weight", "embed.weight",

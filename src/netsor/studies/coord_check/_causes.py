@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from ...language import Value
 from ...language._operation import Dot, MatMul
-from ._request import Network, WeightUse
+from ...models._training import WeightUse
+from ._request import Network
 
 SGD = "sgd"  # its updates are proportional to gradients, and these to the scale
 
@@ -34,16 +35,14 @@ def scales_of(networks: Sequence[tuple[float, dict[str, float], Network]], optim
     """The scales of a network, from its smallest and its largest width, each with the numbers of its widths."""
     (n, sizes, first), (larger, larger_sizes, last) = networks[0], networks[-1]
     found = []
-    pairs = [(_dot(a.value), _dot(b.value)) for a, b in zip(first.watched, last.watched, strict=True)]
-    dots = [pair for w, pair in zip(first.watched, pairs, strict=True) if w.name == "scores" and None not in pair]
-    if dots:
-        (before, after), all_dots = dots[0], [dot for dot, _ in dots]
-        grows = math.log(_size(after, larger_sizes) / _size(before, sizes)) / math.log(larger / n)
+    dots, larger_dots = _dots(first), _dots(last)
+    if dots and larger_dots:
+        grows = math.log(_size(larger_dots[0], larger_sizes) / _size(dots[0], sizes)) / math.log(larger / n)
         what = "the scores (with 1/d, not 1/√d)" if grows > 0 else "the scores"
-        makers = _names(first.acts, [x for dot in all_dots for x in (dot.x, dot.y)])
+        makers = _names(first.acts, [x for dot in dots for x in (dot.x, dot.y)])
         found.append(Scale("scores", "scores", -grows / 2, what, makers if optimiser == SGD else frozenset()))
     if (readout := _readout(first)) is not None:
-        tied = sum(act.value.op.weight.source is readout.value.op.weight.source for act in first.acts) > 1
+        tied = [_source(act) for act in first.acts].count(_source(readout)) > 1
         whole = any(w.name == "vocabulary" for w in first.watched) and not tied
         what = "the tied logits, by a factor behind them," if tied else f"the standard deviation of {readout.kind}"
         others = frozenset(act.kind for act in first.acts) - {readout.kind}
@@ -69,10 +68,16 @@ def _nearest(value: Value, kind: type[Any]) -> list[Any]:
     return found
 
 
-def _dot(scores: Value) -> Dot | None:
-    """The products of queries and keys."""
-    dots = [value.op for value in _nearest(scores, Dot)]
-    return dots[0] if dots else None
+def _dots(network: Network) -> list[Dot]:
+    """The products of queries and keys, of each block."""
+    scores = [w.value for w in network.watched if w.name == "scores"]
+    return [dot.op for value in scores for dot in _nearest(value, Dot)[:1]]
+
+
+def _source(act: WeightUse) -> Any:
+    """The matrix of which this is a use; that of its transpose is the same."""
+    assert isinstance(act.value.op, MatMul)
+    return act.value.op.weight.source
 
 
 def _size(dot: Dot, sizes: dict[str, float]) -> float:

@@ -157,15 +157,14 @@ class Check(Mapping[str, Verdict]):
     def advice(self) -> list[str]:
         """What to change, in sentences; empty if nothing grows or shrinks more than expected."""
         r = self.request
-        scales = wrong_scales(self._scales, self.verdicts, self.sizes, r.tolerance)
+        scales = wrong_scales(self._scales, self.verdicts, self.sizes, r.tolerance, self.updates)
         return advice(self.updates, self.verdicts, self.sizes, LETTERS[r.axis], scales)
 
     @cached_property
     def _scales(self) -> list[Scale]:
-        """The scales of scores and logits, if one of them is flagged and maximal updates are expected."""
-        flagged = {verdict.entry.name for verdict in broken(self.verdicts)}
+        """The scales of scores and logits, if something is flagged and maximal updates are expected."""
         maximal = self.request.axis == "width" and not self.rule.features and not self.rule.outputs
-        if not maximal or not flagged & {"scores", "logits"}:
+        if not maximal or not self.broken:
             return []
         cases = [case for case in self.request.cases(self.rule) if math.isfinite(case.width)]
         networks = [(case.width, case.widths, case.network) for case in (cases[0], cases[-1])]

@@ -207,9 +207,15 @@ class WrongScale(NamedTuple):
 
 
 def wrong_scales(
-    scales: Sequence[Scale], changes: Sequence[Verdict], sizes: Sequence[Verdict], tolerance: float
+    scales: Sequence[Scale],
+    changes: Sequence[Verdict],
+    sizes: Sequence[Verdict],
+    tolerance: float,
+    updates: Sequence[Verdict] = (),
 ) -> list[WrongScale]:
-    """The scales that explain activations that grow or shrink: sizes before the step do not depend on learning rates.
+    """The scales that explain what grows or shrinks: sizes before the step do not depend on learning rates.
+
+    What they explain is the activation that they multiply, and updates that are proportional to them.
 
     An interval of the size's exponent beyond the expected one, on the side of the change, decides.
     """
@@ -220,8 +226,9 @@ def wrong_scales(
         change, size = verdicts.get(scale.activation), before.get(scale.measured)
         if change is None or size is None:
             continue
-        grows = change.verdict == GROWS and size.last.low > scale.expected + tolerance
-        shrinks = change.verdict == SHRINKS and size.last.high < scale.expected - tolerance
+        explained = {change.verdict, *(u.verdict for u in updates if u.entry.name in scale.slowed)}
+        grows = GROWS in explained and size.last.low > scale.expected + tolerance
+        shrinks = SHRINKS in explained and size.last.high < scale.expected - tolerance
         if not grows and not shrinks:
             continue
         excess = size.last.value - scale.expected
