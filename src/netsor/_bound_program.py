@@ -84,10 +84,8 @@ class AtWidths(PlanQuery):
     def _sampled(self, how: Sampling) -> Mixture | Joint:
         sampled = sampler.sample_conditional_law(self, how)
         origin = self._provenance("exact engine", sampled.backend, how.seed, sampled, sampled.quadrature_error)
-        joint = None
         if sampled.mean.shape[1] > 1 or sampled.mean_error is not None:
             joint = Joint(sampled.mean, sampled.cov, origin, mean_error=sampled.mean_error)
-        if joint is not None:
             return joint if joint.dim > 1 else joint[0]
         mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
         return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)

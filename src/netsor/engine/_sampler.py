@@ -128,9 +128,9 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     for array in (means, covs):
         array.flags.writeable = False  # the law keeps it without a copy
     found = quadrature.bias_of_replicas(question)
-    bias = found if found is None else np.where(zero, 0.0, found)
+    mean_error = None if found is None else np.where(zero, 0.0, found)
     notes = _notes(plan, means, covs)
-    return Conditional(means, covs, plan.random_numbers, error, notes, False, where, mean_error=bias)
+    return Conditional(means, covs, plan.random_numbers, error, notes, False, where, mean_error=mean_error)
 
 
 def _average(plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats, where: Backend) -> Conditional:

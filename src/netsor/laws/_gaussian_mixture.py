@@ -90,7 +90,7 @@ class GaussianMixture1D(NamedTuple):
         # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
         # function 1 (1/2 if all means are 0)
         if kernel == "cdf":
-            return np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count)
+            return np.asarray(np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count))
         most = 1 / (ROOT * np.sqrt(self.var.min()))
         unknown = (top == 0) & (total * tail > most / count)
         if self.var.min() < NARROW * np.median(self.var):
@@ -150,7 +150,8 @@ _LOG_KERNELS = {"pdf": _log_density, "cdf": _log_probability}
 def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
     """Whether one of a few components makes most of the mean of the sizes (points, components), for each point."""
     parts = sizes if share is None else sizes * share
-    return np.asarray(parts.max(axis=1) > ALONE * parts.sum(axis=1)) & (sizes.shape[1] > 1)
+    most = np.asarray(parts.max(axis=1) > ALONE * parts.sum(axis=1))
+    return most if sizes.shape[1] > 1 else np.zeros_like(most)
 
 
 def _below_the_largest(sizes: Array, share: Array | None, count: float) -> Array:

@@ -303,13 +303,12 @@ class Joint(LawBase):
         u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
         values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
         each = values.mean(axis=0)
-        value, error = self._replicas.mean(each), self._replicas.spread(each)
+        value, error = float(self._replicas.mean(each)), float(self._replicas.spread(each))
         if self.replicas > 1 and not (np.isneginf(lower) & np.isposinf(upper)).all():
             one_more = 1 / self._replicas.count  # what one more draw adds at most
-            alike = min(float(value), 1 - float(value)) < SURE and self._varies
+            alike = min(value, 1 - value) < SURE and self._varies
             unseen = one_more if alike else min(float(self._replicas.unseen(each)), one_more)
             error = combined(error, unseen)
-        value, error = float(value), float(error)
         if many > 1:  # the error of the points, by their spread
             error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
         return Estimate(value, error)

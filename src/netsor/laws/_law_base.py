@@ -127,7 +127,7 @@ class LawBase:
 
     @property
     def status(self) -> str:
-        """The standing of the law: `proved`, `exact`, `conjectured` or `estimated`."""
+        """The standing of the law: `proved`, `exact`, `same limit`, `conjectured` or `estimated`."""
         return self.origin.status
 
     @property
