@@ -1,7 +1,9 @@
-"""Everything that is timed: `make bench`, about five minutes on two cores, into bench/results.
+"""Everything that is timed: `make bench`, about five minutes on two cores, into
+bench/results.
 
-Times are compared only with times of this same process on this same machine. The floor of a configuration is the bare
-time of drawing its random numbers, of the same kinds and with the same generator, and of doing nothing with them.
+Times are compared only with times of this same process on this same machine. The floor
+of a configuration is the bare time of drawing its random numbers, of the same kinds and
+with the same generator, and of doing nothing with them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ import numpy as np
 import scipy
 
 import netsor as ns
-from netsor._mpl_style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
+from netsor._mpl_style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    STYLE,
+    VERMILLION,
+    new,
+    rendered,
+)
 from netsor.engine.backends._numpy import Streams, block, hold_memory
 from netsor.models._training import training
 from netsor_papers.paper._experiments import Case, figures
@@ -33,7 +44,9 @@ TRIALS = 10  # in the paper
 
 
 def seconds(work, least=0.3, repeats=2):
-    """The best time of a few, each repeated until it takes long enough to be measured."""
+    """The best time of a few, each repeated until it takes long enough to be
+    measured.
+    """
     best = math.inf
     count = 1
     while repeats:
@@ -65,14 +78,17 @@ def literal(net, widths):
 
 
 class Counted:
-    """How many normals and gammas a law draws for each replica, with their shape parameters, from its plan."""
+    """How many normals and gammas a law draws for each replica, with their shape
+    parameters, from its plan.
+    """
 
     def __init__(self, net, widths):
         plan = net.plan(**widths)
         self.all = plan.random_numbers
         self.normals, self.gammas = 0, {}
         for step in plan.steps:
-            if step.kind in ("normals", "positive"):  # of ReLU vectors, sizes are most of what is drawn
+            # of ReLU vectors, sizes are most of what is drawn
+            if step.kind in ("normals", "positive"):
                 self.normals += step.numbers
             elif step.kind == "chi":
                 for f in step.params["freedom"]:
@@ -84,21 +100,43 @@ class Counted:
         rng = np.random.Generator(np.random.SFC64(0))
         normal = seconds(lambda: rng.standard_normal(2**16), 0.05, 3) / 2**16
         gammas = sum(
-            count * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2) / 2**14
+            count
+            * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2)
+            / 2**14
             for f, count in self.gammas.items()
         )
         return self.normals * normal + gammas, self.all * normal
 
 
 def configurations():
-    """The paper's configurations: literal against exact, the floor, memory, one and two workers."""
+    """The paper's configurations: literal against exact, the floor, memory, one and two
+    workers.
+    """
     rows = []
-    cases = dict.fromkeys(case for figure in figures().values() for case in figure.cases if not case.score)
+    cases = dict.fromkeys(
+        case for figure in figures().values() for case in figure.cases if not case.score
+    )
     for case in cases:
         net, widths = case.program, case.widths
-        draws = int(np.clip(4e8 / (Counted(net, widths).all * 8 + 400), 16_384, 131_072))
-        one = seconds(lambda net=net, widths=widths, draws=draws: sample(net, widths, draws, 1), 0.5) / draws
-        two = seconds(lambda net=net, widths=widths, draws=draws: sample(net, widths, draws), 0.5) / draws
+        draws = int(
+            np.clip(4e8 / (Counted(net, widths).all * 8 + 400), 16_384, 131_072)
+        )
+        one = (
+            seconds(
+                lambda net=net, widths=widths, draws=draws: sample(
+                    net, widths, draws, 1
+                ),
+                0.5,
+            )
+            / draws
+        )
+        two = (
+            seconds(
+                lambda net=net, widths=widths, draws=draws: sample(net, widths, draws),
+                0.5,
+            )
+            / draws
+        )
         counted = Counted(net, widths)
         floor, normals = counted.floor()
         tracemalloc.start()
@@ -126,40 +164,75 @@ def configurations():
 
 
 def name(case):
-    parts = [case.activation, f"s={case.tokens}", f"H={case.heads}", f"n={case.width:.0f}"]
+    parts = [
+        case.activation,
+        f"s={case.tokens}",
+        f"H={case.heads}",
+        f"n={case.width:.0f}",
+    ]
     return " ".join(parts + ([f"d={case.head_dim:.0f}"] if case.head_dim else []))
 
 
 def weights(case):
-    """Random numbers of a literal draw: h, a matrix a token, and the four of each head."""
+    """Random numbers of a literal draw: h, a matrix a token, and the four of each
+    head.
+    """
     n, d = int(case.width), int(case.head_dim or case.width)
     return n + case.tokens * n * n + case.heads * 4 * n * d
 
 
-GROWTH = [  # what grows, the case, the parameter, its values, draws, the predicted exponent
+# what grows, the case, the parameter, its values, draws, the predicted exponent
+GROWTH = [
     ("n", Case(), "width", [16, 256, 4096, 2**16, 2**20, 10**9], 65_536, 0.0),
-    ("n (ReLU)", Case(activation="relu"), "width", [64, 256, 1024, 4096, 16384], 4_096, 1.0),
+    (
+        "n (ReLU)",
+        Case(activation="relu"),
+        "width",
+        [64, 256, 1024, 4096, 16384],
+        4_096,
+        1.0,
+    ),
     ("s", Case(width=1024), "tokens", [1, 4, 16, 64, 128, 256], 2_048, 2.0),
     ("H", Case(width=256), "heads", [1, 16, 64, 256, 1024, 4096], 2_048, 1.0),
-    ("replicas", Case(width=1024), "draws", [2**13, 2**15, 2**17, 2**19, 2**20], None, 1.0),
+    (
+        "replicas",
+        Case(width=1024),
+        "draws",
+        [2**13, 2**15, 2**17, 2**19, 2**20],
+        None,
+        1.0,
+    ),
 ]
 
 
 def growth():
-    """Seconds and random numbers against each parameter, and the exponent fitted to the last three points."""
+    """Seconds and random numbers against each parameter, and the exponent fitted to the
+    last three points.
+    """
     rows = []
     for grows, case, parameter, values, draws, predicted in GROWTH:
         points = []
         for value in values:
-            changed = case if parameter == "draws" else replace(case, **{parameter: value})
+            changed = (
+                case if parameter == "draws" else replace(case, **{parameter: value})
+            )
             count = value if parameter == "draws" else draws
             net = changed.program
-            spent = seconds(lambda net=net, w=changed.widths, c=count: sample(net, w, c), 0.3)
+            spent = seconds(
+                lambda net=net, w=changed.widths, c=count: sample(net, w, c), 0.3
+            )
             numbers = sample(net, changed.widths, 2).random_numbers
-            points.append((value, spent if parameter == "draws" else spent / count, numbers))
-        x, t, k = (np.log(np.array(column, dtype=float)) for column in zip(*points[-3:], strict=True))
+            points.append(
+                (value, spent if parameter == "draws" else spent / count, numbers)
+            )
+        x, t, k = (
+            np.log(np.array(column, dtype=float))
+            for column in zip(*points[-3:], strict=True)
+        )
         fitted = float(np.polyfit(x, t, 1)[0])
-        counted = 1.0 if parameter == "draws" else round(float(np.polyfit(x, k, 1)[0]), 3)
+        counted = (
+            1.0 if parameter == "draws" else round(float(np.polyfit(x, k, 1)[0]), 3)
+        )
         for value, spent, numbers in points:
             rows.append(
                 {
@@ -177,7 +250,9 @@ def growth():
 
 
 def grids():
-    """Seconds until a network that is trained for three steps has a plan for each of some learning rates."""
+    """Seconds until a network that is trained for three steps has a plan for each of
+    some learning rates.
+    """
     rows = []
     model = ns.models.read("gpt2").replace(layers=2)
     for rates in (1, 20):
@@ -196,12 +271,17 @@ def grids():
 
 
 def contexts(small=False):
-    """Processor seconds of one core on long inputs: of the plan, and of a draw of all that an audit measures."""
+    """Processor seconds of one core on long inputs: of the plan, and of a draw of all
+    that an audit measures.
+    """
     hold_memory()
     rows = []
     model = ns.models.read("gpt2")
     wide = model.replace(layers=2, width=1536, heads=24, hidden=6144)
-    cases = {"GPT-2, 128 tokens": (model, 128, 5), "2 blocks of width 1536, 1,024 tokens": (wide, 1024, 1)}
+    cases = {
+        "GPT-2, 128 tokens": (model, 128, 5),
+        "2 blocks of width 1536, 1,024 tokens": (wide, 1024, 1),
+    }
     if small:
         cases = {"GPT-2, 2 blocks, 16 tokens": (model.replace(layers=2), 16, 1)}
     for name, (network, tokens, repeats) in cases.items():
@@ -221,7 +301,10 @@ def contexts(small=False):
 
 
 def command(*words):
-    return f"import sys; sys.argv = ['netsor', *{words}]; from netsor.cli import main; main()"
+    return (
+        f"import sys; sys.argv = ['netsor', *{words}]; from netsor.cli import main;"
+        " main()"
+    )
 
 
 STARTS = {
@@ -230,28 +313,41 @@ STARTS = {
     "import scipy.stats": "import scipy.stats",
     "import netsor": "import netsor",
     "first value": "import netsor as ns; ns.gaussian(ns.Width('n'))",
-    "first law at width 256": "import netsor as ns; ns.paper.layer().law(n=256).pdf(0.5)",
+    "first law at width 256": (
+        "import netsor as ns; ns.paper.layer().law(n=256).pdf(0.5)"
+    ),
     "first limit": "import netsor as ns; ns.paper.layer().law(n=ns.inf).pdf(0.5)",
     "netsor --version": command("--version"),
     "netsor law --help": command("law", "--help"),
     "netsor plan": command("plan"),
     "netsor law --width 256": command("law", "--width", "256"),
     "netsor law": command("law"),
-    "an attention law, displayed": "import netsor as ns; ns.paper.layer().law(n=ns.inf)._repr_html_()",
+    "an attention law, displayed": (
+        "import netsor as ns; ns.paper.layer().law(n=ns.inf)._repr_html_()"
+    ),
     "netsor audit gpt2 --quick": command("audit", "gpt2", "--quick", "--workers", "1"),
 }
 
 
 def starts():
-    """Wall and processor time of whole processes, from a cold interpreter with warm files: the best of four."""
+    """Wall and processor time of whole processes, from a cold interpreter with warm
+    files: the best of four.
+    """
     rows = []
     for what, code in STARTS.items():
         found = []
         for _ in range(4):
             before, start = os.times(), time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-c", code], check=True, capture_output=True
+            )
             wall, after = time.perf_counter() - start, os.times()
-            spent = after.children_user + after.children_system - before.children_user - before.children_system
+            spent = (
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
             found.append((wall, spent))
         wall, spent = map(min, zip(*found, strict=True))
         rows.append({"start": what, "seconds": wall, "processor seconds": spent})
@@ -272,22 +368,60 @@ def picture(table, grown):
         figure = new(5.6)
         top, bottom = figure.subplots(2, 1, height_ratios=(1.5, 1.0))
         order = np.arange(len(table))[::-1]
-        top.hlines(order, [r["exact s/draw"] for r in table], [r["literal s/draw"] for r in table], color="#cccccc")
-        top.plot([r["literal s/draw"] for r in table], order, "s", color=VERMILLION, label="literal")
-        top.plot([r["exact s/draw"] for r in table], order, "o", color=BLUE, label="exact")
+        top.hlines(
+            order,
+            [r["exact s/draw"] for r in table],
+            [r["literal s/draw"] for r in table],
+            color="#cccccc",
+        )
+        top.plot(
+            [r["literal s/draw"] for r in table],
+            order,
+            "s",
+            color=VERMILLION,
+            label="literal",
+        )
+        top.plot(
+            [r["exact s/draw"] for r in table], order, "o", color=BLUE, label="exact"
+        )
         top.set_yticks(order, [r["configuration"] for r in table], fontsize=5.5)
         top.set(xscale="log", xlabel="seconds a draw")
         top.legend(loc="upper right")
-        for grows, colour, marker in zip(dict.fromkeys(r["grows"] for r in grown),
-                                         (BLUE, VERMILLION, GREEN, ORANGE, PURPLE), "os^Dv", strict=True):  # fmt: skip
+        for grows, colour, marker in zip(
+            dict.fromkeys(r["grows"] for r in grown),
+            (BLUE, VERMILLION, GREEN, ORANGE, PURPLE),
+            "os^Dv",
+            strict=True,
+        ):
             rows = [r for r in grown if r["grows"] == grows]
             start = rows[0]["seconds"]
-            label = f"{grows}: {rows[0]['exponent of time']:.2f} ({rows[0]['predicted']:.0f})"
-            bottom.plot([r["value"] for r in rows], [r["seconds"] / start for r in rows], marker=marker, ms=3, lw=0.9,
-                        color=colour, label=label)  # fmt: skip
-        bottom.set(xscale="log", yscale="log", xlabel="value of the parameter", ylabel="time, first = 1")
-        figure.legend(*bottom.get_legend_handles_labels(), title="exponent of time (predicted)", title_fontsize=7,
-                      loc="outside lower center", ncols=3, columnspacing=1.0)  # fmt: skip
+            label = (
+                f"{grows}: {rows[0]['exponent of time']:.2f}"
+                f" ({rows[0]['predicted']:.0f})"
+            )
+            bottom.plot(
+                [r["value"] for r in rows],
+                [r["seconds"] / start for r in rows],
+                marker=marker,
+                ms=3,
+                lw=0.9,
+                color=colour,
+                label=label,
+            )
+        bottom.set(
+            xscale="log",
+            yscale="log",
+            xlabel="value of the parameter",
+            ylabel="time, first = 1",
+        )
+        figure.legend(
+            *bottom.get_legend_handles_labels(),
+            title="exponent of time (predicted)",
+            title_fontsize=7,
+            loc="outside lower center",
+            ncols=3,
+            columnspacing=1.0,
+        )
         return dict(zip(("pdf", "png"), rendered(figure, "pdf", "png"), strict=True))
 
 
@@ -301,26 +435,41 @@ def as_csv(rows):
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    writer.writerows(
+        {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+        for row in rows
+    )
     return buffer.getvalue()
 
 
 def as_markdown(rows):
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
     lines += [
-        "| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()) + " |" for row in rows
+        "| "
+        + " | ".join(
+            f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()
+        )
+        + " |"
+        for row in rows
     ]
     return "\n".join(lines)
 
 
 def main():
     RESULTS.mkdir(exist_ok=True)
-    table, grown, begun, planned, long = configurations(), growth(), starts(), grids(), contexts()
+    table, grown, begun, planned, long = (
+        configurations(),
+        growth(),
+        starts(),
+        grids(),
+        contexts(),
+    )
     slow = sum(r["literal s/draw"] * r["draws in the paper"] for r in table)
     fast = sum(r["exact s/draw"] * r["draws in the paper"] for r in table)
     machine = (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"numpy {np.__version__}, scipy {scipy.__version__}, netsor {ns.__version__}"
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python"
+        f" {platform.python_version()}, numpy {np.__version__}, scipy"
+        f" {scipy.__version__}, netsor {ns.__version__}"
     )
     total = (
         f"All draws of the paper's figures: literal {slow / 3600:.1f} h "
@@ -330,7 +479,10 @@ def main():
     page = "\n\n".join(
         [
             "# Measured",
-            f"{machine}. Times are wall times on all cores unless a column says otherwise.",
+            (
+                f"{machine}. Times are wall times on all cores unless a column says"
+                " otherwise."
+            ),
             "## The paper's configurations",
             as_markdown(table),
             total,
@@ -345,8 +497,12 @@ def main():
         ]
     )
     for stem, rows in {
-        "configurations": table, "growth": grown, "starts": begun, "grids": planned, "contexts": long
-    }.items():  # fmt: skip
+        "configurations": table,
+        "growth": grown,
+        "starts": begun,
+        "grids": planned,
+        "contexts": long,
+    }.items():
         save(RESULTS / f"{stem}.csv", as_csv(rows))
     for kind, content in picture(table, grown).items():
         save(RESULTS / f"bench.{kind}", content)

@@ -1,7 +1,9 @@
-"""What a GPU gives: `python bench/gpu.py`, about seven minutes, into bench/results/gpu.md and gpu.csv.
+"""What a GPU gives: `python bench/gpu.py`, about seven minutes, into
+bench/results/gpu.md and gpu.csv.
 
-Times are wall times of this one process, after a first call that compiles (reported separately). Exact and literal
-networks are timed on the same device. `--device cpu --small` goes through the same motions where there is no GPU.
+Times are wall times of this one process, after a first call that compiles (reported
+separately). Exact and literal networks are timed on the same device. `--device cpu
+--small` goes through the same motions where there is no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ BEGUN = time.perf_counter()
 
 @ns.program
 def stack(tokens, width, heads, head_dim, hidden, blocks):
-    """Pre-norm blocks: RMSNorm, causal attention, a perceptron with GELU; the last token."""
+    """Pre-norm blocks: RMSNorm, causal attention, a perceptron with GELU; the last
+    token.
+    """
     x = ns.gaussian(width, tokens)
     for _ in range(blocks):
         x = x + ns.nn.attention(ns.rms_norm(x), heads, head_dim, mask="causal")
@@ -59,7 +63,9 @@ def timed(work, sync, least):
         sync(made)
         spent = time.perf_counter() - start
         if spent < least:
-            count = max(2 * count, min(1000, int(count * 1.2 * least / max(spent, 1e-6))))
+            count = max(
+                2 * count, min(1000, int(count * 1.2 * least / max(spent, 1e-6)))
+            )
     return first, spent / count
 
 
@@ -69,7 +75,8 @@ def sampled(net, widths, backend, least=1.0):
     size = backend.chunk(plan, 2**40)
 
     def work(k):
-        part = range((k + 1) * size, (k + 2) * size)  # not the first chunk, which PyTorch makes in smaller blocks
+        # not the first chunk, which PyTorch makes in smaller blocks
+        part = range((k + 1) * size, (k + 2) * size)
         (pair,) = list(backend.sample(plan, 0, part, size, lambda draws: None))
         return backend.cov(pair[1])
 
@@ -96,23 +103,42 @@ class Table:
             try:
                 row = work()
             except (NoDeviceError, ImportError, RuntimeError, MemoryError) as error:
-                row = {"left out": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
+                row = {
+                    "left out": (
+                        f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                    )
+                }
         self.rows.append({"what": what, "how": how, **row})
-        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in self.rows[-1].items()}
+        shown = {
+            k: f"{v:.4g}" if isinstance(v, float) else v
+            for k, v in self.rows[-1].items()
+        }
         print(f"{time.perf_counter() - BEGUN:6.1f} s ", shown, flush=True)
         self.save()
 
     def save(self):
         """Into bench/results."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        texts = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows]
+        texts = [
+            {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+            for row in self.rows
+        ]
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(texts)
-        lines = ["# Measured on an accelerator", "", f"{self.machine}.", "", "| " + " | ".join(names) + " |"]
+        lines = [
+            "# Measured on an accelerator",
+            "",
+            f"{self.machine}.",
+            "",
+            "| " + " | ".join(names) + " |",
+        ]
         lines += ["|" + " --- |" * len(names)]
-        lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in texts]
+        lines += [
+            "| " + " | ".join(str(row.get(name, "")) for name in names) + " |"
+            for row in texts
+        ]
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "gpu.csv").write_text(buffer.getvalue())
         (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
@@ -128,27 +154,59 @@ def main():
 
     def rate(what, net, widths, backend, precision):
         where = f"{backend} {precision}"
-        table.add(what, where, lambda: sampled(net, widths, choose(backend, device, precision), least))
+        table.add(
+            what,
+            where,
+            lambda: sampled(net, widths, choose(backend, device, precision), least),
+        )
 
     paper = Case(heads=2, width=1024)
-    for backend, precision in (("jax", "float32"), ("torch", "float32"), ("jax", "float64"), ("torch", "float64")):
-        rate("the paper's layer, n = 1024, H = 2", paper.program, paper.widths, backend, precision)
+    for backend, precision in (
+        ("jax", "float32"),
+        ("torch", "float32"),
+        ("jax", "float64"),
+        ("torch", "float64"),
+    ):
+        rate(
+            "the paper's layer, n = 1024, H = 2",
+            paper.program,
+            paper.widths,
+            backend,
+            precision,
+        )
     billion(table, paper, device, 10**5 if options.small else 10**9)
     size = TINY if options.small else GPT2
     for tokens in (4,) if options.small else (16, 128):
         name = f"{size['blocks']} blocks, width {size['width']}, s = {tokens}"
         for backend in ("jax", "torch"):
             rate(name, stack(tokens, **size), {}, backend, "float32")
-        table.add(name, "literal, torch float32", lambda tokens=tokens: drawn(tokens, size, device, least))
+        table.add(
+            name,
+            "literal, torch float32",
+            lambda tokens=tokens: drawn(tokens, size, device, least),
+        )
     model = "gpt2" if options.small else "llama-3-405b"
-    table.add(f"audit of {model}, 16 tokens", "torch float32, in all", lambda: audited(model, device, options.small))
+    table.add(
+        f"audit of {model}, 16 tokens",
+        "torch float32, in all",
+        lambda: audited(model, device, options.small),
+    )
     whole = 0.0
-    cases = dict.fromkeys(case for figure in figures().values() for case in figure.cases if not case.score)
+    cases = dict.fromkeys(
+        case for figure in figures().values() for case in figure.cases if not case.score
+    )
     for case in list(cases)[: 2 if options.small else None]:
-        parts = [case.activation, f"s={case.tokens}", f"H={case.heads}", f"n={case.width:.0f}"]
+        parts = [
+            case.activation,
+            f"s={case.tokens}",
+            f"H={case.heads}",
+            f"n={case.width:.0f}",
+        ]
         rate(" ".join(parts), case.program, case.widths, "jax", "float32")
         whole += 10 * case.samples / table.rows[-1].get("draws a second", math.nan)
-    table.add("all draws of the paper's figures", "jax float32", lambda: {"seconds": whole})
+    table.add(
+        "all draws of the paper's figures", "jax float32", lambda: {"seconds": whole}
+    )
 
 
 def billion(table, case, device, draws):
@@ -157,7 +215,12 @@ def billion(table, case, device, draws):
     def work():
         start = time.perf_counter()
         law = case.program.law(
-            draws=draws, backend="jax", device=device, precision="float32", progress=False, **case.widths
+            draws=draws,
+            backend="jax",
+            device=device,
+            precision="float32",
+            progress=False,
+            **case.widths,
         )
         spent = time.perf_counter() - start
         value, error = law.with_error.pdf(0.5)
@@ -178,12 +241,24 @@ def audited(model, device, small):
     draws = 10 if small else 128
     start = time.perf_counter()
     found = ns.audit(
-        model, tokens=16, draws=draws, widths="actual", gradients=False, backend="torch", device=device,
+        model,
+        tokens=16,
+        draws=draws,
+        widths="actual",
+        gradients=False,
+        backend="torch",
+        device=device,
         precision="float32",
-    )  # fmt: skip
+    )
     spent = time.perf_counter() - start
-    return {"replicas in one go": draws, "seconds": spent, "ms a draw": 1e3 * spent / draws} | {
-        "loss": "{:.3f} ({:.3f} to {:.3f})".format(*np.quantile(found.actual["loss"], [0.5, 0.05, 0.95]))
+    return {
+        "replicas in one go": draws,
+        "seconds": spent,
+        "ms a draw": 1e3 * spent / draws,
+    } | {
+        "loss": "{:.3f} ({:.3f} to {:.3f})".format(
+            *np.quantile(found.actual["loss"], [0.5, 0.05, 0.95])
+        )
     }
 
 
@@ -193,13 +268,22 @@ def drawn(tokens, size, device, least):
     import torch
 
     numbers = size["blocks"] * (
-        4 * size["width"] * size["heads"] * size["head_dim"] + 2 * size["width"] * size["hidden"]
+        4 * size["width"] * size["heads"] * size["head_dim"]
+        + 2 * size["width"] * size["hidden"]
     )
     replicas = (
-        2 if device == "cpu" else max(1, int(torch.cuda.mem_get_info()[0] // 4 // (8 * numbers // size["blocks"])))
+        2
+        if device == "cpu"
+        else max(
+            1, int(torch.cuda.mem_get_info()[0] // 4 // (8 * numbers // size["blocks"]))
+        )
     )
     with torch.no_grad():
-        first, each = timed(lambda k: literal.stack(replicas, device, tokens, **size), lambda y: y[-1:].cpu(), least)
+        first, each = timed(
+            lambda k: literal.stack(replicas, device, tokens, **size),
+            lambda y: y[-1:].cpu(),
+            least,
+        )
     return {
         "replicas in one go": replicas,
         "first call s": first,
@@ -224,7 +308,11 @@ def described(device):
     try:
         import torch
 
-        name = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else "CPU"
+        name = (
+            torch.cuda.get_device_name()
+            if device != "cpu" and torch.cuda.is_available()
+            else "CPU"
+        )
         parts.append(f"torch {torch.__version__} ({name})")
     except ImportError:
         pass

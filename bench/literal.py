@@ -1,6 +1,8 @@
-"""Networks with every weight drawn, in plain PyTorch: what exact laws are timed against on an accelerator.
+"""Networks with every weight drawn, in plain PyTorch: what exact laws are timed against
+on an accelerator.
 
-Each function draws a batch of replicas at once, layer by layer, so that no more than a layer's weights are in memory.
+Each function draws a batch of replicas at once, layer by layer, so that no more than a
+layer's weights are in memory.
 """
 
 from __future__ import annotations
@@ -10,26 +12,54 @@ import math
 import torch
 from torch.nn import functional
 
-GPT2 = {"width": 768, "heads": 12, "groups": 12, "head_dim": 64, "hidden": 3072, "layers": 12, "vocabulary": 50257}
-LLAMA = {"width": 4096, "heads": 32, "groups": 8, "head_dim": 128, "hidden": 14336, "layers": 32, "vocabulary": 128256}
+GPT2 = {
+    "width": 768,
+    "heads": 12,
+    "groups": 12,
+    "head_dim": 64,
+    "hidden": 3072,
+    "layers": 12,
+    "vocabulary": 50257,
+}
+LLAMA = {
+    "width": 4096,
+    "heads": 32,
+    "groups": 8,
+    "head_dim": 128,
+    "hidden": 14336,
+    "layers": 32,
+    "vocabulary": 128256,
+}
 
 
 def attention(x, heads, head_dim, causal):
-    """Independent queries, keys, values and output of a batch of replicas (replicas, tokens, width)."""
+    """Independent queries, keys, values and output of a batch of replicas (replicas,
+    tokens, width).
+    """
     replicas, tokens, width = x.shape
     q, k, v = (
-        (x @ weight(x, heads * head_dim, width).mT).reshape(replicas, tokens, heads, head_dim).transpose(1, 2)
+        (x @ weight(x, heads * head_dim, width).mT)
+        .reshape(replicas, tokens, heads, head_dim)
+        .transpose(1, 2)
         for _ in range(3)
     )
     p = q @ k.mT / math.sqrt(head_dim)
     if causal:
-        p = p.masked_fill(torch.ones((tokens, tokens), device=x.device).triu(1).bool(), -math.inf)
-    mixed = (torch.softmax(p, dim=-1) @ v).transpose(1, 2).reshape(replicas, tokens, heads * head_dim)
+        p = p.masked_fill(
+            torch.ones((tokens, tokens), device=x.device).triu(1).bool(), -math.inf
+        )
+    mixed = (
+        (torch.softmax(p, dim=-1) @ v)
+        .transpose(1, 2)
+        .reshape(replicas, tokens, heads * head_dim)
+    )
     return mixed @ weight(x, width, heads * head_dim).mT
 
 
 def weight(x, rows, columns, std=None):
-    """A matrix for each replica; entries N(0, 1/columns), or with this standard deviation."""
+    """A matrix for each replica; entries N(0, 1/columns), or with this standard
+    deviation.
+    """
     drawn = torch.randn((x.shape[0], rows, columns), device=x.device)
     return drawn.mul_(columns**-0.5 if std is None else std)
 
@@ -62,12 +92,18 @@ def module(device, tokens, width, hidden, layers):
     """One encoder of PyTorch's own modules, with the initialisation that they have."""
     x = torch.randn((1, tokens, width), device=device)
     for _ in range(layers):
-        x = torch.nn.TransformerEncoderLayer(width, 1, hidden, dropout=0.0, batch_first=True, device=device)(x)
+        x = torch.nn.TransformerEncoderLayer(
+            width, 1, hidden, dropout=0.0, batch_first=True, device=device
+        )(x)
     return x[:, 0, 0]
 
 
-def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, vocabulary):
-    """One initialisation of GPT-2 or Llama with what an audit looks at: stream, attention, effective rank; the loss."""
+def model(
+    device, ids, rotary, width, heads, groups, head_dim, hidden, layers, vocabulary
+):
+    """One initialisation of GPT-2 or Llama with what an audit looks at: stream,
+    attention, effective rank; the loss.
+    """
     tokens = len(ids)
     std, out = 0.02, 0.02 if rotary else 0.02 / math.sqrt(2 * layers)
     later = torch.ones((tokens, tokens), device=device).triu(1).bool()
@@ -79,7 +115,9 @@ def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, v
     for _ in range(layers):
         y = norm(x)
         q, k, v = (
-            (y @ weight(y, count * head_dim, width, std).mT).reshape(tokens, count, head_dim).transpose(0, 1)
+            (y @ weight(y, count * head_dim, width, std).mT)
+            .reshape(tokens, count, head_dim)
+            .transpose(0, 1)
             for count in (heads, groups, groups)
         )
         if rotary:
@@ -91,14 +129,22 @@ def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, v
         x = x + mixed @ weight(x, width, heads * head_dim, out).mT
         y = norm(x)
         if rotary:
-            h = functional.silu(y @ weight(y, hidden, width, std).mT) * (y @ weight(y, hidden, width, std).mT)
+            h = functional.silu(y @ weight(y, hidden, width, std).mT) * (
+                y @ weight(y, hidden, width, std).mT
+            )
         else:
-            h = functional.gelu(y @ weight(y, hidden, width, std).mT, approximate="tanh")
+            h = functional.gelu(
+                y @ weight(y, hidden, width, std).mT, approximate="tanh"
+            )
         x = x + h @ weight(x, width, hidden, out).mT
         entropy = -(weights * torch.log(weights.clamp_min(1e-30))).sum(dim=-1).mean()
         spectrum = torch.linalg.eigvalsh(x[0] @ x[0].T / width).clamp_min(1e-30)
         spectrum = spectrum / spectrum.sum()
-        found += [(x * x).mean(), entropy, torch.exp(-(spectrum * torch.log(spectrum)).sum())]
+        found += [
+            (x * x).mean(),
+            entropy,
+            torch.exp(-(spectrum * torch.log(spectrum)).sum()),
+        ]
     logits = norm(x)[0] @ (torch.randn_like(table).mul_(std) if rotary else table).T
     loss = functional.cross_entropy(logits[:-1], torch.tensor(ids[1:], device=device))
     return torch.stack([*found, logits.std(), loss])
@@ -107,6 +153,14 @@ def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, v
 def turned(x, base=500000.0):
     """Rotary positions of (heads, tokens, head_dim)."""
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[1], device=x.device)[:, None] * base ** (-torch.arange(half, device=x.device) / half)
+    angle = torch.arange(x.shape[1], device=x.device)[:, None] * base ** (
+        -torch.arange(half, device=x.device) / half
+    )
     first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], dim=-1)
+    return torch.cat(
+        [
+            first * angle.cos() - second * angle.sin(),
+            second * angle.cos() + first * angle.sin(),
+        ],
+        dim=-1,
+    )

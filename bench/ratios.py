@@ -1,7 +1,9 @@
-"""Exact laws against literal PyTorch on one device, in one process: `python bench/ratios.py`, ten minutes on a GPU.
+"""Exact laws against literal PyTorch on one device, in one process: `python
+bench/ratios.py`, ten minutes on a GPU.
 
-A ratio above 1 says that the exact law is faster. `--only blocks,encoder,audits,steps` picks parts; `--device cpu
---small` goes through the same motions where there is no GPU. It also writes bench/results/ratios.md.
+A ratio above 1 says that the exact law is faster. `--only blocks,encoder,audits,steps`
+picks parts; `--device cpu --small` goes through the same motions where there is no GPU.
+It also writes bench/results/ratios.md.
 """
 
 from __future__ import annotations
@@ -36,66 +38,135 @@ def blocks(table, device, small):
     """Draws a second after the first call."""
     size, least = (gpu.TINY, 0.02) if small else (gpu.GPT2, 1.0)
     for tokens in (4,) if small else (16, 128, 1024):
-        what = f"{size['blocks']} blocks, width {size['width']}, s = {tokens}, ms a draw after the first call"
+        what = (
+            f"{size['blocks']} blocks, width {size['width']}, s = {tokens}, ms a draw"
+            " after the first call"
+        )
         theirs = gpu.drawn(tokens, size, device, least)["ms a draw"]
         for backend in ("torch", "jax"):
-            found = gpu.sampled(gpu.stack(tokens, **size), {}, choose(backend, device, "float32"), least)
-            table.add(what, backend, theirs, found["ms a draw"], f"first call {found['first call s']:.1f} s")
+            found = gpu.sampled(
+                gpu.stack(tokens, **size), {}, choose(backend, device, "float32"), least
+            )
+            table.add(
+                what,
+                backend,
+                theirs,
+                found["ms a draw"],
+                f"first call {found['first call s']:.1f} s",
+            )
 
 
 def encoder(table, device, small):
     """Everything, from writing the program down to the last draw."""
     size, draws = (SMALL_ENCODER, 10) if small else (ENCODER, 200)
-    net = f"{size['layers']} post-norm layers, width {size['width']}, s = {size['tokens']}"
+    net = (
+        f"{size['layers']} post-norm layers, width {size['width']}, s ="
+        f" {size['tokens']}"
+    )
     what = f"{net}, {draws} draws, s in all"
 
     def exact(seed):
         net = gpu.encoder(**size)
-        return net.law(draws=draws, seed=seed, backend="torch", device=device, precision="float32", progress=False)
+        return net.law(
+            draws=draws,
+            seed=seed,
+            backend="torch",
+            device=device,
+            precision="float32",
+            progress=False,
+        )
 
     with torch.no_grad():
         literal.encoder(2, device, **size)  # starts the device's libraries
         theirs = elapsed(lambda: literal.encoder(draws, device, **size).cpu())
-        modules = elapsed(lambda: [literal.module(device, **size).cpu() for _ in range(draws)])
-    gpu.encoder(**(size | {"layers": 1})).law(draws=8, backend="torch", device=device, precision="float32")
+        modules = elapsed(
+            lambda: [literal.module(device, **size).cpu() for _ in range(draws)]
+        )
+    gpu.encoder(**(size | {"layers": 1})).law(
+        draws=8, backend="torch", device=device, precision="float32"
+    )
     planning = elapsed(lambda: gpu.encoder(**size).plan())
     ours, again = (elapsed(lambda seed=seed: exact(seed)) for seed in range(2))
     note = f"planning alone {planning:.1f} s, once more in all {again:.1f} s"
     table.add(f"{what}, literal in batches", "torch", theirs, ours, note)
-    table.add(f"{what}, literal one by one, of PyTorch's modules", "torch", modules, ours, note)
-    found = gpu.sampled(gpu.encoder(**size), {}, choose("torch", device, "float32"), 0.02 if small else 1.0)
+    table.add(
+        f"{what}, literal one by one, of PyTorch's modules",
+        "torch",
+        modules,
+        ours,
+        note,
+    )
+    found = gpu.sampled(
+        gpu.encoder(**size),
+        {},
+        choose("torch", device, "float32"),
+        0.02 if small else 1.0,
+    )
     note = f"{found['replicas in one go']} in one go, literal {draws}"
-    table.add(f"{net}, ms a draw after the first call", "torch", 1e3 * theirs / draws, found["ms a draw"], note)
+    table.add(
+        f"{net}, ms a draw after the first call",
+        "torch",
+        1e3 * theirs / draws,
+        found["ms a draw"],
+        note,
+    )
 
 
 def audits(table, device, small):
     """Everything, from the name of a model to its table, forward quantities alone."""
     tokens, draws = (12, 16) if small else (1024, 16)
-    for name, size in (("gpt2", literal.GPT2),) if small else (("gpt2", literal.GPT2), ("llama-3-8b", literal.LLAMA)):
+    for name, size in (
+        (("gpt2", literal.GPT2),)
+        if small
+        else (("gpt2", literal.GPT2), ("llama-3-8b", literal.LLAMA))
+    ):
         what = f"audit of {name}, {tokens} tokens, {draws} draws, s in all"
 
         def drawn(size=size, name=name):
             with torch.no_grad():
                 for _ in range(draws):
-                    literal.model(device, list(range(tokens)), name != "gpt2", **size).cpu()
+                    literal.model(
+                        device, list(range(tokens)), name != "gpt2", **size
+                    ).cpu()
 
         def audited(name=name):
             ns.audit(
-                name, tokens=tokens, draws=draws, widths="actual", gradients=False, backend="torch", device=device,
-                precision="float32", progress=False,
-            )  # fmt: skip
+                name,
+                tokens=tokens,
+                draws=draws,
+                widths="actual",
+                gradients=False,
+                backend="torch",
+                device=device,
+                precision="float32",
+                progress=False,
+            )
 
         theirs = elapsed(drawn)
         ours = elapsed(audited)
-        table.add(what, "torch", theirs, ours, f"once more in all {elapsed(audited):.1f} s")
+        table.add(
+            what, "torch", theirs, ours, f"once more in all {elapsed(audited):.1f} s"
+        )
 
 
 def steps(table, device, small):
-    """Where the time of PyTorch goes, by kind of step, after a first run; the device is waited for after each step."""
+    """Where the time of PyTorch goes, by kind of step, after a first run; the device is
+    waited for after each step.
+    """
     size = gpu.TINY if small else gpu.GPT2
     tokens = 4 if small else 128
-    nets = {f"{size['blocks']} blocks, s = {tokens}": (gpu.stack(tokens, **size), 4 if small else 256)}
-    nets |= {"encoder": (gpu.encoder(**(SMALL_ENCODER if small else ENCODER)), 4 if small else 64)}
+    nets = {
+        f"{size['blocks']} blocks, s = {tokens}": (
+            gpu.stack(tokens, **size),
+            4 if small else 256,
+        )
+    }
+    nets |= {
+        "encoder": (
+            gpu.encoder(**(SMALL_ENCODER if small else ENCODER)),
+            4 if small else 64,
+        )
+    }
     for what, (net, replicas) in nets.items():
         backend = choose("torch", device, "float32")
         plan = net.plan(backend=backend)
@@ -107,7 +178,9 @@ def steps(table, device, small):
                 def kept(rule, spent=spent):
                     def call(step, *rest):
                         made = []
-                        spent[step.kind] += elapsed(lambda: made.append(rule(step, *rest)))
+                        spent[step.kind] += elapsed(
+                            lambda: made.append(rule(step, *rest))
+                        )
                         return made[0]
 
                     return call
@@ -115,7 +188,10 @@ def steps(table, device, small):
                 run(plan, kept(work.draw), work.constant, kept(work.compute))
         order = sorted(spent.items(), key=lambda pair: -pair[1])[:9]
         words = ", ".join(f"{kind} {1e3 * seconds:.0f}" for kind, seconds in order)
-        table.say(f"{what}, {replicas} replicas, ms by kind of step: {words}; in all {1e3 * sum(spent.values()):.0f}")
+        table.say(
+            f"{what}, {replicas} replicas, ms by kind of step: {words}; in all"
+            f" {1e3 * sum(spent.values()):.0f}"
+        )
 
 
 class Lines:
@@ -126,7 +202,10 @@ class Lines:
 
     def add(self, what, backend, theirs, ours, note):
         """A comparison."""
-        self.say(f"{what}: {backend} {ours:.4g}, literal {theirs:.4g}, ratio {theirs / ours:.2f} ({note})")
+        self.say(
+            f"{what}: {backend} {ours:.4g}, literal {theirs:.4g}, ratio"
+            f" {theirs / ours:.2f} ({note})"
+        )
 
     def say(self, line):
         """A line."""
@@ -143,14 +222,23 @@ def main():
     table = Lines()
     for part in options.only.split(","):
         try:
-            {"blocks": blocks, "encoder": encoder, "audits": audits, "steps": steps}[part](
-                table, options.device, options.small
-            )
+            {"blocks": blocks, "encoder": encoder, "audits": audits, "steps": steps}[
+                part
+            ](table, options.device, options.small)
         except (RuntimeError, MemoryError, ValueError, ImportError) as error:
-            table.say(f"{part}: {type(error).__name__}: {str(error).splitlines()[0][:300]}")
+            table.say(
+                f"{part}: {type(error).__name__}: {str(error).splitlines()[0][:300]}"
+            )
     if not options.small:
-        lines = ["# Exact laws against literal PyTorch", "", f"{gpu.described(options.device)}.", ""]
-        (gpu.RESULTS / "ratios.md").write_text("\n".join([*lines, *(f"- {line}" for line in table.lines)]) + "\n")
+        lines = [
+            "# Exact laws against literal PyTorch",
+            "",
+            f"{gpu.described(options.device)}.",
+            "",
+        ]
+        (gpu.RESULTS / "ratios.md").write_text(
+            "\n".join([*lines, *(f"- {line}" for line in table.lines)]) + "\n"
+        )
 
 
 if __name__ == "__main__":

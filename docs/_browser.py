@@ -1,10 +1,13 @@
-"""netsor in a web browser: Pyodide (Python compiled to WebAssembly), an archive of netsor, and pages that use them.
+"""netsor in a web browser: Pyodide (Python compiled to WebAssembly), an archive of
+netsor, and pages that use them.
 
-python docs/_browser.py pyodide FOLDER    write Pyodide with numpy, scipy and matplotlib, from packages on PyPI
-python docs/_browser.py netsor FILE       write netsor and its pure Python dependencies as a zip archive
-python docs/_browser.py explore FOLDER    write the explorer as static files
+python docs/_browser.py pyodide FOLDER    write Pyodide with numpy, scipy and
+matplotlib, from packages on PyPI python docs/_browser.py netsor FILE       write netsor
+and its pure Python dependencies as a zip archive python docs/_browser.py explore FOLDER
+write the explorer as static files
 
-It is also a hook of mkdocs: code runs on pages with `live: true` at their top, and on notebooks.
+It is also a hook of mkdocs: code runs on pages with `live: true` at their top, and on
+notebooks.
 """
 
 import functools
@@ -24,14 +27,30 @@ from netsor.explore._view import markup
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
-# A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no other home on PyPI.
+# A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no
+# other home on PyPI.
 CARRIER, INSIDE = "open-webui==0.12.4", "open_webui/frontend/pyodide/"
-CORE, LOCK = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"), "pyodide-lock.json"
-COMPILED = ("numpy", "scipy", "matplotlib")  # packages with compiled parts, which Pyodide has
-UNUSED = {"fonttools", "pytz"}  # of what matplotlib names: the first is for PDF files, the second for nothing
-PURE = ("array-api-compat", "click", "filelock", "jinja2", "markupsafe", "threadpoolctl", "tqdm")
-CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"  # where it is loaded from, if the site has no copy
-SIZE = 32_900_000  # bytes of Pyodide, numpy and scipy, which are loaded before the first answer
+CORE, LOCK = (
+    ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"),
+    "pyodide-lock.json",
+)
+# packages with compiled parts, which Pyodide has
+COMPILED = ("numpy", "scipy", "matplotlib")
+# of what matplotlib names: the first is for PDF files, the second for nothing
+UNUSED = {"fonttools", "pytz"}
+PURE = (
+    "array-api-compat",
+    "click",
+    "filelock",
+    "jinja2",
+    "markupsafe",
+    "threadpoolctl",
+    "tqdm",
+)
+# where it is loaded from, if the site has no copy
+CDN = "https://cdn.jsdelivr.net/pyodide/v314.0.3/full/"
+# bytes of Pyodide, numpy and scipy, which are loaded before the first answer
+SIZE = 32_900_000
 LOCAL = ROOT / ".pyodide"  # what `make .pyodide` writes
 ARCHIVE = "netsor.zip"
 ASSETS = ("live.js", "live-worker.js", "live.css")
@@ -42,17 +61,39 @@ def write_pyodide(folder: Path) -> None:
     """The interpreter, its packages with compiled parts, and what these depend on."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as download:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         subprocess.run(
-            [*command, "--python-version", "3.12", "--only-binary", ":all:", "-d", download, CARRIER], check=True
+            [
+                *command,
+                "--python-version",
+                "3.12",
+                "--only-binary",
+                ":all:",
+                "-d",
+                download,
+                CARRIER,
+            ],
+            check=True,
         )
         with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
             lock = json.loads(wheel.read(f"{INSIDE}{LOCK}"))
             packages, names, wanted = lock["packages"], list(COMPILED), list(CORE)
-            packages["matplotlib"]["depends"] = sorted(set(packages["matplotlib"]["depends"]) - UNUSED)
+            packages["matplotlib"]["depends"] = sorted(
+                set(packages["matplotlib"]["depends"]) - UNUSED
+            )
             for name in names:  # which grows meanwhile
                 wanted.append(packages[name]["file_name"])
-                names += [other for other in packages[name]["depends"] if other not in names]
+                names += [
+                    other for other in packages[name]["depends"] if other not in names
+                ]
             for name in wanted:
                 (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
     (folder / LOCK).write_text(json.dumps(lock))
@@ -60,10 +101,22 @@ def write_pyodide(folder: Path) -> None:
 
 
 def compile_bytecode(folder: Path, *archives: str) -> None:
-    """Compile archives in the folder of Pyodide, if node is here: the bytecode of another Python would be of no use."""
+    """Compile archives in the folder of Pyodide, if node is here: the bytecode of
+    another Python would be of no use.
+    """
     if shutil.which("node"):
         docs = ROOT / "docs"
-        subprocess.run(["node", docs / "_pyodide.mjs", folder, docs / "_bytecode.py", "", *archives], check=True)
+        subprocess.run(
+            [
+                "node",
+                docs / "_pyodide.mjs",
+                folder,
+                docs / "_bytecode.py",
+                "",
+                *archives,
+            ],
+            check=True,
+        )
 
 
 def write_netsor(path: Path) -> None:
@@ -71,12 +124,18 @@ def write_netsor(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted((SOURCE / "netsor").rglob("*")):
-            if file.is_file() and not {"__pycache__", "torch"} & set(file.parts):  # a browser has no PyTorch
+            # a browser has no PyTorch
+            if file.is_file() and not {"__pycache__", "torch"} & set(file.parts):
                 archive.write(file, file.relative_to(SOURCE))
         for name in PURE:
             for entry in distribution(name).files or ():
-                kept = entry.suffix == ".py" or "licenses" in entry.parts or entry.name == "METADATA"
-                if kept and not {"..", "tests"} & set(entry.parts):  # the scripts of a package lie outside it
+                kept = (
+                    entry.suffix == ".py"
+                    or "licenses" in entry.parts
+                    or entry.name == "METADATA"
+                )
+                # the scripts of a package lie outside it
+                if kept and not {"..", "tests"} & set(entry.parts):
                     archive.write(entry.locate(), entry)
     if LOCAL.exists():
         shutil.copy(path, LOCAL / ARCHIVE)
@@ -85,18 +144,28 @@ def write_netsor(path: Path) -> None:
 
 
 def script(place: str, pyodide: str, archive: Path) -> str:
-    """What a page loads: the script and the styles, which load nothing else until they are asked to."""
+    """What a page loads: the script and the styles, which load nothing else until they
+    are asked to.
+    """
     size = SIZE + archive.stat().st_size
-    styles = "".join(f'<link rel="stylesheet" href="{place}{name}">' for name in ("explore.css", "live.css"))
+    styles = "".join(
+        f'<link rel="stylesheet" href="{place}{name}">'
+        for name in ("explore.css", "live.css")
+    )
     given = f'data-pyodide="{pyodide}" data-archive="{archive.name}" data-size="{size}"'
-    scripts = f'<script defer src="{place}explore.js"></script><script defer src="{place}live.js" {given}></script>'
+    scripts = (
+        f'<script defer src="{place}explore.js"></script><script defer'
+        f' src="{place}live.js" {given}></script>'
+    )
     return styles + scripts
 
 
 def copy_page(folder: Path) -> None:
     """The style and the script that these pages share with `netsor explore`."""
     for kind in ("css", "js"):
-        shutil.copy(SOURCE / "netsor" / "explore" / f"_page.{kind}", folder / f"explore.{kind}")
+        shutil.copy(
+            SOURCE / "netsor" / "explore" / f"_page.{kind}", folder / f"explore.{kind}"
+        )
 
 
 def _demo(kind: str, controls: str, stored: str) -> str:
@@ -126,24 +195,35 @@ def write_explorer(folder: Path, pyodide: str = CDN) -> None:
         f"<section><h2>{title}</h2>{_demo(kind, '', _stored(kind))}</section>"
         for title, kind in (("One layer", "layer"), ("One model", "model"))
     )
-    note = "Everything is computed in your browser; nothing that you enter leaves this page."
+    note = (
+        "Everything is computed in your browser; nothing that you enter leaves this"
+        " page."
+    )
     head = script("", pyodide, folder / ARCHIVE)
-    (folder / "index.html").write_text(str(markup().page(head, f'<p class="netsor-note">{note}</p>{views}')))
+    (folder / "index.html").write_text(
+        str(markup().page(head, f'<p class="netsor-note">{note}</p>{views}'))
+    )
 
 
 # The hook of mkdocs
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Called by mkdocs for each page: put forms where a page asks for them, and the script where code runs."""
+    """Called by mkdocs for each page: put forms where a page asks for them, and the
+    script where code runs.
+    """
     if not (page.meta.get("live") or page.file.src_uri.startswith("notebooks/")):
         return content
     archive = Path(config.site_dir) / "assets" / ARCHIVE
     if not archive.exists():
         write_netsor(archive)
-    content = DEMO.sub(lambda found: _demo(found[1], found[2], _stored(found[1])), content)
+    content = DEMO.sub(
+        lambda found: _demo(found[1], found[2], _stored(found[1])), content
+    )
     pyodide = "pyodide/" if LOCAL.exists() else config.extra["pyodide"]
-    return content + script("../" * page.file.src_uri.count("/") + "assets/", pyodide, archive)
+    return content + script(
+        "../" * page.file.src_uri.count("/") + "assets/", pyodide, archive
+    )
 
 
 def on_post_build(config: Any) -> None:
@@ -151,7 +231,8 @@ def on_post_build(config: Any) -> None:
     assets = Path(config.site_dir) / "assets"
     write_netsor(assets / ARCHIVE)
     copy_page(assets)
-    shutil.rmtree(assets / "javascripts" / "lunr", ignore_errors=True)  # of the theme: search in other languages
+    # of the theme: search in other languages
+    shutil.rmtree(assets / "javascripts" / "lunr", ignore_errors=True)
     for file in Path(config.site_dir).rglob("*.map"):  # for those who debug its scripts
         file.unlink()
     if LOCAL.exists():
@@ -159,4 +240,6 @@ def on_post_build(config: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"pyodide": write_pyodide, "netsor": write_netsor, "explore": write_explorer}[sys.argv[1]](Path(sys.argv[2]))
+    {"pyodide": write_pyodide, "netsor": write_netsor, "explore": write_explorer}[
+        sys.argv[1]
+    ](Path(sys.argv[2]))

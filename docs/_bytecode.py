@@ -1,6 +1,8 @@
-"""Run in Pyodide: compile the Python files of archives to bytecode, which halves the time of their import in a browser.
+"""Run in Pyodide: compile the Python files of archives to bytecode, which halves the
+time of their import in a browser.
 
-The archives lie in /pyodide, the folder of Pyodide: the wheels of the packages that are named, or a zip file.
+The archives lie in /pyodide, the folder of Pyodide: the wheels of the packages that are
+named, or a zip file.
 """
 
 import hashlib
@@ -17,7 +19,10 @@ FOLDER = Path("/pyodide")
 def compiled(path):
     """The archive with a .pyc file where it has a .py file."""
     made = io.BytesIO()
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as written:
+    with (
+        zipfile.ZipFile(path) as archive,
+        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as written,
+    ):
         for file in archive.namelist():
             content = archive.read(file)
             if file.endswith(".py"):

@@ -1,6 +1,8 @@
-"""Check every formula of the documentation: with a strict parser, and with LaTeX where it is installed.
+"""Check every formula of the documentation: with a strict parser, and with LaTeX where
+it is installed.
 
-`make docs` runs this file. Without `pdflatex` it says that nothing was compiled; with `--latex` that is an error.
+`make docs` runs this file. Without `pdflatex` it says that nothing was compiled; with
+`--latex` that is an error.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.DOTALL | re.MULTILINE)
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$]+?)(?<!\s)\$(?![\d$])", re.DOTALL)
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$]+?)(?<!\s)\$(?![\d$])", re.DOTALL
+)
 
-# Commands that the documentation and `net.latex()` may use, with their number of arguments in braces. MathJax, KaTeX
-# and LaTeX with amsmath know all of them.
+# Commands that the documentation and `net.latex()` may use, with their number of
+# arguments in braces. MathJax, KaTeX and LaTeX with amsmath know all of them.
 NO_ARGUMENT = """
     alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi varphi chi psi
     omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell hbar partial nabla infty sum prod int max min log exp sin cos
@@ -33,12 +37,38 @@ ONE_ARGUMENT = """
     widehat widetilde overline underline boxed dot ddot tag label begin end
 """
 WORD = re.compile(r"\w+")
-ARGUMENTS = {**dict.fromkeys(WORD.findall(NO_ARGUMENT), 0), **dict.fromkeys(WORD.findall(ONE_ARGUMENT), 1)}
-ARGUMENTS |= dict.fromkeys(("frac", "tfrac", "dfrac", "binom", "stackrel", "overset", "underset"), 2)
+ARGUMENTS = {
+    **dict.fromkeys(WORD.findall(NO_ARGUMENT), 0),
+    **dict.fromkeys(WORD.findall(ONE_ARGUMENT), 1),
+}
+ARGUMENTS |= dict.fromkeys(
+    ("frac", "tfrac", "dfrac", "binom", "stackrel", "overset", "underset"), 2
+)
 ARGUMENTS |= dict.fromkeys(",;:!> {}|%&#_$", 0)
-TABLES = {"gathered", "aligned", "matrix", "pmatrix", "bmatrix", "cases", "array", "gather*", "align*"}
+TABLES = {
+    "gathered",
+    "aligned",
+    "matrix",
+    "pmatrix",
+    "bmatrix",
+    "cases",
+    "array",
+    "gather*",
+    "align*",
+}
 WITHOUT_COLUMNS = {"gathered", "gather*"}
-TEXT = {"text", "textbf", "textit", "texttt", "operatorname", "mathrm", "begin", "end", "tag", "label"}
+TEXT = {
+    "text",
+    "textbf",
+    "textit",
+    "texttt",
+    "operatorname",
+    "mathrm",
+    "begin",
+    "end",
+    "tag",
+    "label",
+}
 TOKEN = re.compile(r"\\[A-Za-z]+\*?|\\.|.", re.DOTALL)
 
 
@@ -86,7 +116,9 @@ class _Parser:
         while (token := self.next()) != end or token is None:
             if token is None:
                 if end is not None or self.environments or self.lefts:
-                    raise TexError(f"{end or self.environments or 'left'} is not closed")
+                    raise TexError(
+                        f"{end or self.environments or 'left'} is not closed"
+                    )
                 return
             if token.isspace():
                 continue
@@ -149,7 +181,17 @@ class _Parser:
     def delimiter(self) -> None:
         self.skip_spaces()
         token = self.next()
-        known = {r"\{", r"\}", r"\|", r"\langle", r"\rangle", r"\lVert", r"\rVert", r"\lfloor", r"\rfloor"}
+        known = {
+            r"\{",
+            r"\}",
+            r"\|",
+            r"\langle",
+            r"\rangle",
+            r"\lVert",
+            r"\rVert",
+            r"\lfloor",
+            r"\rfloor",
+        }
         if token is None or (token not in "()[]|./" and token not in known):
             raise TexError(f"{token} is no delimiter")
 
@@ -199,19 +241,27 @@ def formulas_of(page: str, where: str) -> list[Formula]:
     found = []
     for match in FORMULA.finditer(prose):
         line = prose.count("\n", 0, match.start()) + 1
-        found.append(Formula(f"{where}:{line}", match[1] or match[2], match[1] is not None))
+        found.append(
+            Formula(f"{where}:{line}", match[1] or match[2], match[1] is not None)
+        )
     return found
 
 
 def of_the_docs() -> list[Formula]:
     """All formulas of the README, the documentation and the notebooks."""
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
     pages += sorted((ROOT / "examples" / "notebooks").glob("*.py"))
     found: list[Formula] = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
         if page.suffix == ".py":  # the prose of a notebook is in comments
-            text = "\n".join(line[2:] if line.startswith("# ") else "" for line in text.splitlines())
+            text = "\n".join(
+                line[2:] if line.startswith("# ") else "" for line in text.splitlines()
+            )
         found += formulas_of(text, page.relative_to(ROOT).as_posix())
     return found
 
@@ -229,15 +279,34 @@ def problems(formulas: list[Formula]) -> list[str]:
 
 def compile_all(formulas: list[Formula]) -> str | None:
     """What LaTeX says of a document of these formulas; None if it accepts all."""
-    head = [r"\documentclass{article}", r"\usepackage{amsmath,amssymb}", r"\begin{document}"]
+    head = [
+        r"\documentclass{article}",
+        r"\usepackage{amsmath,amssymb}",
+        r"\begin{document}",
+    ]
     lines = []
     for formula in formulas:
         tex = " ".join(formula.tex.split())
         lines.append(rf"\[{tex}\]" if formula.displayed else rf"\({tex}\)")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "all.tex").write_text("\n".join([*head, *lines, r"\end{document}"]), encoding="utf-8")
-        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-file-line-error", "all.tex"]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+        Path(folder, "all.tex").write_text(
+            "\n".join([*head, *lines, r"\end{document}"]), encoding="utf-8"
+        )
+        command = [
+            "pdflatex",
+            "-interaction=nonstopmode",
+            "-halt-on-error",
+            "-file-line-error",
+            "all.tex",
+        ]
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     if result.returncode == 0:
         return None
     place = re.search(r"all\.tex:(\d+): (.*)", result.stdout)
@@ -245,7 +314,11 @@ def compile_all(formulas: list[Formula]) -> str | None:
         return result.stdout[-2000:]
     number = int(place[1]) - len(head) - 1
     known = 0 <= number < len(formulas)
-    return f"{formulas[number].where}: {place[2]}: {lines[number]}" if known else result.stdout[-2000:]
+    return (
+        f"{formulas[number].where}: {place[2]}: {lines[number]}"
+        if known
+        else result.stdout[-2000:]
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -258,7 +331,10 @@ def main(arguments: list[str]) -> int:
         print("\n".join(found), file=sys.stderr)
         return 1
     if shutil.which("pdflatex") is None:
-        print(f"formulas: {len(formulas)} parsed, none compiled, because pdflatex is not installed")
+        print(
+            f"formulas: {len(formulas)} parsed, none compiled, because pdflatex is not"
+            " installed"
+        )
         return 1 if "--latex" in arguments else 0
     if (said := compile_all(formulas)) is not None:
         print(said, file=sys.stderr)

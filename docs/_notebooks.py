@@ -1,4 +1,6 @@
-"""A hook of mkdocs: each notebook of examples/notebooks is run and becomes a page, with what it prints and draws."""
+"""A hook of mkdocs: each notebook of examples/notebooks is run and becomes a page, with
+what it prints and draws.
+"""
 
 import contextlib
 import functools
@@ -22,7 +24,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
         index.append(_entry(path.stem, page, list(pictures)))
-    files.append(File.generated(config, "notebooks/index.md", content="\n\n".join(index)))
+    files.append(
+        File.generated(config, "notebooks/index.md", content="\n\n".join(index))
+    )
     return files
 
 
@@ -37,12 +41,21 @@ To change one, open it in JupyterLab (`pip install '.[notebooks]'` in a clone)."
 
 
 def _entry(stem: str, page: str, pictures: list[str]) -> str:
-    """The title of a notebook, the docstring of its code, and its last figure as a thumbnail."""
-    title, summary = page.split("\n\n")[0].lstrip("# "), " ".join(page.split('"""')[1].split())
-    return f'## [{title}]({stem}.md)\n\n{summary}\n\n[![{title}]({pictures[-1]}){{ width="320" }}]({stem}.md)'
+    """The title of a notebook, the docstring of its code, and its last figure as a
+    thumbnail.
+    """
+    title, summary = (
+        page.split("\n\n")[0].lstrip("# "),
+        " ".join(page.split('"""')[1].split()),
+    )
+    return (
+        f"## [{title}]({stem}.md)\n\n{summary}\n\n[![{title}]({pictures[-1]}){{"
+        f' width="320" }}]({stem}.md)'
+    )
 
 
-@functools.cache  # a notebook that has not changed is not run again while the docs are watched
+# a notebook that has not changed is not run again while the docs are watched
+@functools.cache
 def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
     """The page of a notebook, and the pictures on it by their names."""
     matplotlib.use("Agg")
@@ -76,7 +89,8 @@ def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
         plt.show = kept
         plt.close("all")
     page.append(
-        f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built. *Run* runs a "
-        "block in your browser, after those before it; you can edit the code."
+        f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the"
+        " docs were built. *Run* runs a block in your browser, after those before it;"
+        " you can edit the code."
     )
     return "\n\n".join(page), pictures

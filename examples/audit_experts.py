@@ -1,4 +1,6 @@
-"""An audit of a mixture of experts: a router sends every token to two of them, and its load is a law too."""
+"""An audit of a mixture of experts: a router sends every token to two of them, and its
+load is a law too.
+"""
 
 import numpy as np
 
@@ -9,7 +11,11 @@ n = ns.Width("n")
 
 def top2(p):
     """The softmax over the two largest of the last axis, 0 elsewhere."""
-    kept = np.where(p >= np.sort(p, axis=-1)[..., -2:-1], np.exp(p - p.max(axis=-1, keepdims=True)), 0.0)
+    kept = np.where(
+        p >= np.sort(p, axis=-1)[..., -2:-1],
+        np.exp(p - p.max(axis=-1, keepdims=True)),
+        0.0,
+    )
     return kept / kept.sum(axis=-1, keepdims=True)
 
 
@@ -17,7 +23,9 @@ def experts(x, count, m):
     """Σ_e a_e W^2_e relu(W^1_e x), with a = top2 of the router's logits."""
     given = ns.probe("experts", ns.apply(top2, ns.nn.logits(x, count), axes=1))
     h = ns.relu(ns.weight(m, n, batch=count) @ x)
-    return ns.probe("mlp", ns.weight(n, count * m) @ ns.concat(count**0.5 * given.transpose() * h))
+    return ns.probe(
+        "mlp", ns.weight(n, count * m) @ ns.concat(count**0.5 * given.transpose() * h)
+    )
 
 
 @ns.program

@@ -1,7 +1,9 @@
-"""A model whose `_init_weights` has two mistakes, and the check of step 0 that finds them.
+"""A model whose `_init_weights` has two mistakes, and the check of step 0 that finds
+them.
 
-Run it with `python examples/check_init.py`, or `netsor check-init examples/check_init.py:broken --reference
-examples/check_init.py:intended`. It needs PyTorch.
+Run it with `python examples/check_init.py`, or `netsor check-init
+examples/check_init.py:broken --reference examples/check_init.py:intended`. It needs
+PyTorch.
 """
 
 import math
@@ -27,7 +29,10 @@ class Block(nn.Module):
     def forward(self, x):
         """The stream after the block."""
         heads = (*x.shape[:2], HEADS, -1)
-        q, k, v = (y.reshape(heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        q, k, v = (
+            y.reshape(heads).transpose(1, 2)
+            for y in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -47,7 +52,11 @@ class Model(nn.Module):
     def _init_weights(self, name, module):
         """N(0, 0.02²), and 0.02/√(2L) for what is added to the stream."""
         if isinstance(module, nn.Linear | nn.Embedding):
-            std = 0.02 / math.sqrt(2 * LAYERS) if name.endswith(("proj", "down")) else 0.02
+            std = (
+                0.02 / math.sqrt(2 * LAYERS)
+                if name.endswith(("proj", "down"))
+                else 0.02
+            )
             nn.init.normal_(module.weight, std=std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -64,9 +73,15 @@ class Broken(Model):
     """The same, initialised wrongly."""
 
     def _init_weights(self, name, module):
-        """The same with two mistakes: `mlp.down` is not a name here, and biases keep their constructor's numbers."""
+        """The same with two mistakes: `mlp.down` is not a name here, and biases keep
+        their constructor's numbers.
+        """
         if isinstance(module, nn.Linear | nn.Embedding):
-            std = 0.02 / math.sqrt(2 * LAYERS) if name.endswith(("proj", "mlp.down")) else 0.02
+            std = (
+                0.02 / math.sqrt(2 * LAYERS)
+                if name.endswith(("proj", "mlp.down"))
+                else 0.02
+            )
             nn.init.normal_(module.weight, std=std)
 
 
@@ -81,4 +96,8 @@ def broken():
 
 
 if __name__ == "__main__":
-    print(ns.torch.check_init(broken, torch.tensor([[3, 7, 7, 1, 9, 4]]), reference=intended))
+    print(
+        ns.torch.check_init(
+            broken, torch.tensor([[3, 7, 7, 1, 9, 4]]), reference=intended
+        )
+    )

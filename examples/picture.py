@@ -1,4 +1,6 @@
-"""The picture of the README: one output coordinate of an attention layer, at widths 16, 64, 256 and infinity."""
+"""The picture of the README: one output coordinate of an attention layer, at widths 16,
+64, 256 and infinity.
+"""
 
 import sys
 
@@ -29,8 +31,16 @@ def draw(path, draws=200_000):
         axes.semilogy(y, law.pdf(y), ":", color=colour, lw=2, label=f"width {width}")
     limit = net()[0].law(n=ns.inf, draws=draws)
     axes.semilogy(y, limit.pdf(y), color="#0072b2", lw=2, label="width ∞, one head")
-    axes.semilogy(y, limit.infinite_heads().pdf(y), color="black", lw=1.5, label="infinitely many heads (Gaussian)")
-    axes.set(xlabel="output coordinate y", ylabel="density", xlim=(0, 3.5), ylim=(1e-6, 1.2))
+    axes.semilogy(
+        y,
+        limit.infinite_heads().pdf(y),
+        color="black",
+        lw=1.5,
+        label="infinitely many heads (Gaussian)",
+    )
+    axes.set(
+        xlabel="output coordinate y", ylabel="density", xlim=(0, 3.5), ylim=(1e-6, 1.2)
+    )
     axes.legend(frameon=False)
     figure.savefig(path, dpi=160)
 

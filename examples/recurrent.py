@@ -22,4 +22,7 @@ def net(steps=5):
 if __name__ == "__main__":
     print(net(steps=3))
     h = net().simulate(n=64, draws=500)
-    print("kernel of the states at width 64:\n", np.einsum("rsn,rtn->st", h, h) / h.shape[0] / h.shape[2])
+    print(
+        "kernel of the states at width 64:\n",
+        np.einsum("rsn,rtn->st", h, h) / h.shape[0] / h.shape[2],
+    )

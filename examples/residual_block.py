@@ -1,4 +1,6 @@
-"""A pre-norm transformer block: attention and a perceptron, each around a residual connection."""
+"""A pre-norm transformer block: attention and a perceptron, each around a residual
+connection.
+"""
 
 import netsor as ns
 

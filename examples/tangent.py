@@ -1,4 +1,6 @@
-"""The pictures of docs/tangent.md: the tangent kernel of attention, by heads and widths, and next to the output."""
+"""The pictures of docs/tangent.md: the tangent kernel of attention, by heads and
+widths, and next to the output.
+"""
 
 import sys
 from pathlib import Path
@@ -37,24 +39,36 @@ def net(heads=1, tokens=4):
 
 
 def one_head(nodes=16):
-    """Given its weights a, f and Θ are a linear and a quadratic form in normals, with known moments; a by quadrature.
+    """Given its weights a, f and Θ are a linear and a quadratic form in normals, with
+    known moments; a by quadrature.
 
-    Returns the mean of Θ for any number of heads, and for one head its standard deviation, that of the entry between
-    two outputs, the covariance of f² and Θ, E[f²], and the variance of E[f² | a].
+    Returns the mean of Θ for any number of heads, and for one head its standard
+    deviation, that of the entry between two outputs, the covariance of f² and Θ, E[f²],
+    and the variance of E[f² | a].
     """
     z, weight = np.polynomial.hermite_e.hermegauss(nodes)
     grid = np.stack(np.meshgrid(*[z] * 4), axis=-1).reshape(-1, 4)
-    weight = np.prod(np.stack(np.meshgrid(*[weight / weight.sum()] * 4), axis=-1), axis=-1).ravel()
+    weight = np.prod(
+        np.stack(np.meshgrid(*[weight / weight.sum()] * 4), axis=-1), axis=-1
+    ).ravel()
     a = np.exp(grid) / np.exp(grid).sum(axis=1, keepdims=True)
     square = (a**2).sum(axis=1)  # E[f² | a]
-    cov = np.eye(4) - a[:, :, None] - a[:, None, :] + square[:, None, None]  # of the c_j − f
+    # of the c_j − f
+    cov = np.eye(4) - a[:, :, None] - a[:, None, :] + square[:, None, None]
     mean = 2 * square + 2 * (a**2 * np.diagonal(cov, axis1=1, axis2=2)).sum(axis=1)
     between = 4 * ((a[:, :, None] * a[:, None, :] * cov) ** 2).sum(axis=(1, 2))
     both = 4 * (a**2 * (a - square[:, None]) ** 2).sum(axis=1)
     theta, f2 = weight @ mean, weight @ square
     std = np.sqrt(weight @ (2 * between + (mean - theta) ** 2))
     covariance = weight @ (both + (square - f2) * (mean - theta))
-    return theta, std, np.sqrt(weight @ between), covariance, f2, weight @ (square - f2) ** 2
+    return (
+        theta,
+        std,
+        np.sqrt(weight @ between),
+        covariance,
+        f2,
+        weight @ (square - f2) ** 2,
+    )
 
 
 def figure(path, title_x, title_y, **axes_options):
@@ -67,31 +81,54 @@ def figure(path, title_x, title_y, **axes_options):
 def density(axes, sample, **options):
     """A histogram, drawn as a line."""
     share, edges = np.histogram(sample, bins=80, range=(0.2, 2.6))
-    axes.plot((edges[1:] + edges[:-1]) / 2, share / len(sample) / (edges[1] - edges[0]), **options)
+    axes.plot(
+        (edges[1:] + edges[:-1]) / 2,
+        share / len(sample) / (edges[1] - edges[0]),
+        **options,
+    )
 
 
 def draw(folder, draws):
-    """Four pictures into a folder: solid lines are infinite width, dotted ones finite, black is infinite heads."""
+    """Four pictures into a folder: solid lines are infinite width, dotted ones finite,
+    black is infinite heads.
+    """
     theta, std, between, covariance, f2, spread = one_head()
     limits = {heads: net(heads).draw(n=ns.inf, draws=draws) for heads in (1, 4, 16)}
     own = {"title_x": "tangent kernel Θ", "title_y": "density", "xlim": (0.2, 2.6)}
 
     axes, save = figure(folder / "tangent-heads.png", **own)
     for (heads, (_, kernel)), colour in zip(limits.items(), COLOURS, strict=True):
-        density(axes, kernel[:, 0, 0], color=colour, label=f"{heads} head{'s' * (heads > 1)}")
+        density(
+            axes,
+            kernel[:, 0, 0],
+            color=colour,
+            label=f"{heads} head{'s' * (heads > 1)}",
+        )
     axes.axvline(theta, color="black", label="infinitely many")
     axes.set_ylim(bottom=0)
     save()
 
     axes, save = figure(folder / "tangent-widths.png", **own)
-    for width, colour in zip((64, 256, 1024), ("#56b4e9", "#cc79a7", "#e69f00"), strict=True):
+    for width, colour in zip(
+        (64, 256, 1024), ("#56b4e9", "#cc79a7", "#e69f00"), strict=True
+    ):
         kernel = net(4)[1].draw(n=width, draws=draws)
-        density(axes, kernel[:, 0, 0], color=colour, linestyle=DOTTED, label=f"width {width}")
+        density(
+            axes,
+            kernel[:, 0, 0],
+            color=colour,
+            linestyle=DOTTED,
+            label=f"width {width}",
+        )
     density(axes, limits[4][1][:, 0, 0], color=COLOURS[1], label="width ∞")
     axes.set_ylim(bottom=0)
     save()
 
-    axes, save = figure(folder / "tangent-output.png", "|f| / standard deviation of f", "mean of Θ given |f|")
+    axes, save = figure(
+        folder / "tangent-output.png",
+        "|f| / standard deviation of f",
+        "mean of Θ given |f|",
+    )
     for (heads, (f, kernel)), colour in zip(limits.items(), COLOURS, strict=True):
         size = np.abs(f[:, 0]) / np.sqrt(f2)
         places = np.array_split(np.argsort(size), 25)  # as many draws in each
@@ -101,19 +138,35 @@ def draw(folder, draws):
     axes.axhline(theta, color="black", label="infinitely many")
     save()
 
-    axes, save = figure(folder / "tangent-decay.png", "heads H", "", xscale="log", yscale="log")
+    axes, save = figure(
+        folder / "tangent-decay.png", "heads H", "", xscale="log", yscale="log"
+    )
     counts = np.array([1, 4, 16, 64])
     limits[64] = net(64).draw(n=ns.inf, draws=max(200, draws // 5))
     kernels = [limits[int(heads)][1] for heads in counts]
     lines = {
-        "sd of Θ / mean": (std / theta, [k[:, 0, 0].std() / k[:, 0, 0].mean() for k in kernels]),
-        "sd of Θ between outputs / mean": (between / theta, [k[:, 0, 1].std() / theta for k in kernels]),
+        "sd of Θ / mean": (
+            std / theta,
+            [k[:, 0, 0].std() / k[:, 0, 0].mean() for k in kernels],
+        ),
+        "sd of Θ between outputs / mean": (
+            between / theta,
+            [k[:, 0, 1].std() / theta for k in kernels],
+        ),
         "correlation of Θ and f²": (
-            covariance / std / np.sqrt(2 * f2**2 + 3 * spread / counts),  # f has kurtosis 3 + 3 spread/(H f2²)
-            [np.corrcoef(limits[int(heads)][0][:, 0] ** 2, limits[int(heads)][1][:, 0, 0])[0, 1] for heads in counts],
+            # f has kurtosis 3 + 3 spread/(H f2²)
+            covariance / std / np.sqrt(2 * f2**2 + 3 * spread / counts),
+            [
+                np.corrcoef(
+                    limits[int(heads)][0][:, 0] ** 2, limits[int(heads)][1][:, 0, 0]
+                )[0, 1]
+                for heads in counts
+            ],
         ),
     }
-    for (name, (first, found)), colour, mark in zip(lines.items(), COLOURS, "os^", strict=True):
+    for (name, (first, found)), colour, mark in zip(
+        lines.items(), COLOURS, "os^", strict=True
+    ):
         axes.plot(counts, first / np.sqrt(counts), color=colour)
         axes.plot(counts, found, mark, color=colour, label=name)
     axes.set_xticks(counts, counts)

@@ -77,7 +77,9 @@ ACTIVATIONS = [
 
 
 class Builder(Layers):
-    """Values made so far. Each step makes one from earlier ones, or raises TraceError if these do not fit."""
+    """Values made so far. Each step makes one from earlier ones, or raises TraceError
+    if these do not fit.
+    """
 
     def __init__(self, seed, widths):
         self.seed = seed
@@ -92,7 +94,9 @@ class Builder(Layers):
         return options[self.rng.integers(len(options))]
 
     def turned(self, d):
-        """The width of vectors with rotary positions: a number in programs for limits, where ∞ is refused."""
+        """The width of vectors with rotary positions: a number in programs for limits,
+        where ∞ is refused.
+        """
         return d if ns.Width(3) in self.widths else ns.Width(12)
 
     def latest(self, options):
@@ -109,7 +113,11 @@ class Builder(Layers):
         return self.choose([-1.0, 0.5, 1.0, 1.5])
 
     def vector(self, **where):
-        found = [v for v in self.vectors if all(getattr(v, key) == value for key, value in where.items())]
+        found = [
+            v
+            for v in self.vectors
+            if all(getattr(v, key) == value for key, value in where.items())
+        ]
         return self.latest(found or self.vectors)
 
     def scalar(self):
@@ -124,19 +132,32 @@ class Builder(Layers):
         size = int(np.prod(shape, dtype=int))
         factor = self.rng.choice([-1.0, 0.5, 1.0, 1.5], (size, size))
         cov = self.choose([1.0, 0.5, factor @ factor.T / size, np.ones((size, size))])
-        return ns.gaussian(self.choose(self.widths), shape, mean=self.choose([0.0, 0.0, 0.7]), cov=cov)
+        return ns.gaussian(
+            self.choose(self.widths), shape, mean=self.choose([0.0, 0.0, 0.7]), cov=cov
+        )
 
     def data(self):
         rows = self.choose([(), (2,), (3,)])
-        return ns.data(np.cos(np.arange(3 * int(np.prod(rows, dtype=int))) * self.number()).reshape(*rows, 3))
+        return ns.data(
+            np.cos(
+                np.arange(3 * int(np.prod(rows, dtype=int))) * self.number()
+            ).reshape(*rows, 3)
+        )
 
     # Matrices
 
     def weight(self, in_width, batch=None, again=0.5):
-        known = [w for w in self.weights if w.in_width == in_width and batch in (None, w.batch)]
+        known = [
+            w
+            for w in self.weights
+            if w.in_width == in_width and batch in (None, w.batch)
+        ]
         if known and self.often(again):
             return self.latest(known)  # a matrix used again
-        out, batch = self.choose(self.widths), self.choose([(), (), (1,), (2,), (3,)]) if batch is None else batch
+        out, batch = (
+            self.choose(self.widths),
+            self.choose([(), (), (1,), (2,), (3,)]) if batch is None else batch,
+        )
         new = ns.weight(out, in_width, batch, std=abs(self.number()))
         self.weights.append(new)
         return new
@@ -146,7 +167,19 @@ class Builder(Layers):
         w = self.weight(x.width)
         if w.batch and self.often(0.4):
             last = w.batch[0] - 1
-            w = w[self.choose([0, last, [0, 0, last], [last, 0], slice(None, None, -1), [0], [[0], [last]]])]
+            w = w[
+                self.choose(
+                    [
+                        0,
+                        last,
+                        [0, 0, last],
+                        [last, 0],
+                        slice(None, None, -1),
+                        [0],
+                        [[0], [last]],
+                    ]
+                )
+            ]
         return w @ x
 
     def each(self):
@@ -162,7 +195,9 @@ class Builder(Layers):
         """Two weights of different batches, each on its own part of one array."""
         x = self.vector(ndim=2)
         out = self.choose(self.widths)
-        first, second = (ns.weight(out, x.width, batch) for batch in (x.shape[:1], x.shape))
+        first, second = (
+            ns.weight(out, x.width, batch) for batch in (x.shape[:1], x.shape)
+        )
         return first.each(x) + second.each(x)
 
     # Coordinates
@@ -187,7 +222,9 @@ class Builder(Layers):
     def residual(self):
         """W x + φ(x), in both orders, with fixed factors now and then."""
         x = self.vector()
-        branch = ns.weight(x.width, x.width, std=abs(self.number())) @ self.choose([ns.identity, ns.relu, ns.tanh])(x)
+        branch = ns.weight(x.width, x.width, std=abs(self.number())) @ self.choose(
+            [ns.identity, ns.relu, ns.tanh]
+        )(x)
         stream = self.choose([ns.tanh, ns.identity, lambda v: self.number() * v])(x)
         return branch + stream if self.often(0.5) else stream + branch
 
@@ -195,7 +232,14 @@ class Builder(Layers):
 
     def add(self):
         x = self.vector()
-        return self.choose([x + self.vector(width=x.width), x - self.vector(width=x.width), x + 0.3, 0.3 - x])
+        return self.choose(
+            [
+                x + self.vector(width=x.width),
+                x - self.vector(width=x.width),
+                x + 0.3,
+                0.3 - x,
+            ]
+        )
 
     def scale(self):
         return self.latest([self.number(), *self.scalars]) * self.vector()
@@ -214,7 +258,9 @@ class Builder(Layers):
 
     def rearrange(self):
         x = self.vector()
-        kind = self.choose(["index", "slice", "turn", "repeat", "stack", "join", "reshape", "again"])
+        kind = self.choose(
+            ["index", "slice", "turn", "repeat", "stack", "join", "reshape", "again"]
+        )
         if kind == "index":
             return x[self.choose([0, -1])]
         if kind == "slice":
@@ -228,7 +274,11 @@ class Builder(Layers):
         if kind == "again":
             return x[self.rng.integers(0, len(x), 3)] if x.shape else x[None]
         y = self.vector(width=x.width, shape=x.shape)
-        return ns.stack([x, y], axis=self.choose([0, -1])) if kind == "stack" else ns.join([x, y])
+        return (
+            ns.stack([x, y], axis=self.choose([0, -1]))
+            if kind == "stack"
+            else ns.join([x, y])
+        )
 
     def concat(self):
         return ns.concat(self.vector(), axis=self.choose([0, -1]))
@@ -246,19 +296,28 @@ class Builder(Layers):
         groups = self.choose([heads, heads, 1])  # of keys and values
         c = self.choose([x, x, self.vector(width=x.width)])
         c = c if c.ndim == x.ndim else x
-        q, k, v = (ns.weight(d, x.width, b) @ t for b, t in ((heads, x), (groups, c), (groups, c)))
+        q, k, v = (
+            ns.weight(d, x.width, b) @ t
+            for b, t in ((heads, x), (groups, c), (groups, c))
+        )
         if self.often(0.2):  # scaled, biased or scored once more
-            q = self.choose([2.0 * q, q + ns.gaussian(d), ns.tanh(q), ns.rms_norm(q, 0.1)])
+            q = self.choose(
+                [2.0 * q, q + ns.gaussian(d), ns.tanh(q), ns.rms_norm(q, 0.1)]
+            )
         p = self.choose([ns.dot, ns.dot, ns.dot, ns.mean_dot])(q, k)
         self.scalars.append(p)
         a = self.weights_of(p)
         y = a @ v
         if self.often(0.2):
             return y
-        return ns.weight(self.choose([x.width, *self.widths]), heads * d) @ ns.concat(y, axis=0)
+        return ns.weight(self.choose([x.width, *self.widths]), heads * d) @ ns.concat(
+            y, axis=0
+        )
 
     def weights_of(self, p):
-        kind = self.choose(["plain", "plain", "causal", "padding", "per head", "temperature", "capped"])
+        kind = self.choose(
+            ["plain", "plain", "causal", "padding", "per head", "temperature", "capped"]
+        )
         if kind == "causal" and p.shape[-1] == p.shape[-2]:
             return ns.softmax(p, "causal")
         if kind == "padding":
@@ -272,12 +331,19 @@ class Builder(Layers):
         return ns.softmax(ns.tanh(p / 2.0) * 2.0 if kind == "capped" else p)
 
     def rotary(self):
-        """Queries and keys at positions, in a space where half of the coordinates are an even number."""
+        """Queries and keys at positions, in a space where half of the coordinates are
+        an even number.
+        """
         x = self.vector()
         x = x if x.shape else x[None]
-        d, at = self.turned(4 * self.choose(self.widths)), self.rng.integers(0, 9, x.shape[-1])
+        d, at = (
+            self.turned(4 * self.choose(self.widths)),
+            self.rng.integers(0, 9, x.shape[-1]),
+        )
         base, fraction = self.choose([10000.0, 10.0]), self.choose([1.0, 0.5])
-        q, k = (ns.rotary(ns.weight(d, x.width) @ x, at, base, fraction) for _ in range(2))
+        q, k = (
+            ns.rotary(ns.weight(d, x.width) @ x, at, base, fraction) for _ in range(2)
+        )
         self.scalars.append(ns.dot(q, k))
         return self.choose([q, ns.softmax(self.scalars[-1]) @ k])
 
@@ -291,13 +357,30 @@ class Builder(Layers):
         return pooled(_ends, self.vector(), 2)
 
     def normal(self):
-        return ns.normal(self.choose([(), (2,), (3,), (2, 2), (3, 3)]), std=abs(self.number()))
+        return ns.normal(
+            self.choose([(), (2,), (3,), (2, 2), (3, 3)]), std=abs(self.number())
+        )
 
     def function(self):
         p = self.scalar()
-        kind = self.choose(["weights", "weights", "root", "unit", "product", "sum", "index", "own", "named", "join"])
+        kind = self.choose(
+            [
+                "weights",
+                "weights",
+                "root",
+                "unit",
+                "product",
+                "sum",
+                "index",
+                "own",
+                "named",
+                "join",
+            ]
+        )
         if kind == "weights":
-            return self.weights_of(p if p.ndim > 1 else p[None] if p.ndim else p[None, None])
+            return self.weights_of(
+                p if p.ndim > 1 else p[None] if p.ndim else p[None, None]
+            )
         if kind == "root":
             return ns.apply(_square_root, p)
         if kind == "unit":
@@ -314,12 +397,16 @@ class Builder(Layers):
         return p.sum(axis=-1) if kind == "sum" else p[0]
 
     def grow(self, steps):
-        """One step more: one of these, or another if the values chosen for it do not fit."""
+        """One step more: one of these, or another if the values chosen for it do not
+        fit.
+        """
         for _ in range(4):
             try:
                 made = getattr(self, self.choose(steps))()
             except ns.TraceError:
                 continue
             if made.size <= MOST_VECTORS and made.ndim <= 3:
-                (self.vectors if isinstance(made, ns.Vector) else self.scalars).append(made)
+                (self.vectors if isinstance(made, ns.Vector) else self.scalars).append(
+                    made
+                )
                 return

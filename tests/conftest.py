@@ -1,11 +1,14 @@
-"""What all tests share: an interrupt is heard, and garbage is looked for less often; audits without pictures."""
+"""What all tests share: an interrupt is heard, and garbage is looked for less often;
+audits without pictures.
+"""
 
 import gc
 import signal
 
 import pytest
 
-# A shell that runs the suite in the background lets it ignore interrupts, and processes that tests begin inherit that.
+# A shell that runs the suite in the background lets it ignore interrupts, and processes
+# that tests begin inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -20,4 +23,6 @@ def unillustrated(monkeypatch):
     from netsor._document import Figure
     from netsor.studies.audit import _plots
 
-    monkeypatch.setattr(_plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>"))
+    monkeypatch.setattr(
+        _plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>")
+    )

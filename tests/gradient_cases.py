@@ -1,4 +1,6 @@
-"""Scalars to differentiate: every operation of the language, every named function, and what they make together."""
+"""Scalars to differentiate: every operation of the language, every named function, and
+what they make together.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _concatenated(x):
 
 
 def _several(x):
-    return ns.nonlin(_bent, x, ns.weight(n, n) @ x, ns.mean_dot(x, x).sum(0), derivative=BENT)
+    return ns.nonlin(
+        _bent, x, ns.weight(n, n) @ x, ns.mean_dot(x, x).sum(0), derivative=BENT
+    )
 
 
 def plane(x, p):
@@ -58,10 +62,14 @@ PRODUCTS_BACK = (
 
 
 def _multiples(x):
-    """Widths that are multiples of a symbol, whose roots stay in the units of cotangents."""
+    """Widths that are multiples of a symbol, whose roots stay in the units of
+    cotangents.
+    """
     w, v = ns.weight(d, 2 * n), ns.weight(2 * n, n)
     h = v @ x
-    return read(ns.rms_norm(h, 0.1)) + ns.mean_dot(h, h).sum() + read(w.T @ ns.tanh(w @ h))
+    return (
+        read(ns.rms_norm(h, 0.1)) + ns.mean_dot(h, h).sum() + read(w.T @ ns.tanh(w @ h))
+    )
 
 
 def _both_matrices(x):
@@ -76,7 +84,9 @@ def _normal():
 
 
 def _inside():
-    """With respect to a vector in the middle of the program; an index stands for its entries."""
+    """With respect to a vector in the middle of the program; an index stands for its
+    entries.
+    """
     h = ns.weight(d, n, 2) @ _x()
     return read(ns.tanh(h)[1]) + read(h[0, 2] * h[1, 0]), h
 
@@ -91,13 +101,18 @@ CASES = {
     "MatMul": _case(lambda x: read(ns.weight(d, n) @ x)),
     "MatMul of a batch": _case(lambda x: read(ns.weight(d, n, 2) @ x)),
     "MatMul of each": _case(lambda x: read(ns.weight(d, n, 3).each(x))),
-    "MatMul, transposed": _case(lambda x: (lambda w: read(w.T @ ns.tanh(w @ x)))(ns.weight(d, n))),
+    "MatMul, transposed": _case(
+        lambda x: (lambda w: read(w.T @ ns.tanh(w @ x)))(ns.weight(d, n))
+    ),
     "MatMul, members": _case(lambda x: read(ns.weight(d, n, 2)[[0, 0, 1]] @ x[1])),
     "Nonlin": _case(lambda x: sum(read(f(x)) for f in NAMED)),
     "Nonlin, a gate": _case(lambda x: read(_gated(x))),
     "Nonlin, several": _case(lambda x: read(_several(x))),
     "Nonlin, slopes that are numbers": _case(
-        lambda x: read(ns.nonlin(plane, x, ns.mean_dot(x, x).sum(0), derivative=(2.0, -3.0))) + read(ns.identity(x))
+        lambda x: (
+            read(ns.nonlin(plane, x, ns.mean_dot(x, x).sum(0), derivative=(2.0, -3.0)))
+            + read(ns.identity(x))
+        )
     ),
     "widths with factors": _case(_multiples),
     "Add": _case(lambda x: read(x + ns.tanh(x[0]))),
@@ -105,39 +120,89 @@ CASES = {
     "Mix": _case(lambda x: read(ns.dot(x, x[:2]).transpose() @ x)),
     "Mix, numbers": _case(lambda x: read(np.arange(6.0).reshape(2, 3) @ x)),
     "Concat": _case(lambda x: read(_concatenated(x))),
-    "Take": _case(lambda x: read(ns.tanh(x[[0, 0, 2]])) + read(x.transpose().broadcast_to((2, 3)))),
+    "Take": _case(
+        lambda x: read(ns.tanh(x[[0, 0, 2]])) + read(x.transpose().broadcast_to((2, 3)))
+    ),
     "Join": _case(lambda x: read(ns.tanh(ns.join([x[1:], 2 * x])[[0, 4, 4]]))),
-    "Rotate": _case(lambda x: ns.dot(ns.rotary(ns.weight(d, n) @ x, fraction=1.0), ns.weight(d, n) @ x)[1, 0]),
+    "Rotate": _case(
+        lambda x: ns.dot(
+            ns.rotary(ns.weight(d, n) @ x, fraction=1.0), ns.weight(d, n) @ x
+        )[1, 0]
+    ),
     "Dot": _case(lambda x: ns.dot(x, ns.tanh(x)).sum()),
-    "Dot, means": _case(lambda x: (ns.mean_dot(x, x) * ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x)).sum()),
-    "Apply, sums": _case(lambda x: (ns.dot(x, x).sum(0) - 2.0 * ns.mean_dot(x, x).mean(1)).mean()),
-    "Apply, products": _case(lambda x: (lambda p: (p @ p.transpose() * p - p).sum())(ns.dot(x, x))),
-    "Apply, powers": _case(lambda x: (ns.dot(x, x) ** 3).sum() / (1.0 + ns.mean_dot(x, x)[0, 0] ** 0.5)),
+    "Dot, means": _case(
+        lambda x: (
+            ns.mean_dot(x, x) * ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x)
+        ).sum()
+    ),
+    "Apply, sums": _case(
+        lambda x: (ns.dot(x, x).sum(0) - 2.0 * ns.mean_dot(x, x).mean(1)).mean()
+    ),
+    "Apply, products": _case(
+        lambda x: (lambda p: (p @ p.transpose() * p - p).sum())(ns.dot(x, x))
+    ),
+    "Apply, powers": _case(
+        lambda x: (ns.dot(x, x) ** 3).sum() / (1.0 + ns.mean_dot(x, x)[0, 0] ** 0.5)
+    ),
     "Apply, the power 0": _case(lambda x: (ns.dot(x, x) ** 0 * ns.dot(x, x)).sum()),
     "Apply, slopes that are numbers": _case(
-        lambda x: ns.apply(plane, ns.dot(x, x), ns.mean_dot(x, x)[0], derivative=(2.0, -3.0)).sum()
+        lambda x: ns.apply(
+            plane, ns.dot(x, x), ns.mean_dot(x, x)[0], derivative=(2.0, -3.0)
+        ).sum()
     ),
     "Apply, own of several": _case(_both_matrices),
     "Apply, named": _case(lambda x: sum(f(ns.dot(x, x)).sum() for f in NAMED)),
-    "Apply, softmax": _case(lambda x: (ns.softmax(ns.dot(x, x)) * np.arange(3.0)).sum()),
-    "Apply, masked": _case(lambda x: (ns.softmax(ns.dot(x, x), "causal") * np.arange(3.0)).sum()),
-    "Apply, own": _case(lambda x: ns.apply(_unit, ns.dot(x, x), axes=1, derivative=_unit_back)[1, 2]),
-    "Apply, a loss": _case(lambda x: -ns.apply(np.log, ns.softmax(ns.dot(x, x))[[0, 1], [1, 2]]).mean()),
+    "Apply, softmax": _case(
+        lambda x: (ns.softmax(ns.dot(x, x)) * np.arange(3.0)).sum()
+    ),
+    "Apply, masked": _case(
+        lambda x: (ns.softmax(ns.dot(x, x), "causal") * np.arange(3.0)).sum()
+    ),
+    "Apply, own": _case(
+        lambda x: ns.apply(_unit, ns.dot(x, x), axes=1, derivative=_unit_back)[1, 2]
+    ),
+    "Apply, a loss": _case(
+        lambda x: -ns.apply(np.log, ns.softmax(ns.dot(x, x))[[0, 1], [1, 2]]).mean()
+    ),
     "rms_norm": _case(lambda x: read(ns.rms_norm(x, 0.1))),
     "rms_norm, eps dominates": _case(lambda x: read(ns.rms_norm(x, 1e3))),
     "layer_norm": _case(lambda x: read(ns.layer_norm(x, gain=1.5))),
-    "attention": _case(lambda x: read(ns.nn.attention(ns.layer_norm(x), 2, d, "causal")[1])),
+    "attention": _case(
+        lambda x: read(ns.nn.attention(ns.layer_norm(x), 2, d, "causal")[1])
+    ),
     "grouped, rotary, QK-norm": _case(
-        lambda x: read(ns.nn.attention(x, 2, d, groups=1, rotary=ns.nn.Rotary(10.0), qk_norm=ns.rms_norm, softcap=2.0))
+        lambda x: read(
+            ns.nn.attention(
+                x,
+                2,
+                d,
+                groups=1,
+                rotary=ns.nn.Rotary(10.0),
+                qk_norm=ns.rms_norm,
+                softcap=2.0,
+            )
+        )
     ),
     "one token": _case(lambda x: read(ns.nn.attention(x[:1], 1, d))),
-    "shared": _case(lambda x: (lambda act: read(act(act(x))))(ns.nn.shared(lambda u: u + ns.nn.mlp(u, d)))),
-    "a gradient": _case(lambda x: read(ns.grad(read(ns.nn.attention(ns.rms_norm(x), 2, d)), x)[0])),
-    "a gradient through parts": _case(lambda x: read(ns.grad(read(_concatenated(x)), x))),
-    "a gradient's square": _case(
-        lambda x: (lambda g: ns.mean_dot(g, g)[0, 1])(ns.grad(read(ns.nn.mlp(x, d, activation=ns.gelu)), x))
+    "shared": _case(
+        lambda x: (lambda act: read(act(act(x))))(
+            ns.nn.shared(lambda u: u + ns.nn.mlp(u, d))
+        )
     ),
-    "a tangent kernel": _case(lambda x: ns.ntk(read(ns.nn.mlp(x[:2], d, activation=ns.tanh)))),
+    "a gradient": _case(
+        lambda x: read(ns.grad(read(ns.nn.attention(ns.rms_norm(x), 2, d)), x)[0])
+    ),
+    "a gradient through parts": _case(
+        lambda x: read(ns.grad(read(_concatenated(x)), x))
+    ),
+    "a gradient's square": _case(
+        lambda x: (lambda g: ns.mean_dot(g, g)[0, 1])(
+            ns.grad(read(ns.nn.mlp(x, d, activation=ns.gelu)), x)
+        )
+    ),
+    "a tangent kernel": _case(
+        lambda x: ns.ntk(read(ns.nn.mlp(x[:2], d, activation=ns.tanh)))
+    ),
     "random scalars": _normal,
     "inside": _inside,
     "scores": _score,

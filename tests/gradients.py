@@ -49,12 +49,15 @@ def _unit_back(p, d):
 
 
 class GradientBuilder(Builder):
-    """Every function has a derivative here; no factor is very large, for gradients multiply them."""
+    """Every function has a derivative here; no factor is very large, for gradients
+    multiply them.
+    """
 
     def __init__(self, seed, widths):
         super().__init__(seed, widths)
         self.extreme = True
-        self.companions: list[ns.Value] = []  # what the last gradient or kernel is looked at with
+        # what the last gradient or kernel is looked at with
+        self.companions: list[ns.Value] = []
 
     def nonlin(self):
         return self.choose(NAMED)(self.vector())
@@ -64,7 +67,9 @@ class GradientBuilder(Builder):
         y = self.vector(width=x.width)
         if self.often(0.5):
             return self.choose(NAMED)(x) * y
-        return ns.nonlin(_bent, x, y, self.latest([0.5, *self.scalars]), derivative=BENT)
+        return ns.nonlin(
+            _bent, x, y, self.latest([0.5, *self.scalars]), derivative=BENT
+        )
 
     def weights_of(self, p):
         kind = self.choose(["plain", "causal", "padding", "capped"])
@@ -76,9 +81,24 @@ class GradientBuilder(Builder):
 
     def function(self):
         p = self.scalar()
-        kind = self.choose(["weights", "root", "unit", "product", "sum", "mean", "index", "named", "ratio", "matmul"])
+        kind = self.choose(
+            [
+                "weights",
+                "root",
+                "unit",
+                "product",
+                "sum",
+                "mean",
+                "index",
+                "named",
+                "ratio",
+                "matmul",
+            ]
+        )
         if kind == "weights":
-            return self.weights_of(p if p.ndim > 1 else p[None] if p.ndim else p[None, None])
+            return self.weights_of(
+                p if p.ndim > 1 else p[None] if p.ndim else p[None, None]
+            )
         if kind == "root":
             return ns.apply(np.sqrt, 1.0 + p * p)
         if kind == "unit":
@@ -109,18 +129,32 @@ class GradientBuilder(Builder):
         if self.scalars and self.often(0.3):
             return self.latest(self.scalars)
         y = self.latest(
-            [v for v in self.vectors if any(isinstance(u.op, MatMul) for u in topological_order([v]))] or self.vectors
+            [
+                v
+                for v in self.vectors
+                if any(isinstance(u.op, MatMul) for u in topological_order([v]))
+            ]
+            or self.vectors
         )
         return ns.dot(ns.gaussian(y.width), y)
 
     def gradient(self):
-        """√width ∂p/∂x, with p and its product with x: these know a transpose from another matrix."""
+        """√width ∂p/∂x, with p and its product with x: these know a transpose from
+        another matrix.
+        """
         p = self.loss()
         made = set(topological_order([p]))
-        options = [v for v in ([*self.vectors, *self.scalars] if self.often(0.3) else self.vectors) if v in made]
+        options = [
+            v
+            for v in (
+                [*self.vectors, *self.scalars] if self.often(0.3) else self.vectors
+            )
+            if v in made
+        ]
         if not options:
             raise ns.TraceError("gradient", "p is made of none of them")
-        x = options[min(self.rng.geometric(0.4), len(options)) - 1]  # rather an early one: matrices lie between
+        # rather an early one: matrices lie between
+        x = options[min(self.rng.geometric(0.4), len(options)) - 1]
         g = ns.grad(p, x)
         self.companions = [p, ns.dot(g, x)] if isinstance(g, ns.Vector) else [p]
         return g
@@ -136,18 +170,45 @@ class GradientBuilder(Builder):
         return ns.grad_norm(p, w, self.choose(["ntk", "standard"]))
 
 
-STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several", "residual", "residual", "each", "two_each", "add", "scale"]
-STEPS += ["mix", "reduce", "rearrange", "concat", "norm", "attention", "attention", "normal", "rotary", "layer"]
-STEPS += ["perceptron", "embedding", "shared", "initial", "data", "dot", "dot", "function", "function"]
+STEPS = (
+    ["matmul"] * 4
+    + ["nonlin"] * 3
+    + ["several", "residual", "residual", "each", "two_each", "add", "scale"]
+)
+STEPS += [
+    "mix",
+    "reduce",
+    "rearrange",
+    "concat",
+    "norm",
+    "attention",
+    "attention",
+    "normal",
+    "rotary",
+    "layer",
+]
+STEPS += [
+    "perceptron",
+    "embedding",
+    "shared",
+    "initial",
+    "data",
+    "dot",
+    "dot",
+    "function",
+    "function",
+]
 STEPS += ["transposed"] * 3 + ["gradient", "kernel"]
 LAST = ["gradient"] * 3 + ["kernel", "norm_of_gradient"]
 
 
 @st.composite
 def gradients(draw, steps=6, largest=8, most=10_000):
-    """A program that returns a gradient or a tangent kernel with what it is made from, and numbers for its widths.
+    """A program that returns a gradient or a tangent kernel with what it is made from,
+    and numbers for its widths.
 
-    A kernel of many values in all is not taken, but another tried: planning is what takes time.
+    A kernel of many values in all is not taken, but another tried: planning is what
+    takes time.
     """
     builder = GradientBuilder(draw(SEEDS), WIDTHS)
     builder.vectors.append(builder.initial())
@@ -158,25 +219,40 @@ def gradients(draw, steps=6, largest=8, most=10_000):
     for _ in range(6):
         before = [*builder.vectors, *builder.scalars]
         builder.grow(LAST)
-        made = [value for value in (*builder.vectors, *builder.scalars) if value not in before]
-        if made and len(topological_order([*outputs, *builder.companions, *made])) <= most:
+        made = [
+            value
+            for value in (*builder.vectors, *builder.scalars)
+            if value not in before
+        ]
+        if (
+            made
+            and len(topological_order([*outputs, *builder.companions, *made])) <= most
+        ):
             outputs += [*builder.companions, *made]
             break
     outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]
     net = ns.Program(tuple(outputs))
-    return Built(net, {name: int(builder.rng.integers(2, largest)) for name in net.widths})
+    return Built(
+        net, {name: int(builder.rng.integers(2, largest)) for name in net.widths}
+    )
 
 
 # Programs whose gradients have a limit that is known
 
 
 def _branch(builder, y, width):
-    """What is added to a stream: attention of some kind, or a matrix and its transpose, or a matrix again."""
+    """What is added to a stream: attention of some kind, or a matrix and its transpose,
+    or a matrix again.
+    """
     norm = builder.choose([ns.rms_norm, ns.layer_norm, lambda v: v])
-    kind = builder.choose(["attention", "attention", "attention", "both", "again", "transposed"])
+    kind = builder.choose(
+        ["attention", "attention", "attention", "both", "again", "transposed"]
+    )
     if kind == "attention":
         mask = "causal" if builder.often(0.3) else None
-        return ns.nn.attention(norm(y), builder.choose([1, 2]), builder.choose([width, 2 * width]), mask)
+        return ns.nn.attention(
+            norm(y), builder.choose([1, 2]), builder.choose([width, 2 * width]), mask
+        )
     if kind == "both":
         w = builder.weight(width, ())
         return 0.5 * (w.T @ (w @ norm(y)))
@@ -191,7 +267,9 @@ def limit_gradients(draw, **options):
 
 
 def random_limit_gradient(integer, blocks=2):
-    """Forward and backward quantities of a stream with attention, transposes and matrices that act again."""
+    """Forward and backward quantities of a stream with attention, transposes and
+    matrices that act again.
+    """
     width = ns.Width("n")
     builder = GradientBuilder(integer(0, MAX_SEED), (width,))
     tokens = builder.choose([1, 2, 2, 3])
@@ -201,4 +279,6 @@ def random_limit_gradient(integer, blocks=2):
     p = ns.dot(ns.gaussian(width), y[-1])
     g = ns.grad(p, x)
     i, j = builder.rng.integers(tokens, size=2)
-    return ns.Program((p, ns.ntk(p), ns.mean_dot(g[i], g[i]), ns.dot(g[i], x[i]), ns.dot(g[j], y[i])))
+    return ns.Program(
+        (p, ns.ntk(p), ns.mean_dot(g[i], g[i]), ns.dot(g[i], x[i]), ns.dot(g[j], y[i]))
+    )

@@ -1,4 +1,6 @@
-"""Worker processes of a study, in this process: their work is done when it is handed in."""
+"""Worker processes of a study, in this process: their work is done when it is handed
+in.
+"""
 
 from concurrent.futures import Future
 

@@ -1,4 +1,6 @@
-"""Of the many cases of one rule, `make test` runs a few; `make test-all` runs them all."""
+"""Of the many cases of one rule, `make test` runs a few; `make test-all` runs them
+all.
+"""
 
 import pytest
 
@@ -7,7 +9,10 @@ def keep(cases, *kept):
     """The cases for `parametrize`: all but those kept are marked slow."""
     cases = list(cases)
     assert all(case in cases for case in kept), "what is kept must be one of the cases"
-    return [case if case in kept else pytest.param(*_values(case), marks=pytest.mark.slow) for case in cases]
+    return [
+        case if case in kept else pytest.param(*_values(case), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def _values(case):

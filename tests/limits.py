@@ -1,4 +1,6 @@
-"""Random networks with a limit at infinite width: outputs, gradients and steps of an optimiser, by a seed."""
+"""Random networks with a limit at infinite width: outputs, gradients and steps of an
+optimiser, by a seed.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,24 @@ def _perceptron(builder, x):
 
 def _attention(builder, x, scaling):
     mask = "causal" if builder.often(0.3) else None
-    return ns.nn.attention(x, builder.choose([1, 2]), builder.choose([N, 2 * N]), mask, scaling=scaling)
+    return ns.nn.attention(
+        x, builder.choose([1, 2]), builder.choose([N, 2 * N]), mask, scaling=scaling
+    )
 
 
 def _stream(builder, y, most, scaling):
-    """Blocks of a residual stream: attention, perceptrons, a matrix that acts again, or with its transpose."""
+    """Blocks of a residual stream: attention, perceptrons, a matrix that acts again, or
+    with its transpose.
+    """
     shared = ns.weight(N, N)
     for _ in range(builder.rng.integers(1, most + 1)):
         norm = builder.choose([ns.rms_norm, ns.layer_norm, _same])
-        kind, x = builder.choose(["attention", "attention", "perceptron", "perceptron", "again", "both"]), norm(y)
+        kind, x = (
+            builder.choose(
+                ["attention", "attention", "perceptron", "perceptron", "again", "both"]
+            ),
+            norm(y),
+        )
         if kind == "attention":
             branch = _attention(builder, x, scaling)
         elif kind == "perceptron":
@@ -63,7 +74,8 @@ def network(seed):
     kind = KINDS[seed % len(KINDS)]
     tokens = builder.choose([1, 2, 2, 3])
     x = _beginning(builder, tokens)
-    mup = kind == "step" and builder.often(0.5)  # scores of queries and keys that moved together grow like √n
+    # scores of queries and keys that moved together grow like √n
+    mup = kind == "step" and builder.often(0.5)
     y = _stream(builder, x, 2, "linear" if mup else "sqrt")
     if builder.often(0.5):
         y = builder.choose([ns.rms_norm, ns.layer_norm])(y)
@@ -86,5 +98,7 @@ def network(seed):
     targets = builder.rng.choice([-1.0, 1.0], tokens)
     values = after = [f, 0.5 * ((f - targets) ** 2).sum()]
     for _ in range(builder.choose([1, 1, 2])):
-        after = ns.step(after, after[1], lambda fan_in, fan_out: 0.3 if mup else 0.3 / fan_in)
+        after = ns.step(
+            after, after[1], lambda fan_in, fan_out: 0.3 if mup else 0.3 / fan_in
+        )
     return kind, ns.Program((values[0], after[0]))

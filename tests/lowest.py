@@ -1,4 +1,6 @@
-"""Print the lowest version of every dependency that pyproject.toml allows, as constraints for pip."""
+"""Print the lowest version of every dependency that pyproject.toml allows, as
+constraints for pip.
+"""
 
 import re
 import tomllib
@@ -8,10 +10,16 @@ FLOOR = re.compile(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)")
 
 
 def lowest(pyproject):
-    """A line for each requirement `name>=version`, of the library and of all its extras."""
+    """A line for each requirement `name>=version`, of the library and of all its
+    extras.
+    """
     project = tomllib.loads(pyproject.read_text())["project"]
     every = [project["dependencies"], *project["optional-dependencies"].values()]
-    found = [FLOOR.match(requirement) for requirements in every for requirement in requirements]
+    found = [
+        FLOOR.match(requirement)
+        for requirements in every
+        for requirement in requirements
+    ]
     return sorted({f"{floor[1]}=={floor[2]}" for floor in found if floor})
 
 

@@ -1,10 +1,12 @@
-"""The specification of a graph: what holds of every value of a program, as it is traced and after every pass.
+"""The specification of a graph: what holds of every value of a program, as it is traced
+and after every pass.
 
 Tests verify programs with it; nothing in the package does.
 
-The inputs of an operation are of the kinds that its fields name; the sizes of arrays are those that `reads` says; and
-the vectors that an operation reads and makes live in one space. Where more is to be said of an operation, or something
-else, it has a row here: `rule(op, value)`, the shape and the width of what it makes (None for scalars).
+The inputs of an operation are of the kinds that its fields name; the sizes of arrays
+are those that `reads` says; and the vectors that an operation reads and makes live in
+one space. Where more is to be said of an operation, or something else, it has a row
+here: `rule(op, value)`, the shape and the width of what it makes (None for scalars).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ KINDS = {"Vector": Vector, "Scalar": Scalar}  # as the annotations of fields nam
 
 
 class SpecificationError(Exception):
-    """A graph that no program makes: an error of a pass, or of the rules of an operation."""
+    """A graph that no program makes: an error of a pass, or of the rules of an
+    operation.
+    """
 
 
 def verify(outputs: Iterable[Value]) -> None:
@@ -53,38 +57,61 @@ def verify(outputs: Iterable[Value]) -> None:
         try:
             for field in fields(op):
                 found = getattr(op, field.name)
-                kind = next((kind for name, kind in KINDS.items() if name in str(field.type)), Value)
+                kind = next(
+                    (kind for name, kind in KINDS.items() if name in str(field.type)),
+                    Value,
+                )
                 for x in found if isinstance(found, tuple) else (found,):
-                    need(not isinstance(x, Value) or isinstance(x, kind), f"{field.name} is a {type(x).__name__}")
+                    need(
+                        not isinstance(x, Value) or isinstance(x, kind),
+                        f"{field.name} is a {type(x).__name__}",
+                    )
             made = rules.get(type(op), alike)(op, value)
-            need(made == (value.shape, width), f"must have shape {made[0]} and width {made[1]}")
-        except (ValueError, IndexError) as error:  # of `need`, or of numpy for shapes that do not broadcast
+            need(
+                made == (value.shape, width),
+                f"must have shape {made[0]} and width {made[1]}",
+            )
+        except (ValueError, IndexError) as error:
+            # of `need`, or of numpy for shapes that do not broadcast
             raise SpecificationError(f"{value!r} of {op!r}: {error}") from None
 
 
 def need(holds: bool, words: str) -> None:
-    """Refuse a value of which something does not hold; `verify` says which value, for printing arrays takes long."""
+    """Refuse a value of which something does not hold; `verify` says which value, for
+    printing arrays takes long.
+    """
     if not holds:
         raise ValueError(words)
 
 
 def alike(op: Operation, value: Value) -> Made:
-    """The rule of an operation without a row: vectors of one space make vectors of it, scalars make scalars."""
+    """The rule of an operation without a row: vectors of one space make vectors of it,
+    scalars make scalars.
+    """
     return sizes(op, value), space(op)
 
 
 def sizes(op: Operation, value: Value) -> Shape:
-    """The shape that an operation makes, axis by axis; the size of an axis that no input goes along is its own."""
+    """The shape that an operation makes, axis by axis; the size of an axis that no
+    input goes along is its own.
+    """
     shape = []
     for axis, own in enumerate(value.shape):
         read = zip(op.inputs, op.reads(value.ndim), strict=True)
-        along = [(n,) for x, axes in read for n, k in zip(x.shape, axes, strict=True) if k == axis]
+        along = [
+            (n,)
+            for x, axes in read
+            for n, k in zip(x.shape, axes, strict=True)
+            if k == axis
+        ]
         shape.append(np.broadcast_shapes(*along)[0] if along else own)
     return tuple(shape)
 
 
 def space(op: Operation) -> Width | None:
-    """The one width of all vectors that an operation reads; None if it reads scalars alone."""
+    """The one width of all vectors that an operation reads; None if it reads scalars
+    alone.
+    """
     widths = {x.width: None for x in op.inputs if isinstance(x, Vector)}
     need(len(widths) < 2, "reads vectors of different spaces")
     return next(iter(widths), None)
@@ -97,50 +124,79 @@ def products(op: Operation, value: Value) -> Made:
 
 
 def _gaussian(op: ops.Gaussian, value: Vector) -> Made:
-    need(op.factor.shape[:-1] == op.mean.shape, f"{value!r} has means {op.mean.shape} and a factor {op.factor.shape}")
+    need(
+        op.factor.shape[:-1] == op.mean.shape,
+        f"{value!r} has means {op.mean.shape} and a factor {op.factor.shape}",
+    )
     return op.mean.shape, value.width
 
 
 def _matmul(op: ops.MatMul | SteppedMatMul, value: Vector) -> Made:
     weight, members = op.weight, op.weight.members
     need(op.x.width == weight.in_width, f"{op.x!r} is multiplied by {weight!r}")
-    need(not op.each or op.x.shape[: members.ndim] == weight.batch, f"each of {weight!r} acts on {op.x!r}")
-    need(0 <= members.min() <= members.max() < weight.count, f"members {members} of {weight.count} matrices")
+    need(
+        not op.each or op.x.shape[: members.ndim] == weight.batch,
+        f"each of {weight!r} acts on {op.x!r}",
+    )
+    need(
+        0 <= members.min() <= members.max() < weight.count,
+        f"members {members} of {weight.count} matrices",
+    )
     return (op.x.shape if op.each else weight.batch + op.x.shape), weight.out_width
 
 
 def _stepped(op: SteppedMatMul, value: Vector) -> Made:
     drawn = op.weight.drawn
     for left, right, part in zip(op.left, op.right, op.parts, strict=True):
-        need((left.width, right.width) == (drawn.out_width, drawn.in_width), f"{left!r} {right!r}^T moves {drawn!r}")
+        need(
+            (left.width, right.width) == (drawn.out_width, drawn.in_width),
+            f"{left!r} {right!r}^T moves {drawn!r}",
+        )
         need(left.shape[-1] == right.shape[-1], f"{left!r} with {right!r}")
-        need({left.shape[0], right.shape[0]} <= {1, len(part.members)}, f"{left!r}, {right!r} for {part.members}")
+        need(
+            {left.shape[0], right.shape[0]} <= {1, len(part.members)},
+            f"{left!r}, {right!r} for {part.members}",
+        )
         need(part.step < len(op.steps), f"step {part.step} of {len(op.steps)}")
     return _matmul(op, value)
 
 
 def _mix(op: ops.Mix, value: Vector) -> Made:
-    need(op.a.shape[-1] == op.x.shape[-1], f"scalars of shape {op.a.shape} combine vectors of shape {op.x.shape}")
+    need(
+        op.a.shape[-1] == op.x.shape[-1],
+        f"scalars of shape {op.a.shape} combine vectors of shape {op.x.shape}",
+    )
     return alike(op, value)
 
 
 def _split(op: ops.Split, value: Vector) -> Made:
-    need(op.count * value.width == op.x.width, f"{op.count} parts {value!r} of {op.x!r}")
+    need(
+        op.count * value.width == op.x.width, f"{op.count} parts {value!r} of {op.x!r}"
+    )
     return (*op.x.shape[: op.axis], op.count, *op.x.shape[op.axis :]), value.width
 
 
 def _take(op: ops.Take, value: Value) -> Made:
-    need(0 <= op.flat.min() <= op.flat.max() < op.x.size, f"positions of {op.x!r} are out of its bounds")
+    need(
+        0 <= op.flat.min() <= op.flat.max() < op.x.size,
+        f"positions of {op.x!r} are out of its bounds",
+    )
     return op.flat.shape, space(op)
 
 
 def _join(op: ops.Join, value: Value) -> Made:
-    need(len({part.shape[1:] for part in op.parts}) == 1, f"{op.parts} are joined along their first axes")
+    need(
+        len({part.shape[1:] for part in op.parts}) == 1,
+        f"{op.parts} are joined along their first axes",
+    )
     return (sum(part.shape[0] for part in op.parts), *op.parts[0].shape[1:]), space(op)
 
 
 def _rotate(op: Rotate, value: Vector) -> Made:
-    need(op.positions.shape == value.shape[-1:], f"positions of shape {op.positions.shape} for {value!r}")
+    need(
+        op.positions.shape == value.shape[-1:],
+        f"positions of shape {op.positions.shape} for {value!r}",
+    )
     return alike(op, value)
 
 
@@ -168,7 +224,10 @@ RULES: Rules = {
 
 
 def _span(op: Span, value: Vector) -> Made:
-    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} with {op.known}")
+    need(
+        all(known.shape[:-1] == op.x.shape[:-1] for known in op.known),
+        f"{op.x!r} with {op.known}",
+    )
     return op.x.shape, space(op)
 
 
@@ -178,8 +237,13 @@ def _along(op: Coefficients, value: Scalar) -> Made:
 
 
 def _extend(op: Append, value: Vector) -> Made:
-    need(len({part.shape[:-1] for part in op.parts}) == 1, f"{op.parts} are set end to end along their last axes")
-    return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(op)
+    need(
+        len({part.shape[:-1] for part in op.parts}) == 1,
+        f"{op.parts} are set end to end along their last axes",
+    )
+    return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(
+        op
+    )
 
 
 def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
@@ -191,12 +255,21 @@ def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
 
 def _outer(op: Outer, value: Vector) -> Made:
     need(op.right.width == op.x.width, f"{op.right!r} with {op.x!r}")
-    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} with {op.right!r}")
-    return (max(len(v) for v in (op.left, op.right, op.x)), op.x.shape[-1]), op.left.width
+    need(
+        op.left.shape[-1] == op.right.shape[-1] == len(op.sizes),
+        f"{op.left!r} with {op.right!r}",
+    )
+    return (
+        max(len(v) for v in (op.left, op.right, op.x)),
+        op.x.shape[-1],
+    ), op.left.width
 
 
 PASSES: Rules = {
-    MaterialisedMatMul: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
+    MaterialisedMatMul: lambda op, value: (
+        (len(op.members), op.x.shape[-1]),
+        op.weight.out_width,
+    ),
     Outer: _outer,
     OuterProductSum: lambda op, value: (
         (max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]),

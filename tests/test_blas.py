@@ -1,4 +1,6 @@
-"""BLAS has one thread wherever netsor computes: the last digits of a result depend on nothing but the seed."""
+"""BLAS has one thread wherever netsor computes: the last digits of a result depend on
+nothing but the seed.
+"""
 
 import os
 import subprocess
@@ -48,7 +50,11 @@ print(law.pdf(y).tobytes().hex(), np.array([law.pdf(float(point)) for point in y
 """
 
 
-BLAS = [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+BLAS = [
+    library
+    for library in ThreadpoolController().lib_controllers
+    if library.user_api == "blas"
+]
 
 
 def threads():
@@ -56,7 +62,9 @@ def threads():
 
 
 def test_the_limit_is_counted_over_threads():
-    """A block of code that ends in one thread does not end the limit of another, and the last one restores it."""
+    """A block of code that ends in one thread does not end the limit of another, and
+    the last one restores it.
+    """
     inside, go = threading.Event(), threading.Event()
 
     def other():
@@ -93,10 +101,14 @@ class Library:
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """The libraries that are found in memory; afterwards the real ones are looked up again."""
+    """The libraries that are found in memory; afterwards the real ones are looked up
+    again.
+    """
     libraries = []
     monkeypatch.setattr(
-        _array_api, "ThreadpoolController", lambda: type("Found", (), {"lib_controllers": [*libraries]})
+        _array_api,
+        "ThreadpoolController",
+        lambda: type("Found", (), {"lib_controllers": [*libraries]}),
     )
     _array_api._blas_libraries.cache_clear()
     yield libraries
@@ -136,7 +148,9 @@ def test_libraries_are_looked_up_once_a_run(monkeypatch):
     net = ns.paper.layer()
     net.law(n=16, draws=8, workers=1, progress=False)  # imports what it needs
     found, real = [], _array_api.ThreadpoolController
-    monkeypatch.setattr(_array_api, "ThreadpoolController", lambda: found.append(1) or real())
+    monkeypatch.setattr(
+        _array_api, "ThreadpoolController", lambda: found.append(1) or real()
+    )
     _array_api._blas_libraries.cache_clear()
     law = net.law(n=16, draws=5 * CHUNK, workers=1, progress=False)
     assert len(law.component_var) == 5 * CHUNK
@@ -151,7 +165,9 @@ def test_planning_and_laws_have_one_thread():
         return u
 
     with threadpool_limits(2, user_api="blas"):
-        net = ns.Program(ns.weight(n, n) @ ns.nonlin(watched, ns.weight(n, n) @ ns.gaussian(n)))
+        net = ns.Program(
+            ns.weight(n, n) @ ns.nonlin(watched, ns.weight(n, n) @ ns.gaussian(n))
+        )
         seen.clear()
         net.plan(n=ns.inf)
         planned = len(seen)
@@ -177,9 +193,13 @@ def test_a_worker_has_one_thread_while_it_plans_and_computes(monkeypatch, tmp_pa
     assert all(os.environ[name] == "2" for name in ONE_THREAD)
 
 
-@pytest.mark.skipif(not BLAS, reason="numpy has a BLAS that threadpoolctl does not know")
+@pytest.mark.skipif(
+    not BLAS, reason="numpy has a BLAS that threadpoolctl does not know"
+)
 def test_distances_do_not_depend_on_threads():
-    laws = [ns.paper.layer().law(n=width, draws=2000, progress=False) for width in (16, 64)]
+    laws = [
+        ns.paper.layer().law(n=width, draws=2000, progress=False) for width in (16, 64)
+    ]
     found = set()
     for count in (1, 4):
         with threadpool_limits(count, user_api="blas"):
@@ -189,15 +209,24 @@ def test_distances_do_not_depend_on_threads():
 
 @pytest.mark.slow
 def test_densities_have_the_same_bits_in_other_processes():
-    """With any number of threads, and at a point whether it is asked for alone or among others.
+    """With any number of threads, and at a point whether it is asked for alone or among
+    others.
 
-    Kernels of BLAS differ in whether one row of a product is added up as many are: the oldest ones do.
+    Kernels of BLAS differ in whether one row of a product is added up as many are: the
+    oldest ones do.
     """
-    kinds = {"OPENBLAS_CORETYPE": "ARMV8" if os.uname().machine == "aarch64" else "Haswell"}
+    kinds = {
+        "OPENBLAS_CORETYPE": "ARMV8" if os.uname().machine == "aarch64" else "Haswell"
+    }
     found = set()
     for count in ("1", "2"):
         environment = {**os.environ, **kinds, **dict.fromkeys(ONE_THREAD, count)}
-        made = subprocess.run([sys.executable, "-c", DENSITY], env=environment, capture_output=True, text=True)
+        made = subprocess.run(
+            [sys.executable, "-c", DENSITY],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert made.returncode == 0, made.stderr
         found |= set(made.stdout.split())
     assert len(found) == 1

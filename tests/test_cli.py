@@ -31,12 +31,21 @@ def machine(monkeypatch):
 
 
 def test_it_runs_as_a_module():
-    result = subprocess.run([sys.executable, "-m", "netsor", "law", "--heads", "0"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "netsor", "law", "--heads", "0"],
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 2
-    assert result.stderr == "netsor: Invalid value for '--heads': '0' must be a positive integer\n"
+    assert (
+        result.stderr
+        == "netsor: Invalid value for '--heads': '0' must be a positive integer\n"
+    )
 
 
-@pytest.mark.parametrize("arguments", [["chek"], ["check"], ["check", "a:b", "--no-such-option"]])
+@pytest.mark.parametrize(
+    "arguments", [["chek"], ["check"], ["check", "a:b", "--no-such-option"]]
+)
 def test_bad_usage_ends_in_one_line(arguments):
     result = netsor(*arguments)
     assert result.returncode == 2
@@ -69,10 +78,22 @@ def test_law_as_json():
 
 def test_law_at_a_finite_width_in_words():
     result = netsor(
-        "law", "--width", "64", "--draws", "5000", "--at", "0.5", "--activation", "relu", "--head-dim", "16"
+        "law",
+        "--width",
+        "64",
+        "--draws",
+        "5000",
+        "--at",
+        "0.5",
+        "--activation",
+        "relu",
+        "--head-dim",
+        "16",
     )
     assert result.returncode == 0
-    assert result.stdout.startswith("attention layer of 4 tokens and 2 heads, width 64: exact, 5,000 draws of ")
+    assert result.stdout.startswith(
+        "attention layer of 4 tokens and 2 heads, width 64: exact, 5,000 draws of "
+    )
     assert "pdf" in result.stdout
 
 
@@ -86,7 +107,9 @@ def test_infinitely_many_heads_and_linear_scaling():
 
 def test_compare(tmp_path):
     picture = tmp_path / "picture.png"
-    result = netsor("compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture))
+    result = netsor(
+        "compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture)
+    )
     found = json.loads(result.stdout)
     assert found["kl"]["value"] == pytest.approx(2.121e-3, abs=5 * found["kl"]["error"])
     assert set(found["total_variation"]) == {"value", "error"}
@@ -97,23 +120,51 @@ def test_compare(tmp_path):
 
 @pytest.mark.slow
 def test_compare_finds_the_width_that_is_wide_enough():
-    arguments = ["compare", "--width", "64", "--draws", "2000", "--tolerance", "0.1", "--of", "variance"]
+    arguments = [
+        "compare",
+        "--width",
+        "64",
+        "--draws",
+        "2000",
+        "--tolerance",
+        "0.1",
+        "--of",
+        "variance",
+    ]
     needed = json.loads(netsor(*arguments, "--json").stdout)["width_needed"]
     assert needed["low"] < 0.757 / 0.392 / 0.1 < needed["high"]
     assert (needed["of"], needed["tolerance"]) == ("variance", 0.1)
-    assert f"between {needed['low']} and {needed['high']:.0f} on" in netsor(*arguments).stdout.splitlines()[0]
+    assert (
+        f"between {needed['low']} and {needed['high']:.0f} on"
+        in netsor(*arguments).stdout.splitlines()[0]
+    )
 
 
 @pytest.mark.slow
 def test_compare_takes_the_head_dimension_to_infinity_unless_told():
-    arguments = ["compare", "--width", "64", "--head-dim", "8", "--draws", "20000", "--json"]
-    free, kept = (json.loads(netsor(*arguments, *more).stdout) for more in ([], ["--keep-head-dim"]))
+    arguments = [
+        "compare",
+        "--width",
+        "64",
+        "--head-dim",
+        "8",
+        "--draws",
+        "20000",
+        "--json",
+    ]
+    free, kept = (
+        json.loads(netsor(*arguments, *more).stdout)
+        for more in ([], ["--keep-head-dim"])
+    )
     assert free["kl"]["value"] > 2 * kept["kl"]["value"]
 
 
 BAD_OPTIONS = {
     ("audit",): "Missing argument 'MODEL': see netsor audit --help",
-    ("audit", "my_model.py"): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
+    (
+        "audit",
+        "my_model.py",
+    ): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
     ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
@@ -121,9 +172,21 @@ BAD_OPTIONS = {
     ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",
     ("law", "--activation", "swish"): "'--activation': 'swish' is not one of",
     ("law", "--at", "nan"): "'--at': 'nan' must be a finite number",
-    ("law", "--sigma-q", "nan"): "'--sigma-q': 'nan' must be a finite number, 0 or from 1e-08 to 1e+08",
-    ("law", "--sigma-o", "0"): "'--sigma-o': '0' must be a finite number from 1e-08 to 1e+08",
-    ("law", "--clip", "-1"): "'--clip': '-1' must be a finite number from 1e-08 to 1e+08",
+    (
+        "law",
+        "--sigma-q",
+        "nan",
+    ): "'--sigma-q': 'nan' must be a finite number, 0 or from 1e-08 to 1e+08",
+    (
+        "law",
+        "--sigma-o",
+        "0",
+    ): "'--sigma-o': '0' must be a finite number from 1e-08 to 1e+08",
+    (
+        "law",
+        "--clip",
+        "-1",
+    ): "'--clip': '-1' must be a finite number from 1e-08 to 1e+08",
     ("law", "--draws", "5"): "'--draws': '5' must be an integer, 100 or more",
     ("law", "--seed", "x"): "'--seed': 'x' must be an integer, 0 or more",
     ("law", "--plot", "x.gif"): "--plot 'x.gif' must end in .png, .pdf or .svg",
@@ -131,24 +194,72 @@ BAD_OPTIONS = {
         "law",
         "--plot",
         "nowhere/x.png",
-    ): "--plot 'nowhere/x.png' must be in a folder that can be written to: No such file",
+    ): (
+        "--plot 'nowhere/x.png' must be in a folder that can be written to: No such"
+        " file"
+    ),
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
-    ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
+    (
+        "law",
+        "--width",
+        "8",
+        "--head-dim",
+        "9",
+    ): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",
     ("compare", "--tolerance", "0"): "--tolerance 0.0 must be a positive number",
-    ("compare", "--tolerance", "1", "--of", "mean"): "--of 'mean' must be 'kl', 'tv', 'variance', 'kurtosis', or a",
-    ("compare", "--tolerance", "1", "--head-dim", "8"): "--tolerance is about one width, not n, d; --keep-head-dim",
-    ("compare", "--tolerance", "1", "--infinite-heads"): "--tolerance and --infinite-heads cannot be combined",
-    ("law", "--heads", "9" * 400): "…999999999' must be a positive integer (below 2^53)",
-    ("law", "--sigma-q", "1e200"): "'1e200' must be a finite number, 0 or from 1e-08 to 1e+08",
+    (
+        "compare",
+        "--tolerance",
+        "1",
+        "--of",
+        "mean",
+    ): "--of 'mean' must be 'kl', 'tv', 'variance', 'kurtosis', or a",
+    (
+        "compare",
+        "--tolerance",
+        "1",
+        "--head-dim",
+        "8",
+    ): "--tolerance is about one width, not n, d; --keep-head-dim",
+    (
+        "compare",
+        "--tolerance",
+        "1",
+        "--infinite-heads",
+    ): "--tolerance and --infinite-heads cannot be combined",
+    (
+        "law",
+        "--heads",
+        "9" * 400,
+    ): "…999999999' must be a positive integer (below 2^53)",
+    (
+        "law",
+        "--sigma-q",
+        "1e200",
+    ): "'1e200' must be a finite number, 0 or from 1e-08 to 1e+08",
     ("law", "--clip", "1e-200"): "'1e-200' must be a finite number from 1e-08 to 1e+08",
     ("law", "--draws", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
-    ("law", "--width", "9007199254740991"): "width 2n at n=9007199254740991 must be below 2^53, or inf",
-    ("plan", "--width", "9007199254740991"): "width 2n at n=9007199254740991 must be below 2^53, or inf",
+    (
+        "law",
+        "--width",
+        "9007199254740991",
+    ): "width 2n at n=9007199254740991 must be below 2^53, or inf",
+    (
+        "plan",
+        "--width",
+        "9007199254740991",
+    ): "width 2n at n=9007199254740991 must be below 2^53, or inf",
     ("law", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("law", "--tokens", "100000"): "--tokens 100000 would need",
     ("law", "--tokens", "1000000"): "--tokens 1000000 would need",
-    ("law", "--width", "1000000000", "--activation", "relu"): "--width 1000000000 would need",
+    (
+        "law",
+        "--width",
+        "1000000000",
+        "--activation",
+        "relu",
+    ): "--width 1000000000 would need",
     (
         "law",
         "--width",
@@ -158,11 +269,23 @@ BAD_OPTIONS = {
         "--activation",
         "tanh",
     ): "--draws 1000000 and --width 10000000 would take about 6.1 days",
-    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 and --width 8 would take about",
+    (
+        "law",
+        "--width",
+        "8",
+        "--draws",
+        "1000000000000",
+    ): "--draws 1000000000000 and --width 8 would take about",
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
     ("plan", "--infinite-heads"): "--infinite-heads has no plan: the law is a formula",
-    ("law", "--activation", "tanh", "--clip", "2"): "--clip 2 is for --activation clip, not tanh",
+    (
+        "law",
+        "--activation",
+        "tanh",
+        "--clip",
+        "2",
+    ): "--clip 2 is for --activation clip, not tanh",
     ("law", "--token", "5"): "--token 5 must be at most --tokens 4",
     ("law", "--mask", "none"): "'--mask': 'none' is not",
     ("law", "--bind", "n=4"): "--bind n=4 needs a FILE:PROGRAM",
@@ -171,11 +294,27 @@ BAD_OPTIONS = {
     ("law", "--plot", ""): "--plot '' must name a file",
     ("reproduce", "--out", ""): "--out '' must name a folder; for this one give '.'",
     ("reproduce", "--workers", "10000"): "'10000' must be an integer from 1 to 1,024",
-    ("reproduce", "--trials", "1000000000"): "'1000000000' must be an integer from 1 to 10,000",
-    ("reproduce", "--samples", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
-    ("reproduce", "--samples", "1000000000000000"): "trials of 1,000,000,000,000,000 draws would need",
+    (
+        "reproduce",
+        "--trials",
+        "1000000000",
+    ): "'1000000000' must be an integer from 1 to 10,000",
+    (
+        "reproduce",
+        "--samples",
+        "1" + "0" * 30,
+    ): "must be an integer, 100 or more (below 2^53)",
+    (
+        "reproduce",
+        "--samples",
+        "1000000000000000",
+    ): "trials of 1,000,000,000,000,000 draws would need",
     ("reproduce", "--tokens", "50000"): "50,000 tokens would need",
-    ("reproduce", "--out", "/proc/x"): "--out '/proc/x' must be a folder that can be written to",
+    (
+        "reproduce",
+        "--out",
+        "/proc/x",
+    ): "--out '/proc/x' must be a folder that can be written to",
     ("reproduce", "9z"): "FIGURE '9z' must be one of",
 }
 
@@ -196,11 +335,20 @@ def trial(heads, width=256):
 
 
 def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
-    """The limit of 256 heads needs none, and the paper's estimator needs none of any limit."""
-    asked = {e: Request(("2b",), out=tmp_path, trials=3, workers=1, estimator=e) for e in ("paper", "exact")}
+    """The limit of 256 heads needs none, and the paper's estimator needs none of any
+    limit.
+    """
+    asked = {
+        e: Request(("2b",), out=tmp_path, trials=3, workers=1, estimator=e)
+        for e in ("paper", "exact")
+    }
     one, many, limit = trial(1), trial(256), trial(1, ns.inf)
-    assert PaperStudy(asked["paper"]).estimate().seconds == pytest.approx(3 * (one + many))
-    assert PaperStudy(asked["exact"]).estimate().seconds == pytest.approx(3 * (one + many + limit))
+    assert PaperStudy(asked["paper"]).estimate().seconds == pytest.approx(
+        3 * (one + many)
+    )
+    assert PaperStudy(asked["exact"]).estimate().seconds == pytest.approx(
+        3 * (one + many + limit)
+    )
 
 
 def test_trials_that_are_there_take_no_time(tmp_path):
@@ -213,7 +361,9 @@ def test_trials_that_are_there_take_no_time(tmp_path):
         if part.trial == 1 and part.case.heads == 256:
             assert PaperStudy(asked).estimate().seconds == pytest.approx(one + many)
     assert PaperStudy(asked).estimate().seconds == 0
-    other = Request(("2b",), out=tmp_path, trials=3, workers=1, estimator="paper", seed=1)
+    other = Request(
+        ("2b",), out=tmp_path, trials=3, workers=1, estimator="paper", seed=1
+    )
     assert PaperStudy(other).estimate().seconds == pytest.approx(3 * (one + many))
 
 
@@ -222,7 +372,9 @@ def test_slow_planning_is_said(monkeypatch, capsys):
         pass
     monkeypatch.setattr(_subject, "SILENT", 0.0)
     said = threading.Event()
-    monkeypatch.setattr(_subject, "echo_error", lambda text: (echo_error(text), said.set()))
+    monkeypatch.setattr(
+        _subject, "echo_error", lambda text: (echo_error(text), said.set())
+    )
     with _subject.slow_notice("planning"):
         assert said.wait(60)
     assert capsys.readouterr().err == "netsor: planning …; Ctrl-C stops it\n"
@@ -232,7 +384,10 @@ def test_what_is_long_is_announced(capsys):
     _subject.announce(9.0)
     assert capsys.readouterr().err == ""
     _subject.announce(300.0)
-    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C stops it\n"
+    assert (
+        capsys.readouterr().err
+        == "netsor: this will take about 5 min; Ctrl-C stops it\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,10 +419,15 @@ def test_a_causal_mask_shows_a_token_itself_and_earlier_ones():
     for token in (1, 3):
         masked, alone = (
             json.loads(netsor("law", "--json", *words).stdout)
-            for words in (["--mask", "causal", "--token", str(token)], ["--tokens", str(token)])
+            for words in (
+                ["--mask", "causal", "--token", str(token)],
+                ["--tokens", str(token)],
+            )
         )
         assert masked["variance"] == pytest.approx(alone["variance"], rel=1e-9)
-        assert masked["excess_kurtosis"] == pytest.approx(alone["excess_kurtosis"], abs=1e-9)
+        assert masked["excess_kurtosis"] == pytest.approx(
+            alone["excess_kurtosis"], abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -307,7 +467,10 @@ def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
     monkeypatch.setattr(ns.Program, "law", broken)
     result = netsor("law")
     assert result.returncode == 1
-    assert result.stderr.startswith("netsor: an error of netsor itself, please report it: KeyError at cli/_subject.py:")
+    assert result.stderr.startswith(
+        "netsor: an error of netsor itself, please report it: KeyError at"
+        " cli/_subject.py:"
+    )
     assert result.stderr.count("\n") == 1
 
 
@@ -316,7 +479,10 @@ def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
     [
         (MemoryError(), "there is not enough memory: use fewer draws"),
         (RuntimeWarning("overflow"), "the numbers leave double precision (overflow)"),
-        (OSError(28, "No space left"), "a file cannot be read or written: [Errno 28] No space left"),
+        (
+            OSError(28, "No space left"),
+            "a file cannot be read or written: [Errno 28] No space left",
+        ),
         (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
     ],
 )
@@ -333,16 +499,25 @@ def test_errors_from_below_end_in_one_line(error, said, monkeypatch):
 @pytest.mark.parametrize("foreign", ["report.html", "manifest.json", "2a.csv"])
 def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
     (tmp_path / foreign).write_text("[]")
-    result = netsor("reproduce", "2a", "--samples", "100", "--trials", "1", "--out", str(tmp_path))
+    result = netsor(
+        "reproduce", "2a", "--samples", "100", "--trials", "1", "--out", str(tmp_path)
+    )
     assert result.returncode == 2
-    said = f"netsor: --out {shown(str(tmp_path))} must be another folder: it holds a {foreign} that is not"
+    said = (
+        f"netsor: --out {shown(str(tmp_path))} must be another folder: it holds a"
+        f" {foreign} that is not"
+    )
     assert result.stderr.startswith(said)
     assert result.stderr.count("\n") == 1
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(foreign, "[]")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (foreign, "[]")
+    ]
 
 
 def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
-    """Without memory for a further thread tqdm warns, as numpy does of numbers, and Python raises a RuntimeError."""
+    """Without memory for a further thread tqdm warns, as numpy does of numbers, and
+    Python raises a RuntimeError.
+    """
 
     def fails(*_):
         raise RuntimeError("can't start new thread")
@@ -356,4 +531,6 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     monkeypatch.setattr(_subject, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: no more threads can be started: use fewer --workers")
+    assert result.stderr.startswith(
+        "netsor: no more threads can be started: use fewer --workers"
+    )

@@ -1,4 +1,6 @@
-"""netsor audit on the command line: its contract, its errors, its signals. No test depends on the clock."""
+"""netsor audit on the command line: its contract, its errors, its signals. No test
+depends on the clock.
+"""
 
 import json
 import os
@@ -20,7 +22,14 @@ from .command import netsor
 from .inline import Inline
 from .papers.paper.test_processes import HANG, Running
 
-CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 30,
+}
 SMALL = ["audit", "tiny.json", "--tokens", "3", "--draws", "40"]
 POSIX = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 
@@ -36,37 +45,66 @@ def test_json_is_the_contract(folder):
     result = netsor(*SMALL, "--json", cwd=folder)
     assert result.returncode == 0
     found = json.loads(result.stdout)
-    assert {"model", "status", "layers", "final", "findings", "random_numbers", "seconds"} <= found.keys()
-    assert (found["model"], found["status"], len(found["layers"])) == ("tiny", "exact", 2)
+    assert {
+        "model",
+        "status",
+        "layers",
+        "final",
+        "findings",
+        "random_numbers",
+        "seconds",
+    } <= found.keys()
+    assert (found["model"], found["status"], len(found["layers"])) == (
+        "tiny",
+        "exact",
+        2,
+    )
     for layer in (*found["layers"], found["final"], *found["limit"]["layers"]):
         for name, three in layer.items():
             assert three.keys() - {"error"} == {"median", "low", "high"}, name
             assert three["low"] <= three["median"] <= three["high"]
-    assert not any("error" in three for layer in found["layers"] for three in layer.values())
-    errors = [three["error"] for layer in found["limit"]["layers"] for three in layer.values()]  # of quadrature
+    assert not any(
+        "error" in three for layer in found["layers"] for three in layer.values()
+    )
+    # of quadrature
+    errors = [
+        three["error"] for layer in found["limit"]["layers"] for three in layer.values()
+    ]
     assert 0 < max(errors) < 1e-6
     assert found["final"].keys() == {"logit_std", "loss", "max_probability"}
     for finding in found["findings"]:
         assert {"rule", "measured", "verdict"} <= finding.keys()
     assert found["random_numbers"] > 0
-    assert sorted(path.name for path in folder.iterdir()) == ["tiny.json"]  # no --out: nothing is written
+    # no --out: nothing is written
+    assert sorted(path.name for path in folder.iterdir()) == ["tiny.json"]
 
 
 def test_gradients_are_in_the_layers(folder):
     result = netsor(*SMALL, "--gradients", "--widths", "actual", "--json", cwd=folder)
     found = json.loads(result.stdout)
-    names = {"grad_mean_square", *(f"grad_{kind}" for kind in ("query", "key", "value", "output", "in", "out"))}
+    names = {
+        "grad_mean_square",
+        *(f"grad_{kind}" for kind in ("query", "key", "value", "output", "in", "out")),
+    }
     for layer in found["layers"]:
         assert names <= layer.keys()
-        assert all(0 < layer[name]["low"] <= layer[name]["median"] <= layer[name]["high"] for name in names)
-    assert {"grad_input", "grad_embedding", "grad_embedding_ratio"} <= found["final"].keys()
-    assert {"vanishing", "exploding", "scores", "dominance"} <= {finding["name"] for finding in found["findings"]}
+        assert all(
+            0 < layer[name]["low"] <= layer[name]["median"] <= layer[name]["high"]
+            for name in names
+        )
+    assert {"grad_input", "grad_embedding", "grad_embedding_ratio"} <= found[
+        "final"
+    ].keys()
+    assert {"vanishing", "exploding", "scores", "dominance"} <= {
+        finding["name"] for finding in found["findings"]
+    }
 
 
 def test_the_cost_is_told_first(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws of 3 tokens; about ")
-    assert float(re.search(r"about ([\d.]+) s", result.stderr)[1]) >= 1  # workers begin, and plan again
+    # workers begin, and plan again
+    assert float(re.search(r"about ([\d.]+) s", result.stderr)[1]) >= 1
     assert "ok        growth " in result.stdout
     assert result.stdout.startswith("tiny: 0 flagged, ")
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -78,24 +116,45 @@ def test_a_second_model_or_the_same_otherwise(folder):
     lines = {
         ("--compare", "other.json"): ("tiny", "other"),
         ("--compare-set", "std=0.3"): ("tiny", "tiny, std=0.3"),
-        ("--set", "qk_norm=true", "--compare-set", "std=0.3"): ("tiny, qk_norm=true", "tiny, qk_norm=true, std=0.3"),
-        ("--compare", "other.json", "--compare-set", "std=0.3"): ("tiny", "other, std=0.3"),
+        ("--set", "qk_norm=true", "--compare-set", "std=0.3"): (
+            "tiny, qk_norm=true",
+            "tiny, qk_norm=true, std=0.3",
+        ),
+        ("--compare", "other.json", "--compare-set", "std=0.3"): (
+            "tiny",
+            "other, std=0.3",
+        ),
         ("--set", "std=0.3", "--compare", "tiny.json"): ("tiny, std=0.3", "tiny"),
     }
     squares = {}
     for words, names in lines.items():
-        found = json.loads(netsor(*SMALL, "--widths", "actual", "--json", *words, cwd=folder).stdout)
+        found = json.loads(
+            netsor(*SMALL, "--widths", "actual", "--json", *words, cwd=folder).stdout
+        )
         (other,) = found["compare"]
         assert (found["model"], other["model"]) == names
         for each in (found, other):
-            squares.setdefault(each["model"], set()).add(each["layers"][0]["mean_square"]["median"])
-    assert all(len(values) == 1 for values in squares.values())  # one model, one law, wherever it stands
-    assert len({*map(max, squares.values())}) == len(squares) - 1  # but for QK-norm, which the first squares hardly see
+            squares.setdefault(each["model"], set()).add(
+                each["layers"][0]["mean_square"]["median"]
+            )
+    # one model, one law, wherever it stands
+    assert all(len(values) == 1 for values in squares.values())
+    # but for QK-norm, which the first squares hardly see
+    assert len({*map(max, squares.values())}) == len(squares) - 1
 
 
 def test_ids_are_the_tokens(folder):
     repeated = json.loads(
-        netsor("audit", "tiny.json", "--ids", "3,7,7,1", "--draws", "40", "--json", cwd=folder).stdout
+        netsor(
+            "audit",
+            "tiny.json",
+            "--ids",
+            "3,7,7,1",
+            "--draws",
+            "40",
+            "--json",
+            cwd=folder,
+        ).stdout
     )
     assert repeated["tokens"] == 4
 
@@ -105,7 +164,11 @@ def test_out_has_the_report_and_goes_on(folder, unillustrated):
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
     command = json.loads((folder / "out" / "manifest.json").read_text())["command"]
-    assert command == "netsor audit tiny.json --tokens 3 --draws 40 --out out --set std=0.1"  # as it was typed
+    # as it was typed
+    assert (
+        command
+        == "netsor audit tiny.json --tokens 3 --draws 40 --out out --set std=0.1"
+    )
     before = (folder / "out" / "audit.csv").read_bytes()
     again = netsor(*command.split()[1:], cwd=folder)
     assert again.stdout == first.stdout
@@ -113,14 +176,26 @@ def test_out_has_the_report_and_goes_on(folder, unillustrated):
 
 
 def test_verdicts_by_length(folder):
-    words = ["audit", "tiny.json", "--tokens", "3,12", "--draws", "100", "--widths", "actual"]
-    changes = ["--set", "std=0.5", "--set", "std_q=0.02", "--set", "std_o=0.38"]  # a mean over more tokens is shorter
+    words = [
+        "audit",
+        "tiny.json",
+        "--tokens",
+        "3,12",
+        "--draws",
+        "100",
+        "--widths",
+        "actual",
+    ]
+    # a mean over more tokens is shorter
+    changes = ["--set", "std=0.5", "--set", "std_q=0.02", "--set", "std_o=0.38"]
     result = netsor(*words, *changes, "--verbose", cwd=folder)
     assert re.search(r"^status +3 tokens +12 tokens$", result.stdout, re.MULTILINE)
     found = json.loads(netsor(*words, *changes, "--json", cwd=folder).stdout)
     assert [each["tokens"] for each in found["lengths"]] == [3, 12]
     assert found["layers"] == found["lengths"][0]["layers"]
-    verdicts = [{f["name"]: f["verdict"] for f in each["findings"]} for each in found["lengths"]]
+    verdicts = [
+        {f["name"]: f["verdict"] for f in each["findings"]} for each in found["lengths"]
+    ]
     worst = {finding["name"]: finding for finding in found["findings"]}
     assert found["changing"] == ["branches"]
     assert [each["branches"] for each in verdicts] == ["ok", "FLAG"]
@@ -131,14 +206,25 @@ def test_verdicts_by_length(folder):
 
 
 def test_default_lengths_and_draws():
-    """Two lengths, as far as models reach; draws fall as the square of the length, and decide at the longest."""
+    """Two lengths, as far as models reach; draws fall as the square of the length, and
+    decide at the longest.
+    """
     model = read(CONFIG)
     request = _request.Request((model,))
     assert (request.lengths, request.draws_of(16)) == ((16,), 200)
     wide = _request.Request((model.replace(length=512, vocabulary=500),))
-    assert [(n, wide.draws_of(n)) for n in (*wide.lengths, 32)] == [(16, 200), (128, 16), (32, 50)]
-    assert _request.Request((model, model.replace(length=512, vocabulary=500))).lengths == (16,)
-    assert _request.Request((model.replace(length=70, vocabulary=500),)).lengths == (16, 70)
+    assert [(n, wide.draws_of(n)) for n in (*wide.lengths, 32)] == [
+        (16, 200),
+        (128, 16),
+        (32, 50),
+    ]
+    assert _request.Request(
+        (model, model.replace(length=512, vocabulary=500))
+    ).lengths == (16,)
+    assert _request.Request((model.replace(length=70, vocabulary=500),)).lengths == (
+        16,
+        70,
+    )
     quick = _request.Request((model.replace(length=512, vocabulary=500),), quick=True)
     assert (quick.lengths, quick.draws_of(16), quick.widths) == ((16,), 16, "actual")
     assert [each.tokens for each in wide.asked if each.infinite] == [16]
@@ -146,39 +232,62 @@ def test_default_lengths_and_draws():
 
 def test_a_quick_audit_says_first_what_it_does_not_check(folder):
     def second(*options):
-        paragraphs = netsor("audit", "tiny.json", "--set", "length=64", *options, cwd=folder).stdout.split("\n\n")
+        paragraphs = netsor(
+            "audit", "tiny.json", "--set", "length=64", *options, cwd=folder
+        ).stdout.split("\n\n")
         return " ".join(paragraphs[1].split())
 
-    assert second("--quick") == (
-        "Quick audit; not checked: gradients, infinite width, more than 16 tokens. "
+    assert (
+        second("--quick")
+        == "Quick audit; not checked: gradients, infinite width, more than 16 tokens. "
         "Full audit: netsor audit tiny.json --set length=64"
     )
     more = ["--tokens", "4", "--widths", "both", "--gradients"]
     assert (
-        second("--quick", *more) == f"Quick audit. Full audit: netsor audit tiny.json --set length=64 {' '.join(more)}"
+        second("--quick", *more)
+        == "Quick audit. Full audit: netsor audit tiny.json --set length=64"
+        f" {' '.join(more)}"
     )
     assert second(*SMALL[2:], "--no-gradients").startswith("2 blocks, width 16")
     found = audit(read(CONFIG), quick=True)
-    assert "Quick audit; not checked: gradients, infinite width. Full audit: leave out quick=True" in " ".join(
-        str(found).split()
+    assert (
+        "Quick audit; not checked: gradients, infinite width. Full audit: leave out"
+        " quick=True" in " ".join(str(found).split())
     )
 
 
 def test_rules_that_fail(folder):
     sharp = ["audit", "tiny.json", "--quick", "--set", "std_q=1", "--set", "std_k=1"]
     found = netsor(*sharp, "--fail-on", "growth,entropy", cwd=folder)
-    assert (found.returncode, found.stderr.count("netsor: ")) == (3, 2)  # the cost, and the reason
-    assert "netsor: tiny, std_q=1, std_k=1: entropy FLAG at 16 tokens: 0." in found.stderr
+    # the cost, and the reason
+    assert (found.returncode, found.stderr.count("netsor: ")) == (3, 2)
+    assert (
+        "netsor: tiny, std_q=1, std_k=1: entropy FLAG at 16 tokens: 0." in found.stderr
+    )
     assert max(map(len, found.stderr.splitlines())) <= 80
     assert "growth" not in found.stderr
     assert "FLAG      entropy " in found.stdout
     assert netsor(*sharp, "--fail-on", "growth", cwd=folder).returncode == 0
     quiet = netsor(*sharp, "--fail-on", "entropy", "--json", cwd=folder)
-    assert (quiet.returncode, json.loads(quiet.stdout)["findings"][3]["verdict"]) == (3, "FLAG")
+    assert (quiet.returncode, json.loads(quiet.stdout)["findings"][3]["verdict"]) == (
+        3,
+        "FLAG",
+    )
     absent = netsor(*sharp, "--fail-on", "limit", cwd=folder)
     assert (absent.returncode, absent.stderr.count("\n")) == (2, 1)
-    assert absent.stderr.startswith("netsor: --fail-on 'limit': limit is not measured of tiny")
-    open_ = netsor("audit", "tiny.json", "--set", "std=0.7", *SMALL[2:], "--fail-on", "loss", cwd=folder)
+    assert absent.stderr.startswith(
+        "netsor: --fail-on 'limit': limit is not measured of tiny"
+    )
+    open_ = netsor(
+        "audit",
+        "tiny.json",
+        "--set",
+        "std=0.7",
+        *SMALL[2:],
+        "--fail-on",
+        "loss",
+        cwd=folder,
+    )
     assert (open_.returncode, "loss undecided at 3 tokens" in open_.stderr) == (3, True)
 
 
@@ -187,19 +296,37 @@ def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
     (folder / "old.json").write_text(netsor(*quick, "--json", cwd=folder).stdout)
     same = netsor(*quick, "--seed", "1", "--baseline", "old.json", cwd=folder)
     assert (same.returncode, same.stderr.count("netsor: ")) == (0, 1)  # the cost
-    assert same.stdout.splitlines()[:2] == ["baseline 'old.json': all 24 medians are within their bands", ""]
+    assert same.stdout.splitlines()[:2] == [
+        "baseline 'old.json': all 24 medians are within their bands",
+        "",
+    ]
     (folder / "tiny.json").write_text(json.dumps({**CONFIG, "initializer_range": 0.03}))
     other = netsor(*quick, "--seed", "1", "--baseline", "old.json", cwd=folder)
     verdict = " ".join(other.stdout.partition("\n\n")[0].split())
     assert re.fullmatch(
-        r"baseline 'old.json': \d+ of 24 medians left their bands; [a-zA-Z' ]+ in block 2 at 16 tokens has a median of "
+        r"baseline 'old.json': \d+ of 24 medians left their bands; [a-zA-Z' ]+ in block"
+        r" 2 at 16 tokens has a median of "
         r"[\d.]+, [\d.]+ above its band of [\d.]+ to [\d.]+",
         verdict,
     )
-    assert (other.returncode, " ".join(other.stderr.split()).endswith(f"netsor: {verdict}")) == (3, True)
-    found = json.loads(netsor(*quick, "--seed", "1", "--baseline", "old.json", "--json", cwd=folder).stdout)["baseline"]
+    assert (
+        other.returncode,
+        " ".join(other.stderr.split()).endswith(f"netsor: {verdict}"),
+    ) == (3, True)
+    found = json.loads(
+        netsor(
+            *quick, "--seed", "1", "--baseline", "old.json", "--json", cwd=folder
+        ).stdout
+    )["baseline"]
     assert (found["verdict"], found["compared"]) == (verdict, 24)
-    assert found["departures"][0].keys() == {"quantity", "tokens", "block", "median", "low", "high"}
+    assert found["departures"][0].keys() == {
+        "quantity",
+        "tokens",
+        "block",
+        "median",
+        "low",
+        "high",
+    }
     both = netsor(*quick, "--baseline", "old.json", "--fail-on", "loss", cwd=folder)
     assert (both.returncode, both.stderr.count("loss undecided")) == (3, 0)
 
@@ -227,77 +354,237 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
     whole = netsor(*words, "--sweep", "layers=1,2,3", cwd=folder).stdout
     assert "layers         1         2         3" in whole
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))
-    three = netsor(*words, "--compare", "other.json", "--compare", "tiny.json", cwd=folder).stdout
+    three = netsor(
+        *words, "--compare", "other.json", "--compare", "tiny.json", cwd=folder
+    ).stdout
     assert three.splitlines()[2].startswith("Quick audit; not checked: ")
     assert "\ntiny, other and tiny, again. " in three
 
 
 BAD = {
-    ("nothing",): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
+    (
+        "nothing",
+    ): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is not a field",
     ("tiny.json", "--set", "layers=x"): "--set layers='x' must be a positive integer",
     ("tiny.json", "--set", "layers"): "--set 'layers' must be written field=value",
     ("tiny.json", "--compare-set", "std=-1"): "--compare-set std=-1",
     ("tiny.json", "--compare", "gpt5"): "--compare 'gpt5' must be the path of a file",
     ("tiny.json", "--tokens", "17"): "--tokens 17 must be an integer from 1 to 16",
-    ("tiny.json", "--tokens", "1"): "--tokens 1 must be 2 or more: an audit compares tokens",
+    (
+        "tiny.json",
+        "--tokens",
+        "1",
+    ): "--tokens 1 must be 2 or more: an audit compares tokens",
     ("tiny.json", "--ids", "1,x"): "'--ids': '1,x' must be whole numbers",
     ("tiny.json", "--ids", "1,99"): "--ids 99 must be an integer from 0 to 29",
-    ("tiny.json", "--ids", "1,2," * 5000 + "1"): "--ids 1,2,1,2,1,2,… must be at most 16 tokens",
+    (
+        "tiny.json",
+        "--ids",
+        "1,2," * 5000 + "1",
+    ): "--ids 1,2,1,2,1,2,… must be at most 16 tokens",
     ("tiny.json", "--ids", "1"): "--ids 1 must be two or more",
-    ("tiny.json", "--ranges", "--widths", "inf"): "--ranges must be left out where all widths are infinite",
+    (
+        "tiny.json",
+        "--ranges",
+        "--widths",
+        "inf",
+    ): "--ranges must be left out where all widths are infinite",
     ("",): "MODEL '' must be the name of a model, or a file",
     ("tiny.json", "--ids", "1,2", "--tokens", "3"): "ids and tokens cannot be combined",
-    ("tiny.json", "--draws", "14"): "'14' must be an integer, 15 or more: fewer decide no rule",
-    ("tiny.json", "--tokens", "3,x"): "'--tokens': '3,x' must be whole numbers with commas between, as 16,128",
-    ("tiny.json", "--tokens", "3,3"): "--tokens 3,3 must be one length or more, each once",
-    ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth' must be one of growth, branches",
-    ("tiny.json", "--no-gradients", "--fail-on", "exploding"): "exploding is not measured of tiny",
-    ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
-    ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",
+    (
+        "tiny.json",
+        "--draws",
+        "14",
+    ): "'14' must be an integer, 15 or more: fewer decide no rule",
+    (
+        "tiny.json",
+        "--tokens",
+        "3,x",
+    ): "'--tokens': '3,x' must be whole numbers with commas between, as 16,128",
+    (
+        "tiny.json",
+        "--tokens",
+        "3,3",
+    ): "--tokens 3,3 must be one length or more, each once",
+    (
+        "tiny.json",
+        "--fail-on",
+        "grwth",
+    ): "--fail-on 'grwth' must be one of growth, branches",
+    (
+        "tiny.json",
+        "--no-gradients",
+        "--fail-on",
+        "exploding",
+    ): "exploding is not measured of tiny",
+    (
+        "tiny.json",
+        "--fail-on",
+        "load",
+    ): "--fail-on 'load': load is not measured of tiny: there are no experts",
+    (
+        "tiny.json",
+        "--set",
+        "vocabulary=none",
+        "--fail-on",
+        "loss",
+    ): "loss is not measured of tiny, vocabulary=none: th",
     ("tiny.json", "--baseline", ""): "--baseline '' must name a file",
-    ("tiny.json", "--baseline", "none.json"): "'none.json' must be a readable JSON file of an audit: No such file",
+    (
+        "tiny.json",
+        "--baseline",
+        "none.json",
+    ): "'none.json' must be a readable JSON file of an audit: No such file",
     ("tiny.json", "--baseline", "theirs"): "'theirs' must be a regular file",
     ("tiny.json", "--baseline", "/dev/zero"): "'/dev/zero' must be a regular file",
-    ("tiny.json", "--baseline", "pipe"): "'pipe' must be a regular file, not a folder, a device or a pipe",
+    (
+        "tiny.json",
+        "--baseline",
+        "pipe",
+    ): "'pipe' must be a regular file, not a folder, a device or a pipe",
     ("tiny.json", "--baseline", "text.json"): "'text.json' is not valid JSON",
     ("tiny.json", "--baseline", "list.json"): "'list.json' must hold an object",
-    ("tiny.json", "--baseline", "tiny.json"): "--baseline 'tiny.json' must be an audit: it has no 'tokens'; write it w",
-    ("tiny.json", "--baseline", "other.json"): "--baseline 'other.json' must be of the same model: it has 3 blocks",
-    ("tiny.json", "--baseline", "old.json", "--gradients"): "must be an audit with grad_mean_square in block 0",
-    ("tiny.json", "--baseline", "old.json", "--tokens", "4"): "must be an audit of 4 tokens, not of 3",
-    ("tiny.json", "--baseline", "old.json", "--widths", "inf"): "must be at the same widths, not at",
-    ("tiny.json", "--baseline", "old.json", "--sweep", "std=1,2"): "--baseline is for one model: leave out --compare",
-    ("tiny.json", "--sweep", "std"): "'--sweep': 'std' must be written field=number,number,…, as std=0.005,0.01",
-    ("tiny.json", "--sweep", "std=0.1,x"): "'--sweep': 'std=0.1,x' must be written field=number",
-    ("tiny.json", "--sweep", "norm=layer,rms"): "'--sweep': 'norm=layer,rms' must be written field=number",
-    ("tiny.json", "--sweep", "foo=1,2"): "--sweep foo is not a field of a Transformer: choose one of std, name, family",
-    ("tiny.json", "--sweep", "std=0.1"): "--sweep std must be over two numbers or more, each once",
-    ("tiny.json", "--sweep", "std=0.1,0.2", "--compare", "gpt2"): "--sweep and --compare cannot be combined",
-    ("tiny.json", "--compare", "gpt2", "--compare", "gpt2", "--compare-set", "std=1"): "--compare-set is for one",
+    (
+        "tiny.json",
+        "--baseline",
+        "tiny.json",
+    ): "--baseline 'tiny.json' must be an audit: it has no 'tokens'; write it w",
+    (
+        "tiny.json",
+        "--baseline",
+        "other.json",
+    ): "--baseline 'other.json' must be of the same model: it has 3 blocks",
+    (
+        "tiny.json",
+        "--baseline",
+        "old.json",
+        "--gradients",
+    ): "must be an audit with grad_mean_square in block 0",
+    (
+        "tiny.json",
+        "--baseline",
+        "old.json",
+        "--tokens",
+        "4",
+    ): "must be an audit of 4 tokens, not of 3",
+    (
+        "tiny.json",
+        "--baseline",
+        "old.json",
+        "--widths",
+        "inf",
+    ): "must be at the same widths, not at",
+    (
+        "tiny.json",
+        "--baseline",
+        "old.json",
+        "--sweep",
+        "std=1,2",
+    ): "--baseline is for one model: leave out --compare",
+    (
+        "tiny.json",
+        "--sweep",
+        "std",
+    ): "'--sweep': 'std' must be written field=number,number,…, as std=0.005,0.01",
+    (
+        "tiny.json",
+        "--sweep",
+        "std=0.1,x",
+    ): "'--sweep': 'std=0.1,x' must be written field=number",
+    (
+        "tiny.json",
+        "--sweep",
+        "norm=layer,rms",
+    ): "'--sweep': 'norm=layer,rms' must be written field=number",
+    (
+        "tiny.json",
+        "--sweep",
+        "foo=1,2",
+    ): "--sweep foo is not a field of a Transformer: choose one of std, name, family",
+    (
+        "tiny.json",
+        "--sweep",
+        "std=0.1",
+    ): "--sweep std must be over two numbers or more, each once",
+    (
+        "tiny.json",
+        "--sweep",
+        "std=0.1,0.2",
+        "--compare",
+        "gpt2",
+    ): "--sweep and --compare cannot be combined",
+    (
+        "tiny.json",
+        "--compare",
+        "gpt2",
+        "--compare",
+        "gpt2",
+        "--compare-set",
+        "std=1",
+    ): "--compare-set is for one",
     ("tiny.json", "--draws", "1000000000000"): "1,000,000,000,000 draws would need",
-    ("tiny.json", "--out", "tiny.json"): "--out 'tiny.json' must be a folder that can be written to",
-    ("tiny.json", "--out", "theirs"): "--out 'theirs' must be another folder: it holds a report.html that",
-    ("tiny.json", "--set", "std=1e300"): "--set std=1e+300 must be a finite number, 0 or",
+    (
+        "tiny.json",
+        "--out",
+        "tiny.json",
+    ): "--out 'tiny.json' must be a folder that can be written to",
+    (
+        "tiny.json",
+        "--out",
+        "theirs",
+    ): "--out 'theirs' must be another folder: it holds a report.html that",
+    (
+        "tiny.json",
+        "--set",
+        "std=1e300",
+    ): "--set std=1e+300 must be a finite number, 0 or",
     ("tiny.json", "--set", "std=1e-300"): "--set std=1e-300 must be a finite number",
-    ("tiny.json", "--set", "vocabulary=1"): "--tokens 3 must be at most 1, the number of ids",
-    ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
-    ("b" * 300,): "must be the path of a file that can be read (File name too long), or the name of a model",
-    ("twice.json",): "MODEL 'twice.json' is not valid JSON: it has the field 'n_layer' twice",
+    (
+        "tiny.json",
+        "--set",
+        "vocabulary=1",
+    ): "--tokens 3 must be at most 1, the number of ids",
+    (
+        "tiny.json",
+        "--out",
+        "a" * 300,
+    ): "a' must be a folder that can be written to: File name too long\n",
+    ("b" * 300,): (
+        "must be the path of a file that can be read (File name too long), or the name"
+        " of a model"
+    ),
+    (
+        "twice.json",
+    ): "MODEL 'twice.json' is not valid JSON: it has the field 'n_layer' twice",
     ("deep.json",): "MODEL 'deep.json' is nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
     ("/dev/zero",): "MODEL '/dev/zero' must be a regular file",
-    ("llama-3-8b", "--set", "heads=1000000000", "--set", "head_dim=2", "--tokens", "2"): "1,000,000,000 heads, hid",
+    (
+        "llama-3-8b",
+        "--set",
+        "heads=1000000000",
+        "--set",
+        "head_dim=2",
+        "--tokens",
+        "2",
+    ): "1,000,000,000 heads, hid",
     ("text.json",): "is not valid JSON",
     ("list.json",): "must hold an object",
     ("llama-3-8b", "--tokens", "1000000"): "--tokens 1000000",
-}  # fmt: skip
+}
 
 
 @lru_cache
 def earlier(layers):
     """What an audit was, on 3 tokens."""
-    return audit({**CONFIG, "n_layer": layers}, tokens=3, draws=20, widths="actual", progress=False).as_dict()
+    return audit(
+        {**CONFIG, "n_layer": layers},
+        tokens=3,
+        draws=20,
+        widths="actual",
+        progress=False,
+    ).as_dict()
 
 
 @pytest.mark.parametrize("words", BAD)
@@ -330,10 +617,29 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
-    """An endless audit, so that it is the signal that ends it, and nothing is left running."""
+    """An endless audit, so that it is the signal that ends it, and nothing is left
+    running.
+    """
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    words = ["--tokens", "3", "--draws", "400000", "--widths", "actual", "--workers", "2"]
-    command = [sys.executable, "-m", "netsor", "audit", "tiny.json", *words, *(["--out", "out"] if kept else [])]
+    words = [
+        "--tokens",
+        "3",
+        "--draws",
+        "400000",
+        "--widths",
+        "actual",
+        "--workers",
+        "2",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "netsor",
+        "audit",
+        "tiny.json",
+        *words,
+        *(["--out", "out"] if kept else []),
+    ]
     with Running(command, cwd=tmp_path, stdout=subprocess.PIPE) as run:
         run.stderr.readline()  # what it will take
         if kept:

@@ -38,25 +38,44 @@ def unplanned(monkeypatch):
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
-    """GPT-2 on 128 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 128² of them."""
+    """GPT-2 on 128 tokens: the covariances of its scores at infinite width, 12 blocks
+    of 12 · 128² of them.
+    """
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**28)
     result = netsor("audit", "gpt2", "--tokens", "128")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("netsor: 128 tokens of gpt2 (width 768, 12 heads, hidden 3,072")
+    assert result.stderr.startswith(
+        "netsor: 128 tokens of gpt2 (width 768, 12 heads, hidden 3,072"
+    )
     assert "or the actual widths alone" in result.stderr
     actual = netsor("audit", "gpt2", "--tokens", "128", "--widths", "actual")
     assert actual.stderr.endswith("netsor: a plan is begun\n")
 
 
 @pytest.mark.parametrize("widths", ["actual", "both"])
-def test_gradients_that_do_not_fit_are_refused_before_a_plan(unplanned, widths, monkeypatch):
-    """405 billion parameters at 128 tokens: 94 GiB, which were known after most of a minute of planning."""
+def test_gradients_that_do_not_fit_are_refused_before_a_plan(
+    unplanned, widths, monkeypatch
+):
+    """405 billion parameters at 128 tokens: 94 GiB, which were known after most of a
+    minute of planning.
+    """
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**36)
-    command = "audit", "llama-3-405b", "--tokens", "128", "--gradients", "--widths", widths
+    command = (
+        "audit",
+        "llama-3-405b",
+        "--tokens",
+        "128",
+        "--gradients",
+        "--widths",
+        widths,
+    )
     result = netsor(*command)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "netsor: gradients at 128 tokens of llama-3-405b" in result.stderr
-    assert "126 layers would need 94.4 GiB of memory (available: 64 GiB); take fewer tokens or layers" in result.stderr
+    assert (
+        "126 layers would need 94.4 GiB of memory (available: 64 GiB); take fewer"
+        " tokens or layers" in result.stderr
+    )
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**37)
     assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
 
@@ -75,7 +94,9 @@ def test_long_inputs_are_refused_before_a_plan_or_planned(unplanned, monkeypatch
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "vit-base"])
 def test_the_memory_known_before_is_not_more_than_that_of_the_plan(name):
-    """So nothing is refused that would fit. It is half of it or more, so little is planned in vain."""
+    """So nothing is refused that would fit. It is half of it or more, so little is
+    planned in vain.
+    """
     shallow = {"layers": 4, "decoder_layers": 4} if name == "t5-base" else {"layers": 4}
     model, tokens = read(name).replace(**shallow), 32
     draw = AuditCase(model, tokens, None, infinite=False, gradients=True).draw
@@ -83,17 +104,26 @@ def test_the_memory_known_before_is_not_more_than_that_of_the_plan(name):
     assert planned / 2 < _cost.gradient_bytes(model, tokens) < 1.1 * planned
 
 
-def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(folder, monkeypatch):
+def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(
+    folder, monkeypatch
+):
     """Their time grows at least as it does up to 256 tokens."""
-    (folder / "long.json").write_text(json.dumps({**CONFIG, "n_positions": 2048, "vocab_size": 2048}))
+    (folder / "long.json").write_text(
+        json.dumps({**CONFIG, "n_positions": 2048, "vocab_size": 2048})
+    )
     model, planned = read(str(folder / "long.json")), []
     made = AuditCase.planned.__wrapped__
-    monkeypatch.setattr(AuditCase, "planned", lambda case: planned.append(case.tokens) or made(case))
+    monkeypatch.setattr(
+        AuditCase, "planned", lambda case: planned.append(case.tokens) or made(case)
+    )
     monkeypatch.setattr(_run_study, "LONGEST", 1e-3)
     result = netsor("audit", "long.json", "--tokens", "2048", "--quick", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "16 draws of 2,048 tokens would take" in result.stderr
-    assert "or more. Fewer draws or tokens, or a smaller model, take less." in result.stderr
+    assert (
+        "or more. Fewer draws or tokens, or a smaller model, take less."
+        in result.stderr
+    )
     assert set(planned) == {SHORT_TOKENS // 2, SHORT_TOKENS}
     short = _request.Request((model,), tokens=(SHORT_TOKENS,), quick=True)
     assert AuditStudy(short).least_seconds() == 0.0
@@ -103,12 +133,19 @@ def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(folder,
 
 def test_the_estimate_is_that_of_the_plans(folder):
     """With its random numbers, and those of its limit."""
-    request = _request.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
-    found, more = (AuditStudy(dataclasses.replace(request, draws=draws)).estimate() for draws in (600, 1200))
+    request = _request.Request(
+        (read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1
+    )
+    found, more = (
+        AuditStudy(dataclasses.replace(request, draws=draws)).estimate()
+        for draws in (600, 1200)
+    )
     plans = [subject.plan for subject in request.subjects]
     assert len(plans) == 2
     assert found.random_numbers == 600 * sum(plan.random_numbers for plan in plans)
-    assert more.seconds - found.seconds == pytest.approx(sum(plan.seconds(600) for plan in plans))
+    assert more.seconds - found.seconds == pytest.approx(
+        sum(plan.seconds(600) for plan in plans)
+    )
     assert found.first == _cost.START
     reported = AuditStudy(dataclasses.replace(request, out=folder / "out")).estimate()
     assert reported.first == _cost.START + _cost.REPORT
@@ -118,7 +155,9 @@ def test_what_would_take_too_long_is_refused(folder, monkeypatch):
     monkeypatch.setattr(_run_study, "LONGEST", 1.0)
     result = netsor(*SMALL[:-1], "1000000", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("netsor: tiny: 1,000,000 draws of 3 tokens would take about")
+    assert result.stderr.startswith(
+        "netsor: tiny: 1,000,000 draws of 3 tokens would take about"
+    )
 
 
 def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
@@ -133,19 +172,38 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     monkeypatch.setattr(Probes, "plan", refuses)
     monkeypatch.setattr(AuditCase, "planned", lru_cache(AuditCase.planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
-    assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
-    assert "no limit (--verbose says why)" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
-    assert "No limit: the scores diverge." in netsor(*SMALL, "--verbose", cwd=folder).stdout
+    assert (found["limit"], found["no_limit"], len(found["layers"])) == (
+        None,
+        "the scores diverge",
+        2,
+    )
+    assert "no limit (--verbose says why)" in " ".join(
+        netsor(*SMALL, cwd=folder).stdout.split()
+    )
+    assert (
+        "No limit: the scores diverge."
+        in netsor(*SMALL, "--verbose", cwd=folder).stdout
+    )
     gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
     assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
-    assert "limit is not measured of tiny: infinite width has no limit: the scores diverge\n" in gate.stderr
-    assert "infinite width has no limit: the scores diverge" in " ".join(netsor(*SMALL, cwd=folder).stdout.split())
+    assert (
+        "limit is not measured of tiny: infinite width has no limit: the scores"
+        " diverge\n" in gate.stderr
+    )
+    assert "infinite width has no limit: the scores diverge" in " ".join(
+        netsor(*SMALL, cwd=folder).stdout.split()
+    )
     alone = netsor(*SMALL, "--widths", "inf", cwd=folder)
-    assert (alone.returncode, alone.stderr.splitlines()) == (2, ["netsor: the scores diverge"])
+    assert (alone.returncode, alone.stderr.splitlines()) == (
+        2,
+        ["netsor: the scores diverge"],
+    )
 
 
 def test_cheaper_ways_are_named_with_what_they_take():
-    """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned where it does not take long."""
+    """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned
+    where it does not take long.
+    """
     model = read("gpt2").replace(layers=6, width=64, heads=4, hidden=256)
     request = _request.Request((model,), tokens=(32,), draws=16, gradients=False)
     cost = AuditStudy(request).estimate()
@@ -155,6 +213,8 @@ def test_cheaper_ways_are_named_with_what_they_take():
     assert list(announced) == ["--set layers=4", "--tokens 4", "--widths actual"]
     assert text.startswith(f"{CHEAPER}: ")
     assert "GPU" not in text  # its time is not known for limits
-    ids = _request.Request((model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False)
+    ids = _request.Request(
+        (model.replace(layers=2),), ids=(1, 2, 3), widths="actual", gradients=False
+    )
     text = AuditStudy(ids).cheaper(cost._replace(seconds=1e6))
     assert text == f"{CHEAPER}: a GPU (--backend torch): less than 111 min on an H200."

@@ -1,4 +1,6 @@
-"""netsor coord-check on the command line: its contract, its errors, and what it leaves in a folder."""
+"""netsor coord-check on the command line: its contract, its errors, and what it leaves
+in a folder.
+"""
 
 import csv
 import json
@@ -12,8 +14,24 @@ from netsor.studies import _process_pool, _study, _training_report
 from .command import netsor
 from .inline import Inline
 
-CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 12}
-SMALL = ["coord-check", "tiny.json", "--widths", "16,32", "--draws", "4", "--tokens", "2"]
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 12,
+}
+SMALL = [
+    "coord-check",
+    "tiny.json",
+    "--widths",
+    "16,32",
+    "--draws",
+    "4",
+    "--tokens",
+    "2",
+]
 MINE = """
 import netsor as ns
 
@@ -53,20 +71,55 @@ def test_json_is_the_contract(folder):
     result = netsor(*SMALL, "--json", cwd=folder)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert (found["model"], found["axis"], found["at"], found["draws"]) == ("tiny", "width", [16, 32], 4)
+    assert (found["model"], found["axis"], found["at"], found["draws"]) == (
+        "tiny",
+        "width",
+        [16, 32],
+        4,
+    )
     assert len(found["ids"]) == len(found["targets"]) == 2
-    assert [check["parametrisation"]["name"] for check in found["checks"]] == ["sp", "mup"]
+    assert [check["parametrisation"]["name"] for check in found["checks"]] == [
+        "sp",
+        "mup",
+    ]
     for check in found["checks"]:
         assert set(check["verdicts"]) == {
-            "embedding", "scores", "attention", "mlp", "stream", "final", "logits", "vocabulary", "loss",
-        }  # fmt: skip
+            "embedding",
+            "scores",
+            "attention",
+            "mlp",
+            "stream",
+            "final",
+            "logits",
+            "vocabulary",
+            "loss",
+        }
         for row in check["activations"]:
-            assert row["verdict"] in ("as expected", "grows", "shrinks", "undecided", "not judged", "does not move")
+            assert row["verdict"] in (
+                "as expected",
+                "grows",
+                "shrinks",
+                "undecided",
+                "not judged",
+                "does not move",
+            )
             assert len(row["sizes"]) == 2
-            assert row["exponent"]["low"] <= row["exponent"]["value"] <= row["exponent"]["high"]
+            assert (
+                row["exponent"]["low"]
+                <= row["exponent"]["value"]
+                <= row["exponent"]["high"]
+            )
         assert {row["name"] for row in check["updates"]} == {
-            "embedding", "position", "query", "key", "value", "output", "in", "out", "head",
-        }  # fmt: skip
+            "embedding",
+            "position",
+            "query",
+            "key",
+            "value",
+            "output",
+            "in",
+            "out",
+            "head",
+        }
     assert sorted(path.name for path in folder.iterdir()) == [
         "mine.py",
         "odd.toml",
@@ -82,10 +135,18 @@ def test_table_and_folder(folder, monkeypatch):
     assert result.stdout.startswith("tiny, mup: 0 flagged, ")
     assert "head update" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-    names = {"report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png",
-             "manifest.json"}  # fmt: skip
+    names = {
+        "report.html",
+        "coord-check.csv",
+        "coord-check.json",
+        "coord-check.pdf",
+        "coord-check.png",
+        "manifest.json",
+    }
     assert names <= {path.name for path in (folder / "out").iterdir()}
-    rows = list(csv.DictReader((folder / "out" / "coord-check.csv").read_text().splitlines()))
+    rows = list(
+        csv.DictReader((folder / "out" / "coord-check.csv").read_text().splitlines())
+    )
     assert {row["width"] for row in rows} == {"16", "32"}
     assert {row["what"] for row in rows} == {"size", "change", "update"}
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
@@ -93,19 +154,26 @@ def test_table_and_folder(folder, monkeypatch):
     page = (folder / "out" / "report.html").read_text()
     assert "<svg" in page
     assert "nothing grows or shrinks" in page or "Scale the learning rate" in page
-    parts = {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()}
+    parts = {
+        path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()
+    }
     assert len(parts) == 2
     for module in (_study, _training_report):
-        monkeypatch.setattr(module, "rendered", lambda figure, *kinds: [b"<svg/>"] * len(kinds))
+        monkeypatch.setattr(
+            module, "rendered", lambda figure, *kinds: [b"<svg/>"] * len(kinds)
+        )
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
-    assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
+    assert {
+        path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()
+    } == parts
     spent = 0.0
     for path in parts:
         with np.load(path) as arrays:
             spent += float(arrays["seconds"])
     found = json.loads((folder / "out" / "coord-check.json").read_text())
-    assert found["seconds"] == pytest.approx(spent, abs=1e-3)  # of the first run, though the second had nothing to do
+    # of the first run, though the second had nothing to do
+    assert found["seconds"] == pytest.approx(spent, abs=1e-3)
 
 
 def test_a_stranger_s_file_is_not_overwritten(folder):
@@ -126,18 +194,38 @@ def test_a_function_of_the_width(folder):
     assert check["verdicts"]["hidden"] == "as expected"
     assert check["limit"]
     result = netsor(*run, "--lr", "0.1", "--fail", cwd=folder)
-    assert result.returncode == 3  # one rate for all: what the step changes falls like 1/n
+    # one rate for all: what the step changes falls like 1/n
+    assert result.returncode == 3
     assert "by n: " in result.stdout
 
 
 def test_fail_is_of_all_that_is_to_change(folder):
-    """The update of one matrix grows, by a rate so small that no activation shows it."""
+    """The update of one matrix grows, by a rate so small that no activation shows
+    it.
+    """
     (folder / "wrong.toml").write_text('like = "mup"\noutput.lr = {width = 0.0}\n')
-    run = ["coord-check", "tiny.json", "--widths", "16,64", "--draws", "8", "--tokens", "2", "--optimiser", "adam",
-           "--lr", "output=1e-8", "--tolerance", "0.3", "--fail"]  # fmt: skip
+    run = [
+        "coord-check",
+        "tiny.json",
+        "--widths",
+        "16,64",
+        "--draws",
+        "8",
+        "--tokens",
+        "2",
+        "--optimiser",
+        "adam",
+        "--lr",
+        "output=1e-8",
+        "--tolerance",
+        "0.3",
+        "--fail",
+    ]
     result = netsor(*run, "--parametrisation", "wrong.toml", cwd=folder)
     assert result.returncode == 3
-    assert "Scale the learning rate of output by 1/n: " in " ".join(result.stdout.split())
+    assert "Scale the learning rate of output by 1/n: " in " ".join(
+        result.stdout.split()
+    )
     assert "not as expected: wrong (update of output)" in result.stderr
     result = netsor(*run, "--parametrisation", "mup", cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -146,8 +234,18 @@ def test_fail_is_of_all_that_is_to_change(folder):
 
 @pytest.mark.slow
 def test_a_file_says_how_things_scale(folder):
-    (folder / "mine.toml").write_text('like = "mup"\n[head]\nlr = {width = 0.5}\n[embedding]\nlr = {width = 0.5}\n')
-    result = netsor(*SMALL, "--parametrisation", "mine.toml", "--parametrisation", "mup", "--json", cwd=folder)
+    (folder / "mine.toml").write_text(
+        'like = "mup"\n[head]\nlr = {width = 0.5}\n[embedding]\nlr = {width = 0.5}\n'
+    )
+    result = netsor(
+        *SMALL,
+        "--parametrisation",
+        "mine.toml",
+        "--parametrisation",
+        "mup",
+        "--json",
+        cwd=folder,
+    )
     assert result.returncode == 0, result.stderr
     first, second = json.loads(result.stdout)["checks"]
     assert first["parametrisation"]["name"] == "mine"
@@ -163,16 +261,28 @@ def test_a_file_says_how_things_scale(folder):
         (["--widths", "16,20"], "--widths 20 must be a multiple of 8 for tiny"),
         (["--widths", "16,9007199254740992"], "(below 2^53)"),
         (["--widths", "16,inf"], "must be finite"),
-        (["--widths", "16,32", "--depths", "1,2"], "one of them must be a single number"),
-        (["--parametrisation", "mut"], "must be one of fixed, sp, ntk, mup, mean-field"),
-        (["--parametrisation", "none.toml"], "must be a valid .json or .toml file: No such file"),
+        (
+            ["--widths", "16,32", "--depths", "1,2"],
+            "one of them must be a single number",
+        ),
+        (
+            ["--parametrisation", "mut"],
+            "must be one of fixed, sp, ntk, mup, mean-field",
+        ),
+        (
+            ["--parametrisation", "none.toml"],
+            "must be a valid .json or .toml file: No such file",
+        ),
         (
             ["--parametrisation", "odd.toml"],
             "must be a valid .json or .toml file: like=3 of a parametrisation",
         ),
         (["--set", "heads=0"], "--set heads=0 must be"),
         (["--lr", "fast"], "--lr 'fast' must be a number"),
-        (["--lr", "heads=1"], "--lr 'heads' must be for one of the kinds of weights embedding"),
+        (
+            ["--lr", "heads=1"],
+            "--lr 'heads' must be for one of the kinds of weights embedding",
+        ),
         (["--lr", "-1"], "must be a finite number from 0 to 1e+12"),
         (["--ids", "3"], "--ids 3 must be two or more"),
         (["--tokens", "1.5"], "'--tokens': '1.5' must be a positive integer"),
@@ -185,7 +295,11 @@ def test_a_file_says_how_things_scale(folder):
     ],
 )
 def test_bad_input(folder, options, said):
-    given = [word for word in SMALL if word not in ("--tokens", "2")] if "--ids" in options else SMALL
+    given = (
+        [word for word in SMALL if word not in ("--tokens", "2")]
+        if "--ids" in options
+        else SMALL
+    )
     result = netsor(*given, *options, cwd=folder)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
@@ -198,16 +312,37 @@ def test_bad_input(folder, options, said):
     [
         (["mine.py:net"], "--lr must be given"),
         (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
-        (["mine.py:net", "--lr", "nan"], "--lr nan must be a finite number from 0 to 1e+12"),
-        (["mine.py:net", "--lr", "1e99"], "--lr 1e+99 must be a finite number from 0 to 1e+12"),
-        (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths 8 must be two or more that are finite"),
-        (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "must be left out: "),
+        (
+            ["mine.py:net", "--lr", "nan"],
+            "--lr nan must be a finite number from 0 to 1e+12",
+        ),
+        (
+            ["mine.py:net", "--lr", "1e99"],
+            "--lr 1e+99 must be a finite number from 0 to 1e+12",
+        ),
+        (
+            ["mine.py:net", "--lr", "1", "--widths", "8,inf"],
+            "--widths 8 must be two or more that are finite",
+        ),
+        (
+            ["mine.py:net", "--lr", "1", "--parametrisation", "mup"],
+            "must be left out: ",
+        ),
         (["mine.py:net", "--lr", "1", "--ids", "1,2"], "must be left out: "),
         (["mine.py:no_loss", "--lr", "1", "--widths", "4,8"], "must return its loss"),
-        (["mine.py:alone", "--lr", "1"], "MODEL 'alone' must be a function of the width alone: too many positional"),
-        (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
+        (
+            ["mine.py:alone", "--lr", "1"],
+            "MODEL 'alone' must be a function of the width alone: too many positional",
+        ),
+        (
+            ["mine.py:fails", "--lr", "1"],
+            "FILE:PROGRAM failed: RuntimeError: on purpose",
+        ),
         (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
-        (["mine.py:text", "--lr", "1", "--widths", "4,8"], "that returns a Program, not"),
+        (
+            ["mine.py:text", "--lr", "1", "--widths", "4,8"],
+            "that returns a Program, not",
+        ),
         (["gpt3"], "must be the path of a file"),
     ],
 )

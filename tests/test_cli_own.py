@@ -136,21 +136,38 @@ def test_no_limit_is_exit_code_1(folder):
 
 
 BAD = {
-    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, as net.py:layer[0]\n",
-    "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
+    "mine": (
+        "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, as"
+        " net.py:layer[0]\n"
+    ),
+    "mine:1": (
+        "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name"
+    ),
     "none:good": "FILE 'none' cannot be imported: No module named 'none'",
     "none.py:good": "FILE 'none.py' does not exist",
     "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
-    "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
-    "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
-    "mine:module": "FILE:FUNCTION 'mine:module' is a PyTorch module: name a function that returns it\n",
+    "ends.py:good": (
+        "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))"
+    ),
+    "mine:ends": (
+        "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))"
+    ),
+    "mine:module": (
+        "FILE:FUNCTION 'mine:module' is a PyTorch module: name a function that returns"
+        " it\n"
+    ),
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
     "mine:good[7]": "PROGRAM 'mine:good[7]' has no such part: its shape is (2,)\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
-    "mine:needs": "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'",
-    "mine:broken": "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0 (at mine.py:",
+    "mine:needs": (
+        "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'"
+    ),
+    "mine:broken": (
+        "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0 (at"
+        " mine.py:"
+    ),
 }
 
 
@@ -165,12 +182,30 @@ def test_bad_targets_end_in_one_line(folder, target):
 
 def test_law_of_ones_own_program(folder):
     right = mine_law()
-    result = netsor("law", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=inf", "--arg", "heads=3", "--draws", "500",
-                    "--seed", "2", "--at", "0.5", "--json", cwd=folder)  # fmt: skip
+    result = netsor(
+        "law",
+        "mine.py:own[0]",
+        "--bind",
+        "n=16",
+        "--bind",
+        "d=inf",
+        "--arg",
+        "heads=3",
+        "--draws",
+        "500",
+        "--seed",
+        "2",
+        "--at",
+        "0.5",
+        "--json",
+        cwd=folder,
+    )
     assert result.returncode == 0
     found = json.loads(result.stdout)
     assert found["variance"] == right.var()
-    assert found["pdf"] == [{"y": 0.5, "value": right.pdf(0.5), "error": right.with_error.pdf(0.5).error}]
+    assert found["pdf"] == [
+        {"y": 0.5, "value": right.pdf(0.5), "error": right.with_error.pdf(0.5).error}
+    ]
     assert found["status"] == "conjectured"
 
 
@@ -178,7 +213,8 @@ def test_a_coordinate_may_be_chosen(folder):
     """Of a custom program, whose coordinates differ, and of the layer, whose do not."""
     words = "law", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--at", "9"
     first, third = (
-        json.loads(netsor(*words, *more, "--json", cwd=folder).stdout) for more in ((), ("--coordinate", "2"))
+        json.loads(netsor(*words, *more, "--json", cwd=folder).stdout)
+        for more in ((), ("--coordinate", "2"))
     )
     assert first["cdf"][0]["value"] > 0.999 > 0.6 > third["cdf"][0]["value"] > 0.4
     assert "--coordinate, picks others" in first["notes"][0]
@@ -186,11 +222,25 @@ def test_a_coordinate_may_be_chosen(folder):
     assert (first["mean"], third["mean"]) == (1.0, 9.0)
     words = "law", "--width", "16", "--draws", "100", "--json"
     assert netsor(*words).stdout == netsor(*words, "--coordinate", "15").stdout
-    found = netsor("plan", "mine.py:shifted", "--bind", "n=32", "--coordinate", "-1", cwd=folder).stdout
+    found = netsor(
+        "plan", "mine.py:shifted", "--bind", "n=32", "--coordinate", "-1", cwd=folder
+    ).stdout
     assert found.startswith("plan of shifted() at n = 32, coordinate -1\n")
-    found = netsor("compare", "mine.py:shifted", "--bind", "n=32", "--draws", "100", cwd=folder).stdout
+    found = netsor(
+        "compare", "mine.py:shifted", "--bind", "n=32", "--draws", "100", cwd=folder
+    ).stdout
     assert "note: coordinates of the output differ" in found
-    found = netsor("compare", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--coordinate", "1", cwd=folder)
+    found = netsor(
+        "compare",
+        "mine.py:shifted",
+        "--bind",
+        "n=32",
+        "--draws",
+        "100",
+        "--coordinate",
+        "1",
+        cwd=folder,
+    )
     assert "note" not in found.stdout
     assert found.returncode == 0
 
@@ -202,29 +252,82 @@ def mine_law():
 
 
 def test_compare_ones_own_program(folder):
-    words = ["compare", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=4", "--draws", "500", "--json"]
+    words = [
+        "compare",
+        "mine.py:own[0]",
+        "--bind",
+        "n=16",
+        "--bind",
+        "d=4",
+        "--draws",
+        "500",
+        "--json",
+    ]
     found = json.loads(netsor(*words, cwd=folder).stdout)
     assert found["kl"]["value"] > 0
     assert found["method"][0] == "exact engine at n = 16, d = 4"
 
 
 OWN = {
-    ("mine.py:own[0]",): "--bind width d, n is not bound: give d=…, a positive integer or inf",
+    (
+        "mine.py:own[0]",
+    ): "--bind width d, n is not bound: give d=…, a positive integer or inf",
     ("mine.py:own[0]", "--bind", "n=4"): "--bind width d is not bound: give d=…",
-    ("mine.py:own[0]", "--bind", "n=0"): "--bind width n=0 must be a positive integer or inf",
-    ("mine.py:own[0]", "--bind", "m=4"): "--bind width m=4 is not used; this program's widths are d, n",
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "n=0",
+    ): "--bind width n=0 must be a positive integer or inf",
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "m=4",
+    ): "--bind width m=4 is not used; this program's widths are d, n",
     ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
     ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
-    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: choose one",
-    ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
-    ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
-    ("mine.py:own[0]", "--heads", "3"): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    (
+        "mine.py:own",
+        "--bind",
+        "n=4",
+        "--bind",
+        "d=4",
+    ): "own(heads=2) has several outputs: choose one",
+    (
+        "mine.py:own[0]",
+        "--arg",
+        "head=3",
+    ): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
+    (
+        "mine.py:built",
+        "--arg",
+        "heads=3",
+    ): "--arg heads is given, but PROGRAM 'mine.py:built' is not a function",
+    (
+        "mine.py:own[0]",
+        "--heads",
+        "3",
+    ): "--heads belongs to the built-in layer; FILE:PROGRAM takes --bind and --arg",
     ("mine.py:own[0]", "--width", "64"): (
-        "--width belongs to the built-in layer; FILE:PROGRAM takes --bind n=64 --bind d=64\n"
+        "--width belongs to the built-in layer; FILE:PROGRAM takes --bind n=64 --bind"
+        " d=64\n"
     ),
-    ("mine.py:several[2]", "--arg", "both=True"): ("PROGRAM 'mine.py:several[2]' has no such part: it has 2 outputs\n"),
-    ("mine.py:own[0]", "--widht", "64"): "No such option --widht: did you mean --width or --bind?\n",
-    ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3 must be from -3 to 2",
+    (
+        "mine.py:several[2]",
+        "--arg",
+        "both=True",
+    ): "PROGRAM 'mine.py:several[2]' has no such part: it has 2 outputs\n",
+    (
+        "mine.py:own[0]",
+        "--widht",
+        "64",
+    ): "No such option --widht: did you mean --width or --bind?\n",
+    (
+        "mine.py:shifted",
+        "--bind",
+        "n=9",
+        "--coordinate",
+        "3",
+    ): "--coordinate 3 must be from -3 to 2",
     (
         "mine.py:score",
         "--bind",
@@ -232,12 +335,28 @@ OWN = {
         "--coordinate",
         "0",
     ): "--coordinate 0 must be left out: a scalar",
-    ("mine.py:own[0]", "--coordinate", "x"): "Invalid value for '--coordinate': 'x' must be an integer",
+    (
+        "mine.py:own[0]",
+        "--coordinate",
+        "x",
+    ): "Invalid value for '--coordinate': 'x' must be an integer",
     ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
-    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "an array of shape (1, 2, 1000000000000)",
-    ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
-        "--bind n=10000000 --bind d=4 and --draws 10000000 would take about"
-    ),
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "n=1000000000000",
+        "--bind",
+        "d=4",
+    ): "an array of shape (1, 2, 1000000000000)",
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "n=10000000",
+        "--bind",
+        "d=4",
+        "--draws",
+        "10000000",
+    ): "--bind n=10000000 --bind d=4 and --draws 10000000 would take about",
     (
         "mine.py:own[0]",
         "--bind",
@@ -247,14 +366,20 @@ OWN = {
         "--draws",
         "1000000000000000",
     ): "--bind n=4 --bind d=4 and --draws 1000000000000000 would take about",
-    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: it does not exist",
+    (
+        "mine.py:constant",
+        "--bind",
+        "n=9",
+    ): "the excess kurtosis is nan: it does not exist",
 }
 
 
 @pytest.mark.parametrize("arguments", OWN)
 @pytest.mark.parametrize("command", ["law", "compare", "plan"])
 def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder):
-    if command == "plan" and (not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]):
+    if command == "plan" and (
+        not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]
+    ):
         pytest.skip("a plan draws nothing")
     if command == "compare" and "constant" in arguments[0]:
         pytest.skip("a point has no density to compare")
@@ -265,7 +390,9 @@ def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder)
 
 
 def test_everything_at_infinity_is_nothing_to_compare(folder):
-    result = netsor("compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder)
+    result = netsor(
+        "compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder
+    )
     assert result.returncode == 2
     assert result.stderr.startswith("netsor: --bind inf is the limit itself")
 
@@ -281,12 +408,25 @@ class Plan:
 
 
 def test_plan(folder, monkeypatch):
-    monkeypatch.setattr(ns.Program, "plan", lambda net, coordinates, backend, device, **widths: Plan(net, widths))
-    result = netsor("plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder)
-    assert (result.returncode, result.stdout) == (0, "a plan of own(heads=2) at {'n': 16, 'd': inf}\n")
+    monkeypatch.setattr(
+        ns.Program,
+        "plan",
+        lambda net, coordinates, backend, device, **widths: Plan(net, widths),
+    )
+    result = netsor(
+        "plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder
+    )
+    assert (result.returncode, result.stdout) == (
+        0,
+        "a plan of own(heads=2) at {'n': 16, 'd': inf}\n",
+    )
     found = json.loads(netsor("plan", "--width", "64", "--json").stdout)
     assert found["plan"].endswith("at {'n': 64}")
-    assert (found["bytes"], found["operations"], found["random_numbers"]) == (100, 2000, 30)
+    assert (found["bytes"], found["operations"], found["random_numbers"]) == (
+        100,
+        2000,
+        30,
+    )
 
 
 def test_help_says_that_the_file_is_run():
@@ -296,12 +436,36 @@ def test_help_says_that_the_file_is_run():
 
 def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
     for name in ("plan", "law"):
-        monkeypatch.setattr(ns.Program, name, lambda *_, **__: pytest.fail("it is begun"))
+        monkeypatch.setattr(
+            ns.Program, name, lambda *_, **__: pytest.fail("it is begun")
+        )
     for words, said in {
-        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: choose one",
-        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: choose one",
-        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: choose one, mine.py:several[0]",
-        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is the limit itself",
+        (
+            "law",
+            "mine.py:several",
+            "--bind",
+            "n=8",
+        ): "several(tokens=2, both=False) has several outputs: choose one",
+        (
+            "law",
+            "mine.py:several",
+            "--bind",
+            "n=8",
+            "--arg",
+            "both=True",
+        ): "has several outputs: choose one",
+        (
+            "compare",
+            "mine.py:several",
+            "--bind",
+            "n=8",
+        ): "has several outputs: choose one, mine.py:several[0]",
+        (
+            "compare",
+            "mine.py:deep",
+            "--bind",
+            "n=inf",
+        ): "--bind inf is the limit itself",
         (
             "law",
             "mine.py:own",
@@ -310,46 +474,119 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
             "--bind",
             "d=9007199254740991",
         ): "--bind width 2d at d=9007199254740991 must be below 2^53",
-        ("compare", "mine.py:good", "--bind", "n=8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
-        ("compare", "--width", "8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
-        ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "cannot be combined",
+        (
+            "compare",
+            "mine.py:good",
+            "--bind",
+            "n=8",
+            "--keep-head-dim",
+        ): "--keep-head-dim needs --head-dim D",
+        (
+            "compare",
+            "--width",
+            "8",
+            "--keep-head-dim",
+        ): "--keep-head-dim needs --head-dim D",
+        (
+            "compare",
+            "--head-dim",
+            "2",
+            "--keep-head-dim",
+            "--infinite-heads",
+        ): "cannot be combined",
         ("compare", "--width", "inf"): "--width inf is the limit itself",
-        ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
+        (
+            "law",
+            "--width",
+            "8",
+            "--infinite-heads",
+        ): "--infinite-heads needs --width inf",
     }.items():
         result = netsor(*words, cwd=folder)
-        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (
+            2,
+            "",
+            1,
+        )
         assert said in result.stderr
 
 
 def test_an_output_that_is_always_zero_is_compared(folder):
-    result = netsor("compare", "mine.py:zero", "--bind", "n=8", "--draws", "100", "--json", cwd=folder)
+    result = netsor(
+        "compare",
+        "mine.py:zero",
+        "--bind",
+        "n=8",
+        "--draws",
+        "100",
+        "--json",
+        cwd=folder,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
-    assert all(abs(found[name]["value"]) < 1e-9 for name in ("kl", "total_variation", "wasserstein1", "kolmogorov"))
+    assert all(
+        abs(found[name]["value"]) < 1e-9
+        for name in ("kl", "total_variation", "wasserstein1", "kolmogorov")
+    )
 
 
 def test_an_argument_that_the_library_refuses_is_named_as_the_option(folder):
-    result = netsor("law", "mine.py:offset", "--bind", "n=4", "--draws", "100", "--precision", "float32", cwd=folder)
+    result = netsor(
+        "law",
+        "mine.py:offset",
+        "--bind",
+        "n=4",
+        "--draws",
+        "100",
+        "--precision",
+        "float32",
+        cwd=folder,
+    )
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: --precision 'float32' must be 'float64': single precision is not accurate")
+    assert result.stderr.startswith(
+        "netsor: --precision 'float32' must be 'float64': single precision is not"
+        " accurate"
+    )
 
 
 def test_plans_are_counted(folder, monkeypatch):
-    """A plan that takes 7 s is kept for the law, which makes two more at infinite width, for its errors."""
+    """A plan that takes 7 s is kept for the law, which makes two more at infinite
+    width, for its errors.
+    """
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
     monkeypatch.setattr(_subject, "ANNOUNCE_SECONDS", 1.0)
-    for width, said in (("8", ""), ("inf", "netsor: this will take about 14 s; Ctrl-C stops it\n")):
-        assert netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder).stderr == said
+    for width, said in (
+        ("8", ""),
+        ("inf", "netsor: this will take about 14 s; Ctrl-C stops it\n"),
+    ):
+        assert (
+            netsor(
+                "law",
+                "mine.py:deep",
+                "--bind",
+                f"n={width}",
+                "--draws",
+                "100",
+                cwd=folder,
+            ).stderr
+            == said
+        )
 
 
 def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
-    """Of 300 layers at infinite width the draws take next to nothing, and the plan a second."""
+    """Of 300 layers at infinite width the draws take next to nothing, and the plan a
+    second.
+    """
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_program_commands.time, "perf_counter", lambda: next(seconds))
     result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
-    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 plans, which adds to its time\n")
-    found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)
+    assert result.stdout.endswith(
+        "the plan itself took 7 s; a law makes 3 plans, which adds to its time\n"
+    )
+    found = json.loads(
+        netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout
+    )
     assert found["planning_seconds"] == 7
 
 
@@ -357,7 +594,10 @@ def test_what_a_file_says_steers_no_terminal(folder):
     said = netsor("check", "mine.py:steered", cwd=folder).stderr
     assert len(said) < 3000
     assert said[:-1].isprintable()
-    for words in (("plan", "mine.py:named", "--bind", "n=8"), ("check", "mine.py:named")):
+    for words in (
+        ("plan", "mine.py:named", "--bind", "n=8"),
+        ("check", "mine.py:named"),
+    ):
         shown = netsor(*words, cwd=folder).stdout
         assert r"\x1b[31mred" in shown
         assert "\x1b" not in shown
@@ -368,7 +608,10 @@ def test_a_pipe_is_no_program(folder):
     os.mkfifo(folder / "pipe.py")
     result = netsor("check", "pipe.py:x", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "FILE 'pipe.py' cannot be imported: it is a folder, a device or a pipe" in result.stderr
+    assert (
+        "FILE 'pipe.py' cannot be imported: it is a folder, a device or a pipe"
+        in result.stderr
+    )
 
 
 def test_an_entry_of_one_of_several_outputs(tmp_path):
@@ -378,6 +621,12 @@ def test_an_entry_of_one_of_several_outputs(tmp_path):
         "two = ns.Program((ns.mean_dot(x[0], x[1]), ns.mean_dot(x, x)[0]))\n"
     )
     words = ("--bind", "n=8", "--draws", "100")
-    assert "choose one, two.py:two[1,0]" in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
+    assert (
+        "choose one, two.py:two[1,0]"
+        in netsor("law", "two.py:two[1]", *words, cwd=tmp_path).stderr
+    )
     assert netsor("law", "two.py:two[1,0]", *words, cwd=tmp_path).returncode == 0
-    assert "has no such part" in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr
+    assert (
+        "has no such part"
+        in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr
+    )

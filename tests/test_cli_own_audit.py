@@ -21,15 +21,52 @@ def net(tokens=3, named="stream"):
 def test_an_audit_of_a_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(PROBED)
-    done = netsor("audit", "own.py:net", "--bind", "n=8", "--arg", "tokens=2", "--draws", "20", "--json")
+    done = netsor(
+        "audit",
+        "own.py:net",
+        "--bind",
+        "n=8",
+        "--arg",
+        "tokens=2",
+        "--draws",
+        "20",
+        "--json",
+    )
     found = json.loads(done.stdout)
     assert (found["model"], found["tokens"]) == ("net(tokens=2, named='stream')", 2)
     assert found["layers"][0].keys() == {"mean_square", "cosine", "effective_rank"}
     (tmp_path / "old.json").write_text(done.stdout)
-    words = ("audit", "own.py:net", "--arg", "tokens=2", "--draws", "20", "--seed", "1", "--baseline", "old.json")
-    assert "all 6 medians are within their bands" in netsor(*words, "--bind", "n=8", "--fail-on", "rank").stdout
-    assert "must be of the same model: it has 1 block, n = 8, and " in netsor(*words, "--bind", "n=9").stderr
-    done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
+    words = (
+        "audit",
+        "own.py:net",
+        "--arg",
+        "tokens=2",
+        "--draws",
+        "20",
+        "--seed",
+        "1",
+        "--baseline",
+        "old.json",
+    )
+    assert (
+        "all 6 medians are within their bands"
+        in netsor(*words, "--bind", "n=8", "--fail-on", "rank").stdout
+    )
+    assert (
+        "must be of the same model: it has 1 block, n = 8, and "
+        in netsor(*words, "--bind", "n=9").stderr
+    )
+    done = netsor(
+        "audit",
+        "own.py:net",
+        "--bind",
+        "n=8",
+        "--draws",
+        "20",
+        "--ranges",
+        "--out",
+        "out",
+    )
     assert "Activation ranges and short formats" in done.stdout
     command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
     assert command == "netsor audit own.py:net --bind n=8 --draws 20 --ranges --out out"
@@ -39,15 +76,33 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
     ("words", "message"),
     [
         ((), "--bind width n is not bound: give n=…"),
-        (("--bind", "n=8", "--arg", "named=strem"), "name='strem' must be one of embedding, stream, attention"),
+        (
+            ("--bind", "n=8", "--arg", "named=strem"),
+            "name='strem' must be one of embedding, stream, attention",
+        ),
         (("--bind", "n=8", "--arg", "named=mlp"), "must name its streams for an audit"),
-        (("--bind", "n=inf"), "FILE:PROGRAM 'own.py:net': width n=inf must be a positive integer"),
+        (
+            ("--bind", "n=inf"),
+            "FILE:PROGRAM 'own.py:net': width n=inf must be a positive integer",
+        ),
         (("--bind", "n=8", "--tokens", "4"), "--tokens is for models"),
         (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
-        (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
-        (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
-        (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
-        (("--bind", "n=8", "--fail-on", "branches"), ": attention and MLP are not both probed"),
+        (
+            ("--bind", "n=8", "--compare", "gpt2"),
+            "--compare 'gpt2' must be a FILE:PROGRAM",
+        ),
+        (
+            ("--bind", "n=8", "--fail-on", "rank,loss"),
+            "--fail-on 'rank,loss': loss is not measured of net(",
+        ),
+        (
+            ("--bind", "n=8", "--fail-on", "entropy"),
+            "--fail-on 'entropy': entropy is not measured of net(",
+        ),
+        (
+            ("--bind", "n=8", "--fail-on", "branches"),
+            ": attention and MLP are not both probed",
+        ),
         (
             ("--bind", "n=8", "--baseline", "own.py"),
             "'own.py' is not valid JSON",
@@ -64,4 +119,7 @@ def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypat
 
 
 def test_what_is_for_programs_is_refused_for_models():
-    assert "--bind n=3 needs a FILE:PROGRAM" in netsor("audit", "gpt2", "--bind", "n=3").stderr
+    assert (
+        "--bind n=3 needs a FILE:PROGRAM"
+        in netsor("audit", "gpt2", "--bind", "n=3").stderr
+    )

@@ -1,4 +1,6 @@
-"""The command as a process: its streams, its signals, its surroundings. No test depends on the clock."""
+"""The command as a process: its streams, its signals, its surroundings. No test depends
+on the clock.
+"""
 
 import json
 import os
@@ -19,19 +21,34 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
 
 def run(*words, **how):
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": HANG, **how}
+    how = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "timeout": HANG,
+        **how,
+    }
     return subprocess.run([*NETSOR, *words], check=False, **how)
 
 
 def shell(command, **how):
     """Through a shell, which can close streams."""
     words = f"{sys.executable} -m netsor {command}"
-    return subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=HANG, check=False, **how)
+    return subprocess.run(
+        ["sh", "-c", words],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+        **how,
+    )
 
 
 @POSIX
 def test_a_second_interrupt_is_ignored_by_a_function():
-    """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a traceback if both come at once."""
+    """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a
+    traceback if both come at once.
+    """
     before = signal.signal(signal.SIGINT, _main._once)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -70,9 +87,13 @@ def test_a_closed_stderr_is_no_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_closed_streams_take_no_file(closed, tmp_path):
-    """A picture must not get the number of a closed stream, and with it what others print."""
+    """A picture must not get the number of a closed stream, and with it what others
+    print.
+    """
     environment = {**os.environ, "MPLBACKEND": "nonsense"}  # is of no concern
-    result = shell(" ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path, env=environment)
+    result = shell(
+        " ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path, env=environment
+    )
     assert result.returncode == 0
     assert (tmp_path / "p.svg").read_text().rstrip().endswith("</svg>")
 
@@ -107,13 +128,20 @@ none = ns.Program(ns.dot(w @ x, w @ x))
         *(
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
-                ["check", "mine.py:none"], ["check", "mine.py:net", "--json"], QUICK, ["plan"], ["--help"], [],
+                ["check", "mine.py:none"],
+                ["check", "mine.py:net", "--json"],
+                QUICK,
+                ["plan"],
+                ["--help"],
+                [],
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_a_reader_that_has_seen_enough_is_told_apart_from_a_verdict(words, tmp_path):
-    """141, as a shell has it for SIGPIPE, from every command: 1 is the verdict of a check."""
+    """141, as a shell has it for SIGPIPE, from every command: 1 is the verdict of a
+    check.
+    """
     (tmp_path / "mine.py").write_text(NETWORKS)
     end, pipe = os.pipe()
     os.close(end)
@@ -140,7 +168,13 @@ def test_a_terminal_may_know_no_mathematics():
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     for option in (["reproduce", "--out"], ["law", "--plot"]):
         words = [os.fsencode(word) for word in [*NETSOR, *option]]
-        result = subprocess.run([*words, b"\xff.png"], cwd=tmp_path, capture_output=True, timeout=HANG, check=False)
+        result = subprocess.run(
+            [*words, b"\xff.png"],
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=HANG,
+            check=False,
+        )
         assert result.returncode == 2
         assert result.stderr.endswith(b"must be a name in UTF-8\n")
         assert not list(tmp_path.iterdir())
@@ -151,7 +185,11 @@ REPRODUCE = ["reproduce", "2a", "--samples", "100", "--trials", "1", "--workers"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"), [([*QUICK, "--plot", "p.png"], "wrote p.png\n"), (REPRODUCE, "netsor: figure 2a: ")]
+    ("words", "said"),
+    [
+        ([*QUICK, "--plot", "p.png"], "wrote p.png\n"),
+        (REPRODUCE, "netsor: figure 2a: "),
+    ],
 )
 def test_a_bad_backend_is_of_no_concern(words, said, tmp_path):
     result = run(*words, cwd=tmp_path, env={**os.environ, "MPLBACKEND": "nonsense"})
@@ -181,12 +219,25 @@ def test_what_a_file_prints_is_not_on_stdout(tmp_path):
 @POSIX
 @pytest.mark.parametrize("entry", ["-m", "script"])
 def test_an_interrupt_while_libraries_load_ends_in_one_line(entry, tmp_path):
-    """numpy is one that waits for the signal, so that it comes while the libraries are loaded."""
-    (tmp_path / "numpy.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(600)\n")
+    """numpy is one that waits for the signal, so that it comes while the libraries are
+    loaded.
+    """
+    (tmp_path / "numpy.py").write_text(
+        "print('loading', flush=True)\nimport time\ntime.sleep(600)\n"
+    )
     script = tmp_path / "netsor"
     script.write_text("from netsor.cli import main\nmain()\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    words = [sys.executable, *(["-m", "netsor"] if entry == "-m" else [str(script)]), "law"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    words = [
+        sys.executable,
+        *(["-m", "netsor"] if entry == "-m" else [str(script)]),
+        "law",
+    ]
     out, error, code = interrupted(words, env=environment)
     assert (out, error, code) == ("", "netsor: interrupted\n", 130)
 
@@ -229,9 +280,12 @@ def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
 @pytest.mark.slow
 @POSIX
 def test_an_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
-    """A step of the main thread that Python cannot interrupt: a key derivation of hours."""
+    """A step of the main thread that Python cannot interrupt: a key derivation of
+    hours.
+    """
     (tmp_path / "mine.py").write_text(
-        "import hashlib\nprint('begun', flush=True)\nhashlib.pbkdf2_hmac('sha256', b'x', b'y', 2**31 - 1)\n"
+        "import hashlib\nprint('begun', flush=True)\nhashlib.pbkdf2_hmac('sha256',"
+        " b'x', b'y', 2**31 - 1)\n"
     )
     _, error, code = interrupted([*NETSOR, "law", "mine.py:net"], cwd=tmp_path)
     assert (error, code) == ("netsor: interrupted\n", 130)
@@ -239,7 +293,9 @@ def test_an_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
 
 def interrupted(words, **how):
     """Start it, wait until it says something, interrupt it twice."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how
+    ) as process:
         try:
             process.stdout.readline()
             process.send_signal(signal.SIGINT)
@@ -254,7 +310,14 @@ def interrupted(words, **how):
 @POSIX
 def test_a_working_folder_that_was_removed(tmp_path):
     """What needs no folder is done; what does names the option."""
-    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+        "vocab_size": 20,
+    }
     (tmp_path / "tiny.json").write_text(json.dumps(config))
     gone = tmp_path / "gone"
     env = {
@@ -263,16 +326,37 @@ def test_a_working_folder_that_was_removed(tmp_path):
     }  # not found through the folder that is gone
     for words, code, said in (
         (
-            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "15", "--workers", "1"],
+            [
+                "audit",
+                str(tmp_path / "tiny.json"),
+                "--tokens",
+                "2",
+                "--draws",
+                "15",
+                "--workers",
+                "1",
+            ],
             0,
             "tiny: 0 flagged",
         ),
-        (["reproduce", "1b", "--quick"], 2, "--out 'results' must be a folder that can be written to"),
+        (
+            ["reproduce", "1b", "--quick"],
+            2,
+            "--out 'results' must be a folder that can be written to",
+        ),
     ):
         gone.mkdir()
-        command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m netsor {' '.join(words)}"
+        command = (
+            f"cd {gone} && rmdir {gone} && exec {sys.executable} -m netsor"
+            f" {' '.join(words)}"
+        )
         result = subprocess.run(
-            ["sh", "-c", command], capture_output=True, text=True, timeout=HANG, check=False, env=env
+            ["sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+            check=False,
+            env=env,
         )
         assert result.returncode == code, result.stderr
         assert said in (result.stderr if code else result.stdout)
@@ -281,10 +365,17 @@ def test_a_working_folder_that_was_removed(tmp_path):
 
 @POSIX
 def test_an_interrupt_while_the_watch_for_interrupts_is_set_up():
-    """It was a traceback: the thread that watches has not begun, and Python's handler has been replaced."""
+    """It was a traceback: the thread that watches has not begun, and Python's handler
+    has been replaced.
+    """
     early = (
-        "import threading\nfrom netsor.cli import main\n"
-        "def start(self): raise KeyboardInterrupt\nthreading.Thread.start = start\nmain()\n"
+        "import threading\nfrom netsor.cli import main\ndef start(self): raise"
+        " KeyboardInterrupt\nthreading.Thread.start = start\nmain()\n"
     )
-    result = subprocess.run([sys.executable, "-c", early, "law"], capture_output=True, text=True, timeout=HANG)
+    result = subprocess.run(
+        [sys.executable, "-c", early, "law"],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert (result.returncode, result.stderr) == (130, "netsor: interrupted\n")

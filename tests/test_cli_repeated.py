@@ -1,4 +1,6 @@
-"""Options that are given twice, or that contradict each other, and the spelling that messages use."""
+"""Options that are given twice, or that contradict each other, and the spelling that
+messages use.
+"""
 
 import json
 
@@ -6,7 +8,14 @@ import pytest
 
 from .command import netsor
 
-CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 20,
+}
 MINE = """
 import netsor as ns
 
@@ -17,30 +26,79 @@ def net(n):
 """
 REFUSED = {
     "audit tiny.json --draws 15 --draws 20": "--draws is given twice: give it once",
-    "audit tiny.json --gradients --no-gradients": "--gradients is given twice: give it once",
-    "audit tiny.json --set layers=2 --set layers=3": "--set 'layers=2, layers=3': layers is given twice",
-    "audit tiny.json --set layers=2 --layers 3": "--layers 3 and --set layers=2 cannot be combined",
-    "audit tiny.json --layers 0": "Invalid value for '--layers': '0' must be a positive integer",
-    "audit tiny.json --layers 2 --sweep layers=1,2": "--layers 2 and --sweep layers cannot be combined",
-    "audit tiny.json --set std=1 --sweep std=1,2": "--set std=1 and --sweep std cannot be combined",
-    "audit tiny.json --compare-set std=1 --compare-set std=2": "--compare-set 'std=1, std=2': std is given twice",
-    "audit tiny.json --tokens 4 --ids 3,1": "--tokens 4 must be left out: the ids say how many tokens there are",
-    "audit mine.py:net --layers 3": "--layers 3 is for models: FILE:PROGRAM and FILE:FUNCTION define their own blocks",
-    "coord-check tiny.json --layers 1 --set layers=2": "--layers 1 and --set layers=2 cannot be combined",
-    "coord-check tiny.json --layers 100000000000": "--layers 100000000000 must be at most 200",
-    "audit tiny.json --layers 5000": "--layers 5000 must be at most 2000 for an audit of tiny, layers=5000",
-    "audit tiny.json --set layers=5000": "--set layers=5000 must be at most 2000 for an audit of tiny, layers=5000",
-    "coord-check tiny.json --optimizer x": "--optimizer 'x' must be 'sgd', 'muon' or 'adam'",
-    "coord-check tiny.json --optimizer=x": "--optimizer 'x' must be 'sgd', 'muon' or 'adam'",
-    "coord-check tiny.json --optimiser x": "--optimiser 'x' must be 'sgd', 'muon' or 'adam'",
-    "coord-check tiny.json --optimiser sgd --optimizer adam": "--optimiser is given twice: give it once",
-    "coord-check tiny.json --tokens 4 --ids 3,1": "--tokens 4 must be left out: the ids say",
-    "coord-check tiny.json --steps 100000000": "--steps 100000000 must be an integer from 1 to 256",
-    "coord-check mine.py:net --optimizer x": "--optimizer 'x' must be sgd, muon, adam, or the name of one in FILE",
-    "coord-check mine.py:net --layers 3": "--layers 3 is for models: FILE:PROGRAM and FILE:FUNCTION define",
-    "coord-check mine.py:net[0] --lr 1": "FILE:FUNCTION 'mine.py:net[0]' names a function of the width: leave out",
-    "transfer tiny.json --steps 100000000": "--steps 100000000 must be an integer from 1 to 256",
-    "transfer mine.py:net[0]": "FILE:FUNCTION 'mine.py:net[0]' names a function of the width: leave out",
+    "audit tiny.json --gradients --no-gradients": (
+        "--gradients is given twice: give it once"
+    ),
+    "audit tiny.json --set layers=2 --set layers=3": (
+        "--set 'layers=2, layers=3': layers is given twice"
+    ),
+    "audit tiny.json --set layers=2 --layers 3": (
+        "--layers 3 and --set layers=2 cannot be combined"
+    ),
+    "audit tiny.json --layers 0": (
+        "Invalid value for '--layers': '0' must be a positive integer"
+    ),
+    "audit tiny.json --layers 2 --sweep layers=1,2": (
+        "--layers 2 and --sweep layers cannot be combined"
+    ),
+    "audit tiny.json --set std=1 --sweep std=1,2": (
+        "--set std=1 and --sweep std cannot be combined"
+    ),
+    "audit tiny.json --compare-set std=1 --compare-set std=2": (
+        "--compare-set 'std=1, std=2': std is given twice"
+    ),
+    "audit tiny.json --tokens 4 --ids 3,1": (
+        "--tokens 4 must be left out: the ids say how many tokens there are"
+    ),
+    "audit mine.py:net --layers 3": (
+        "--layers 3 is for models: FILE:PROGRAM and FILE:FUNCTION define their own"
+        " blocks"
+    ),
+    "coord-check tiny.json --layers 1 --set layers=2": (
+        "--layers 1 and --set layers=2 cannot be combined"
+    ),
+    "coord-check tiny.json --layers 100000000000": (
+        "--layers 100000000000 must be at most 200"
+    ),
+    "audit tiny.json --layers 5000": (
+        "--layers 5000 must be at most 2000 for an audit of tiny, layers=5000"
+    ),
+    "audit tiny.json --set layers=5000": (
+        "--set layers=5000 must be at most 2000 for an audit of tiny, layers=5000"
+    ),
+    "coord-check tiny.json --optimizer x": (
+        "--optimizer 'x' must be 'sgd', 'muon' or 'adam'"
+    ),
+    "coord-check tiny.json --optimizer=x": (
+        "--optimizer 'x' must be 'sgd', 'muon' or 'adam'"
+    ),
+    "coord-check tiny.json --optimiser x": (
+        "--optimiser 'x' must be 'sgd', 'muon' or 'adam'"
+    ),
+    "coord-check tiny.json --optimiser sgd --optimizer adam": (
+        "--optimiser is given twice: give it once"
+    ),
+    "coord-check tiny.json --tokens 4 --ids 3,1": (
+        "--tokens 4 must be left out: the ids say"
+    ),
+    "coord-check tiny.json --steps 100000000": (
+        "--steps 100000000 must be an integer from 1 to 256"
+    ),
+    "coord-check mine.py:net --optimizer x": (
+        "--optimizer 'x' must be sgd, muon, adam, or the name of one in FILE"
+    ),
+    "coord-check mine.py:net --layers 3": (
+        "--layers 3 is for models: FILE:PROGRAM and FILE:FUNCTION define"
+    ),
+    "coord-check mine.py:net[0] --lr 1": (
+        "FILE:FUNCTION 'mine.py:net[0]' names a function of the width: leave out"
+    ),
+    "transfer tiny.json --steps 100000000": (
+        "--steps 100000000 must be an integer from 1 to 256"
+    ),
+    "transfer mine.py:net[0]": (
+        "FILE:FUNCTION 'mine.py:net[0]' names a function of the width: leave out"
+    ),
     "law --width 8 --width 9": "--width is given twice: give it once",
 }
 
@@ -61,9 +119,16 @@ def test_refused_in_one_line(words, folder):
 
 
 def test_layers_of_an_audit(folder):
-    done = netsor("audit", "tiny.json", "--quick", "--layers", "1", "--json", cwd=folder)
+    done = netsor(
+        "audit", "tiny.json", "--quick", "--layers", "1", "--json", cwd=folder
+    )
     assert len(json.loads(done.stdout)["layers"]) == 1
 
 
 def test_flags_may_be_repeated(folder):
-    assert netsor("check", "mine.py:net", "--json", "--json", "--arg", "n=3", cwd=folder).returncode == 0
+    assert (
+        netsor(
+            "check", "mine.py:net", "--json", "--json", "--arg", "n=3", cwd=folder
+        ).returncode
+        == 0
+    )

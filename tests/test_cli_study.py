@@ -1,4 +1,6 @@
-"""What all commands that run a study say of it: refused or announced, and what is left when it ends early."""
+"""What all commands that run a study say of it: refused or announced, and what is left
+when it ends early.
+"""
 
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -52,8 +54,21 @@ def fails(error):
     return run
 
 
-def run(request, run=lambda executor: "found", prepare=lambda: None, cost=COST, watch=None, where=HERE):
-    study = SimpleNamespace(request=request, estimate=lambda: cost, cheaper=lambda cost: "", prepare=prepare, run=run)
+def run(
+    request,
+    run=lambda executor: "found",
+    prepare=lambda: None,
+    cost=COST,
+    watch=None,
+    where=HERE,
+):
+    study = SimpleNamespace(
+        request=request,
+        estimate=lambda: cost,
+        cheaper=lambda cost: "",
+        prepare=prepare,
+        run=run,
+    )
     return run_study(watch or Watch(), where, lambda: study)
 
 
@@ -87,7 +102,10 @@ def test_on_a_device_no_time_is_told(capsys):
 
 def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     never = fails(AssertionError("it is begun"))
-    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.3 days\. Fewer draws take less\."):
+    with pytest.raises(
+        click.UsageError,
+        match=r"net: 2 draws would take about 2\.3 days\. Fewer draws take less\.",
+    ):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
     with pytest.raises(click.UsageError, match="what is wrong"):
         run_study(Watch(), HERE, fails(ValueError("what is wrong")))
@@ -98,7 +116,10 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     [
         (Request(), "nothing was kept; with --out DIR finished draws are"),
         (Request(out=Path("out")), "finished draws are kept; the same command resumes"),
-        (Request(True, out=Path("out")), "nothing was kept: finished draws are kept of models only"),
+        (
+            Request(True, out=Path("out")),
+            "nothing was kept: finished draws are kept of models only",
+        ),
     ],
 )
 def test_what_is_left_is_told(request_, left, capsys):
@@ -108,14 +129,19 @@ def test_what_is_left_is_told(request_, left, capsys):
         run(request_, fails(BrokenProcessPool()), watch=watch)
     assert stop.value.exit_code == 1
     assert watch.message == f"interrupted; {left}"
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"netsor: a worker was killed, perhaps because memory ran out: use fewer --workers; {left}"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "netsor: a worker was killed, perhaps because memory ran out: use fewer"
+        f" --workers; {left}"
     )
 
 
 def test_a_folder_that_cannot_be_written_to_is_told():
     full = OSError(28, "No space left on device")
-    with pytest.raises(click.UsageError, match="--out 'out' must be a folder that can be written to: No space left"):
+    with pytest.raises(
+        click.UsageError,
+        match="--out 'out' must be a folder that can be written to: No space left",
+    ):
         run(Request(out=Path("out")), prepare=fails(full))
     with pytest.raises(OSError, match="No space"):
         run(Request(), fails(full))  # no --out to blame
@@ -128,7 +154,10 @@ def test_a_folder_that_cannot_be_written_to_is_told():
     [
         (ArgumentError("tokens", 3, "even"), "--tokens 3 must be even"),
         (ArgumentError("model", "gpt3", "known"), "MODEL 'gpt3' must be known"),
-        (ArgumentError("parametrisation", "odd", "known"), "--parametrisation 'odd' must be known"),
+        (
+            ArgumentError("parametrisation", "odd", "known"),
+            "--parametrisation 'odd' must be known",
+        ),
         (ArgumentError("ranges", True, "left out"), "--ranges must be left out"),
         (ArgumentError("layers", 3, "even"), "layers=3 must be even"),
         (TraceError("softmax", "tokens", 3, "even"), "--tokens 3 must be even"),
@@ -150,4 +179,6 @@ def test_arguments_are_named_as_options(error, said):
 
 def test_other_errors_stay_what_they_are():
     with pytest.raises(ValueError, match="an error of ours"):
-        Command("check", callback=lambda: fails(ValueError("an error of ours"))(None)).main([], standalone_mode=False)
+        Command(
+            "check", callback=lambda: fails(ValueError("an error of ours"))(None)
+        ).main([], standalone_mode=False)

@@ -1,4 +1,6 @@
-"""A cluster of Dask, of two real worker processes: the same bits as on one machine, also when one of them dies."""
+"""A cluster of Dask, of two real worker processes: the same bits as on one machine,
+also when one of them dies.
+"""
 
 import os
 import signal
@@ -18,7 +20,8 @@ from .command import netsor
 
 pytestmark = [
     pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask"),
-    pytest.mark.filterwarnings("default"),  # the library warns about itself and its ports
+    # the library warns about itself and its ports
+    pytest.mark.filterwarnings("default"),
 ]
 DRAWS = 150_000
 
@@ -30,7 +33,11 @@ def cluster():
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         made = distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            host="127.0.0.1",
         )
         with made, distributed.Client(made) as client:
             yield client
@@ -40,7 +47,11 @@ def test_a_cluster_gives_the_bits_of_one_machine(cluster):
     net, seen = ns.paper.layer(), []
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     there = net.law(
-        n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=lambda done, of: seen.append((done, of))
+        n=64,
+        draws=DRAWS,
+        seed=3,
+        executor=cluster.get_executor(),
+        progress=lambda done, of: seen.append((done, of)),
     )
     assert here.component_var.tobytes() == there.component_var.tobytes()
     assert seen[-1] == (DRAWS, DRAWS)
@@ -52,7 +63,9 @@ def test_many_draws_are_gathered_on_a_cluster(cluster, monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net = ns.paper.layer()
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
-    there = net.law(n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=False)
+    there = net.law(
+        n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=False
+    )
     assert here.count.tobytes() == there.count.tobytes()
     assert here.component_var.tobytes() == there.component_var.tobytes()
 
@@ -80,12 +93,19 @@ def test_the_plan_is_sent_once(cluster, monkeypatch):
 def test_the_literal_interpreter_on_a_cluster(cluster):
     net = ns.paper.layer()
     here = net.simulate(n=8, draws=300, progress=False)
-    assert here.tobytes() == net.simulate(n=8, draws=300, executor=cluster.get_executor(), progress=False).tobytes()
+    assert (
+        here.tobytes()
+        == net.simulate(
+            n=8, draws=300, executor=cluster.get_executor(), progress=False
+        ).tobytes()
+    )
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
-    """Its chunks are done again by the other: same bits. Last, for its successor has yet to come up."""
+    """Its chunks are done again by the other: same bits. Last, for its successor has
+    yet to come up.
+    """
     monkeypatch.setattr(_sampler, "TASK", 0.0)
     net = ns.paper.layer(tokens=8)
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
@@ -97,7 +117,9 @@ def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
             os.kill(victim, signal.SIGKILL)
             killed.set()
 
-    there = net.law(n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=watch)
+    there = net.law(
+        n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=watch
+    )
     assert killed.is_set()
     np.testing.assert_array_equal(here.component_var, there.component_var)
 
@@ -111,10 +133,17 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_paper_on_a_cluster(cluster, folder):
     for out, executor in (("here", None), ("there", cluster.get_executor())):
-        ns.paper.reproduce("2a", out=out, samples=600, trials=2, workers=1, executor=executor)
+        ns.paper.reproduce(
+            "2a", out=out, samples=600, trials=2, workers=1, executor=executor
+        )
     for name in ("2a.csv", "2a.png"):
-        assert (folder / "here" / name).read_bytes() == (folder / "there" / name).read_bytes()
-    parts = [sorted(path.name for path in (folder / out / "parts").iterdir()) for out in ("here", "there")]
+        assert (folder / "here" / name).read_bytes() == (
+            folder / "there" / name
+        ).read_bytes()
+    parts = [
+        sorted(path.name for path in (folder / out / "parts").iterdir())
+        for out in ("here", "there")
+    ]
     assert parts[0] == parts[1]
 
 
@@ -123,7 +152,8 @@ COMMAND = ["law", "--width", "16", "--draws", "20000", "--json"]
 
 @pytest.mark.slow
 def test_the_option_begins_a_cluster():
-    process = [sys.executable, "-m", "netsor", *COMMAND, "--dask", "local"]  # of its own: it begins further ones
+    # of its own: it begins further ones
+    process = [sys.executable, "-m", "netsor", *COMMAND, "--dask", "local"]
     there = subprocess.run(process, capture_output=True, text=True, check=False)
     assert there.returncode == 0, there.stderr
     assert there.stdout == netsor(*COMMAND).stdout

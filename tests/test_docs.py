@@ -1,6 +1,8 @@
-"""Every code block of the README and the docs runs, and prints what is printed below it.
+"""Every code block of the README and the docs runs, and prints what is printed below
+it.
 
-In a quick run long pages are left out, or run with few draws: then what they print is not looked at.
+In a quick run long pages are left out, or run with few draws: then what they print is
+not looked at.
 """
 
 import contextlib
@@ -20,11 +22,24 @@ from netsor.studies import _process_pool
 from .inline import Inline
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
+PAGES = sorted(
+    path
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    if "```python" in path.read_text()
+)
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
 FEW = {"scale.md", "signal.md"}  # in a quick run with few draws
-LONG = FEW | {"bayes.md", "howto.md", "laws.md", "muon-scale.md", "reproduce.md", "step.md", "tangent.md", "torch.md"}
+LONG = FEW | {
+    "bayes.md",
+    "howto.md",
+    "laws.md",
+    "muon-scale.md",
+    "reproduce.md",
+    "step.md",
+    "tangent.md",
+    "torch.md",
+}
 LONG |= {"audit.md", "coord-check.md", "models.md", "transfer.md", "wide-enough.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
@@ -33,7 +48,8 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(_process_pool, "Workers", Inline)  # the same bits, and no process to begin
+    # the same bits, and no process to begin
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
 def needs(page):
@@ -56,24 +72,33 @@ def short(function):
     return shorter
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name in FEW], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name in FEW], ids=lambda page: page.name
+)
 def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
     needs(page)
-    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", _sampler.MAX_STORED_REPLICAS // 50)
+    monkeypatch.setattr(
+        _sampler, "MAX_STORED_REPLICAS", _sampler.MAX_STORED_REPLICAS // 50
+    )
     for name in ("sampled", "evidence"):
         monkeypatch.setattr(_bayes, name, short(getattr(_bayes, name)))
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of errors that so few draws do not tell
         for code, _ in BLOCK.findall(page.read_text()):
-            few = DRAWS.sub(lambda found: f"draws={max(100, int(found[1]) // 50)}", code)
+            few = DRAWS.sub(
+                lambda found: f"draws={max(100, int(found[1]) // 50)}", code
+            )
             exec(compile(few, str(page), "exec"), names)
     assert names
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow) if page.name in LONG else page for page in PAGES],
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page.name in LONG else page
+        for page in PAGES
+    ],
     ids=lambda page: page.name,
 )
 def test_code_blocks(page, apart):
@@ -86,14 +111,18 @@ def test_code_blocks(page, apart):
         if printed:
             # the last digits of a sum may depend on the machine
             assert NUMBER.sub("#", output.getvalue()) == NUMBER.sub("#", printed)
-            for found, right in zip(NUMBER.findall(output.getvalue()), NUMBER.findall(printed), strict=True):
+            for found, right in zip(
+                NUMBER.findall(output.getvalue()), NUMBER.findall(printed), strict=True
+            ):
                 assert float(found) == pytest.approx(float(right), rel=1e-6)
 
 
 def test_the_tests_of_the_page_on_tests_pass(apart):
     """As pytest would call them."""
     names: dict[str, object] = {}
-    code, _ = BLOCK.findall((ROOT / "docs" / "test-your-initialisation.md").read_text())[0]
+    code, _ = BLOCK.findall(
+        (ROOT / "docs" / "test-your-initialisation.md").read_text()
+    )[0]
     exec(compile(code, "test_page.py", "exec"), names)
     tests = [name for name in names if name.startswith("test_")]
     assert len(tests) == 2
@@ -108,29 +137,51 @@ def test_links_lead_somewhere():
 
 
 def test_tables_are_whole():
-    """One head and its line, and as many cells in each row: a bar within a cell, or an empty line, would cut it."""
+    """One head and its line, and as many cells in each row: a bar within a cell, or an
+    empty line, would cut it.
+    """
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
             rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
-            assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), f"{page.name}: {table}"
+            assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), (
+                f"{page.name}: {table}"
+            )
             assert len(set(rows)) == 1, f"{page.name}: {table}"
 
 
 def test_files_of_the_developer_page_exist():
-    """Also the functions, classes and tables that it says are in a file, written as `name` in `file`."""
-    page = re.sub(r"```.*?```", "", (ROOT / "docs" / "developer.md").read_text(), flags=re.DOTALL)
+    """Also the functions, classes and tables that it says are in a file, written as
+    `name` in `file`.
+    """
+    page = re.sub(
+        r"```.*?```", "", (ROOT / "docs" / "developer.md").read_text(), flags=re.DOTALL
+    )
     page += (ROOT / "CONTRIBUTING.md").read_text()
-    files = [file for folder in ("src", "papers", "tests", "bench") for file in (ROOT / folder).rglob("*.py")]
+    files = [
+        file
+        for folder in ("src", "papers", "tests", "bench")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
     named = set(re.findall(r"`([\w/]+\.py)`", page))
     assert len(named) > 100  # they were found
-    assert {name for name in named if not any(str(file).endswith(f"/{name}") for file in files)} == set()
-    within = re.findall(r"((?:`\w+`(?:, | and | or ))*`\w+`)\s+in\s+`([\w/]+\.py)`", page)
+    assert {
+        name
+        for name in named
+        if not any(str(file).endswith(f"/{name}") for file in files)
+    } == set()
+    within = re.findall(
+        r"((?:`\w+`(?:, | and | or ))*`\w+`)\s+in\s+`([\w/]+\.py)`", page
+    )
     assert len(within) > 30
     for names, place in within:
-        text = "".join(file.read_text() for file in files if str(file).endswith(f"/{place}"))
+        text = "".join(
+            file.read_text() for file in files if str(file).endswith(f"/{place}")
+        )
         for name in re.findall(r"`(\w+)`", names):
-            assert re.search(rf"^ *(?:def |class )?{name}\b", text, re.MULTILINE), f"{name} is not in {place}"
+            assert re.search(rf"^ *(?:def |class )?{name}\b", text, re.MULTILINE), (
+                f"{name} is not in {place}"
+            )
 
 
 def test_the_readme_is_short():
@@ -139,9 +190,13 @@ def test_the_readme_is_short():
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_command_line_reference_has_every_option(name):
-    """In the section of the command, or among the options that several commands share."""
+    """In the section of the command, or among the options that several commands
+    share.
+    """
     page = (ROOT / "docs" / "cli.md").read_text()
-    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    sections = dict(
+        re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    )
     text = sections[name] + sections["Conventions"]
     if "as for `law`" in text or "Options of `law`" in text:
         text += sections["law"]
@@ -154,4 +209,6 @@ def test_both_spellings_are_found():
     """The search of the site knows the words of its pages."""
     words = " ".join(path.read_text() for path in (ROOT / "docs").glob("*.md")).lower()
     for word in ("initiali{}ation", "optimi{}er", "parametri{}ation", "normali{}ation"):
-        assert {word.format(letter) for letter in "sz" if word.format(letter) not in words} == set()
+        assert {
+            word.format(letter) for letter in "sz" if word.format(letter) not in words
+        } == set()

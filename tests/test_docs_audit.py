@@ -1,4 +1,6 @@
-"""What pages say that `netsor audit` and `netsor coord-check` print, they print, but for last digits."""
+"""What pages say that `netsor audit` and `netsor coord-check` print, they print, but
+for last digits.
+"""
 
 import json
 import re
@@ -11,17 +13,29 @@ from netsor.studies.audit._rules import RULES
 from .command import netsor
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("audit-gpt2", "audit", "coord-check"))]
-# a command, in the text or alone in a block; what Python prints, for tests/test_docs.py; what a command prints
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("audit-gpt2", "audit", "coord-check")),
+]
+# a command, in the text or alone in a block; what Python prints, for
+# tests/test_docs.py; what a command prints
 PART = re.compile(
-    r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check) [^`]+)\n```"
+    r"`(netsor (?:audit|coord-check) [^`]+)`|```sh\n(netsor (?:audit|coord-check)"
+    r" [^`]+)\n```"
     r"|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```",
     re.DOTALL,
 )
 NUMBER = re.compile(r"(?<![\w^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # files that the pages name
-LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 5632,
-         "num_attention_heads": 16, "vocab_size": 32000, "tie_word_embeddings": False}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
 BUG = 'name = "bug"\nlike = "mup"\nquery.lr = {width = 1.0}\nkey.lr = {width = 1.0}\n'
 FIXED = 'name = "fixed eps"\nlike = "mup"\n' + "".join(
     f"{kind}.eps = {{width = 0.0}}\n" for kind in ("matrices", "embedding", "position")
@@ -36,7 +50,9 @@ def said():
         for inline, alone, text in PART.findall(page.read_text().replace("\\\n", "")):
             command = " ".join((inline or alone).split()) or command
             if text and command:
-                found.setdefault(command, []).extend(filter(str.strip, text.splitlines()))
+                found.setdefault(command, []).extend(
+                    filter(str.strip, text.splitlines())
+                )
     return found
 
 
@@ -80,11 +96,18 @@ def test_they_print_what_the_page_says(command, tmp_path):
     for line in result.stdout.splitlines():
         printed.setdefault(shape(line), []).append(numbers(line))
     for line in SAID[command]:
-        near = [numbers(line) == pytest.approx(found, rel=0.02) for found in printed.get(shape(line), [])]
+        near = [
+            numbers(line) == pytest.approx(found, rel=0.02)
+            for found in printed.get(shape(line), [])
+        ]
         assert any(near), f"{line}\n\n{result.stdout}"
 
 
 def test_the_reference_has_every_rule_with_its_threshold():
     page = (ROOT / "docs" / "audit-reference.md").read_text()
-    found = dict(re.findall(r"^\| `(\w+)` \| .*?(?:more|less) than ([\d.,]+) ", page, re.MULTILINE))
+    found = dict(
+        re.findall(
+            r"^\| `(\w+)` \| .*?(?:more|less) than ([\d.,]+) ", page, re.MULTILINE
+        )
+    )
     assert found == {rule.name: f"{rule.threshold:,g}" for rule in RULES}

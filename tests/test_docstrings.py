@@ -1,10 +1,13 @@
-"""Every public name has a docstring in numpy's form, whose examples run and print what they say.
+"""Every public name has a docstring in numpy's form, whose examples run and print what
+they say.
 
-Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
-of public classes. A function lists its parameters and has an example; a class lists the parameters of its constructor,
-or its attributes, and has the examples for all its methods. Parameters that two functions share are described once:
-"the parameters are those of `law`". A class that only the library makes needs no example: the function that returns it
-has one. A property needs one line, and so does a method with at most one parameter. Modules have an example too.
+Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for,
+and the methods and properties of public classes. A function lists its parameters and
+has an example; a class lists the parameters of its constructor, or its attributes, and
+has the examples for all its methods. Parameters that two functions share are described
+once: "the parameters are those of `law`". A class that only the library makes needs no
+example: the function that returns it has one. A property needs one line, and so does a
+method with at most one parameter. Modules have an example too.
 """
 
 import dataclasses
@@ -26,26 +29,39 @@ from netsor.studies import _process_pool, _study
 from .inline import Inline
 
 API = Path(__file__).parent.parent / "docs" / "api.md"
-HAS_SKLEARN = importlib.util.find_spec("sklearn") is not None  # what the regressor needs
+# what the regressor needs
+HAS_SKLEARN = importlib.util.find_spec("sklearn") is not None
 PAGES = [
     pkgutil.resolve_name(page)
     for page in re.findall(r"^::: (netsor\S+)", API.read_text(), re.MULTILINE)
-    if (HAS_SKLEARN or "_regressor" not in page) and ".torch." not in page  # tests/peers has those of PyTorch
+    # tests/peers has those of PyTorch
+    if (HAS_SKLEARN or "_regressor" not in page) and ".torch." not in page
 ]
-EXPORTED = [getattr(module, name) for module in (ns, ns.nn, ns.models, ns.paper) for name in module.__all__]
+EXPORTED = [
+    getattr(module, name)
+    for module in (ns, ns.nn, ns.models, ns.paper)
+    for name in module.__all__
+]
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 SHARED = re.compile(r"parameters\s+are\s+those\s+of\s+`([\w.]+)`")
 RESULT = re.compile(r"The result of `\w+`|A point of a `Report`")
 PROPERTIES = (property, functools.cached_property)
-# A task of a study tells all that its numbers depend on, and many examples have one in common.
+# A task of a study tells all that its numbers depend on, and many examples have one in
+# common.
 COMPUTED, COMPUTE = {}, _study.compute
 RATE, RATES = ns.rate, {}
 
 
 def members(kind):
-    """The public methods and properties of a class that are ours, by the names of the classes that define them."""
-    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    """The public methods and properties of a class that are ours, by the names of the
+    classes that define them.
+    """
+    fields = (
+        {field.name for field in dataclasses.fields(kind)}
+        if dataclasses.is_dataclass(kind)
+        else set()
+    )
     for base in kind.__mro__:
         if base.__module__.startswith("netsor"):
             for name, found in vars(base).items():
@@ -59,10 +75,15 @@ def public():
     """Every public name, once."""
     modules = {"": ns, "nn.": ns.nn, "models.": ns.models, "paper.": ns.paper}
     found = {module.__name__: module for module in modules.values()}
-    things = {f"{of}{name}": getattr(module, name) for of, module in modules.items() for name in module.__all__}
+    things = {
+        f"{of}{name}": getattr(module, name)
+        for of, module in modules.items()
+        for name in module.__all__
+    }
     things |= {page.__name__: page for page in PAGES if page not in things.values()}
     for name, thing in things.items():
-        if callable(thing) and thing not in found.values():  # numbers, tables and modules say what they are in docs/
+        # numbers, tables and modules say what they are in docs/
+        if callable(thing) and thing not in found.values():
             found[name] = thing
             if inspect.isclass(thing):
                 found |= dict(members(thing))
@@ -87,12 +108,15 @@ def sections(thing):
 def parameters(thing):
     """The names of what a function or a constructor takes."""
     if inspect.isclass(thing) and issubclass(thing, ns.Value):
-        return set()  # values are made by the functions of the language, not by their constructors
+        # values are made by the functions of the language, not by their constructors
+        return set()
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
 
 
 def described(thing):
-    """The names of the parameters that a docstring describes, itself or by the name of another function."""
+    """The names of the parameters that a docstring describes, itself or by the name of
+    another function.
+    """
     found = sections(thing)
     rows = ITEM.findall(found.get("Parameters", "") + found.get("Attributes", ""))
     names = {name for row in rows for name in row.split(", ")}
@@ -104,29 +128,46 @@ def described(thing):
 
 
 def defaults(thing, row):
-    """The defaults of parameters that are described together: the page shows the first of them for all."""
+    """The defaults of parameters that are described together: the page shows the first
+    of them for all.
+    """
     takes = inspect.signature(thing).parameters if ", " in row else {}
     return {repr(takes[name].default) for name in row.split(", ") if name in takes}
 
 
 def is_method(thing):
     """Whether a function is defined in a class."""
-    return inspect.isfunction(thing) and thing.__qualname__.rpartition("<locals>.")[2].count(".") > 0
+    return (
+        inspect.isfunction(thing)
+        and thing.__qualname__.rpartition("<locals>.")[2].count(".") > 0
+    )
 
 
 def missing(thing):
     """What the docstring of a public name lacks."""
     found = sections(thing)
     lacks = [] if found[""].strip() else ["a first line"]
-    if isinstance(thing, PROPERTIES) or (is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2):
+    if isinstance(thing, PROPERTIES) or (
+        is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2
+    ):
         return lacks
-    returned = inspect.isclass(thing) and (thing not in EXPORTED or RESULT.match(found[""]))
-    lacks += [] if is_method(thing) or returned or ">>>" in found.get("Examples", "") else ["Examples"]
+    returned = inspect.isclass(thing) and (
+        thing not in EXPORTED or RESULT.match(found[""])
+    )
+    lacks += (
+        []
+        if is_method(thing) or returned or ">>>" in found.get("Examples", "")
+        else ["Examples"]
+    )
     if inspect.ismodule(thing):
         return lacks
-    lacks += [f"parameter {name}" for name in sorted(parameters(thing) - described(thing))]
+    lacks += [
+        f"parameter {name}" for name in sorted(parameters(thing) - described(thing))
+    ]
     rows = ITEM.findall(found.get("Parameters", "") + found.get("Attributes", ""))
-    return lacks + [f"one default for {row}" for row in rows if len(defaults(thing, row)) > 1]
+    return lacks + [
+        f"one default for {row}" for row in rows if len(defaults(thing, row)) > 1
+    ]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -167,7 +208,12 @@ def test_what_lacks_is_found():
         >>> referring([], float)
         """
 
-    assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x"]
+    assert missing(bare) == [
+        "Examples",
+        "parameter more",
+        "parameter rest",
+        "parameter x",
+    ]
     assert missing(together) == ["one default for x, y"]
     assert missing(referring) == ["parameter dtype"]
     assert missing(property(bare)) == []
@@ -191,7 +237,9 @@ def examples():
     found = {}
     for name, thing in PUBLIC.items():
         function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
-        for test in FINDER.find(inspect.unwrap(function), name, module=False, globs={"ns": ns, "np": np}):
+        for test in FINDER.find(
+            inspect.unwrap(function), name, module=False, globs={"ns": ns, "np": np}
+        ):
             found[name] = test
     return found
 
@@ -219,10 +267,13 @@ def computed(task, folder=None):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
-    monkeypatch.setattr(_process_pool, "Workers", Inline)  # the same bits, and no process to begin
+    # the same bits, and no process to begin
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(_study, "compute", computed)
     monkeypatch.setattr(ns, "rate", rated)
     said = []
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    runner = doctest.DocTestRunner(
+        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    )
     runner.run(EXAMPLES[name], out=said.append)
     assert runner.failures == 0, "".join(said)

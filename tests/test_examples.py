@@ -13,7 +13,9 @@ FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 PICTURES = {
     "picture": {"widths.png"},
-    "tangent": {f"tangent-{name}.png" for name in ("decay", "heads", "output", "widths")},
+    "tangent": {
+        f"tangent-{name}.png" for name in ("decay", "heads", "output", "widths")
+    },
     "wide_enough": {"wide_enough.png"},
     "three_questions": {"entropy.png", "outputs.png", "posterior.png"},
 }
@@ -26,31 +28,52 @@ def needs(name):
         pytest.importorskip("torch")
 
 
-LONG = {"bayes", "check_init", "picture", "regression", "tangent", "three_questions", "wide_enough"}
+LONG = {
+    "bayes",
+    "check_init",
+    "picture",
+    "regression",
+    "tangent",
+    "three_questions",
+    "wide_enough",
+}
 
 
 @pytest.mark.parametrize(
     "name",  # pages of the docs run nearly the same as the slow ones in every test
-    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXAMPLES],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+        for name in EXAMPLES
+    ],
 )
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name])
-    simulate = ns.Program.simulate  # draws every matrix: a few draws show that the example runs
-    monkeypatch.setattr(ns.Program, "simulate", lambda net, draws, **how: simulate(net, draws=min(draws, 50), **how))
+    # draws every matrix: a few draws show that the example runs
+    simulate = ns.Program.simulate
+    monkeypatch.setattr(
+        ns.Program,
+        "simulate",
+        lambda net, draws, **how: simulate(net, draws=min(draws, 50), **how),
+    )
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == PICTURES.get(name, set())
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])  # a PyTorch module
+# a PyTorch module
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])
 def test_network_is_at_most_ten_lines(name):
     needs(name)
     net = importlib.import_module(f"examples.{name}").net
     assert isinstance(net(), ns.Program)
     source = inspect.getsource(net).splitlines()
-    code = [line for line in source if line.strip() and not line.strip().startswith(("@", '"""'))]
+    code = [
+        line
+        for line in source
+        if line.strip() and not line.strip().startswith(("@", '"""'))
+    ]
     assert len(code) <= 10
 
 

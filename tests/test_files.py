@@ -1,4 +1,6 @@
-"""Files that users give: one reader for JSON and TOML, which refuses what could block, fill memory or be misread."""
+"""Files that users give: one reader for JSON and TOML, which refuses what could block,
+fill memory or be misread.
+"""
 
 import os
 import sys
@@ -51,7 +53,9 @@ def test_toml_that_is_refused(text, said, tmp_path):
 
 
 def test_what_is_read(tmp_path):
-    (tmp_path / "a.json").write_text('{"a": [1, "\\ud83d\\ude00", ' + "9" * 300 + '], "b": 1e-5}')
+    (tmp_path / "a.json").write_text(
+        '{"a": [1, "\\ud83d\\ude00", ' + "9" * 300 + '], "b": 1e-5}'
+    )
     assert fields(tmp_path / "a.json") == {"a": [1, "😀", int("9" * 300)], "b": 1e-5}
     (tmp_path / "a.toml").write_text("# 0.5 of 1.0 … a.b.c\n[query.lr]\nwidth = -0.5\n")
     assert fields(tmp_path / "a.toml") == {"query": {"lr": {"width": -0.5}}}
@@ -63,5 +67,7 @@ def test_what_is_read(tmp_path):
 def test_pipes_devices_and_folders_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
-        with pytest.raises(ValueError, match="must be a regular file, not a folder, a device or a pipe"):
+        with pytest.raises(
+            ValueError, match="must be a regular file, not a folder, a device or a pipe"
+        ):
             content(path)

@@ -1,6 +1,7 @@
 """Formulas of the documentation, and those that programs and laws write, are LaTeX.
 
-A strict parser reads them in every run, so that no test needs LaTeX. Where pdflatex is installed it compiles them too.
+A strict parser reads them in every run, so that no test needs LaTeX. Where pdflatex is
+installed it compiles them too.
 """
 
 import importlib.util
@@ -10,18 +11,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples import attention_layer, causal_attention, cross_attention, perceptron, recurrent, residual_block
+from examples import (
+    attention_layer,
+    causal_attention,
+    cross_attention,
+    perceptron,
+    recurrent,
+    residual_block,
+)
 
 import netsor as ns
 
 ROOT = Path(__file__).parent.parent
-SPEC = importlib.util.spec_from_file_location("_formulas", ROOT / "docs" / "_formulas.py")
+SPEC = importlib.util.spec_from_file_location(
+    "_formulas", ROOT / "docs" / "_formulas.py"
+)
 tex = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tex)
 
 n = ns.Width("n")
 needs_latex = pytest.mark.skipif(
-    shutil.which("pdflatex") is None, reason="needs pdflatex; the parser read the formulas"
+    shutil.which("pdflatex") is None,
+    reason="needs pdflatex; the parser read the formulas",
 )
 
 
@@ -32,13 +43,18 @@ def cycles():
 
 def table():
     x = ns.gaussian(n, (2, 3))
-    return ns.tanh(x.reshape(6)[[5, 0, 3, 2]].reshape(2, 2))  # of two of the three columns
+    # of two of the three columns
+    return ns.tanh(x.reshape(6)[[5, 0, 3, 2]].reshape(2, 2))
 
 
 def covariances():
     few = ns.gaussian(n, 2, mean=[0.5, -1e-7], cov=[[1.0, 0.5], [0.5, 2.0]])
     many = ns.gaussian(n, 6, cov=np.eye(6) + 0.5)
-    return ns.tanh(few), ns.tanh(many), few + ns.gaussian(n, 2, mean=[1.0, 2.0], cov=0.0)
+    return (
+        ns.tanh(few),
+        ns.tanh(many),
+        few + ns.gaussian(n, 2, mean=[1.0, 2.0], cov=0.0),
+    )
 
 
 def gradient():
@@ -58,8 +74,12 @@ PROGRAMS = {
     "covariances": lambda: ns.Program(covariances()),
     "gradient": lambda: ns.Program(gradient()),
     "rotary": lambda: ns.Program(rotary()),
-    "names": lambda: ns.Program(ns.weight(n, n, name="50% of #1 & co_") @ ns.gaussian(n), "a_b {c} ~ ^"),
-    "scalars": lambda: ns.Program(ns.normal((2, 3), std=1e-4).sum(0) + ns.hyperparameter("lr_1")),
+    "names": lambda: ns.Program(
+        ns.weight(n, n, name="50% of #1 & co_") @ ns.gaussian(n), "a_b {c} ~ ^"
+    ),
+    "scalars": lambda: ns.Program(
+        ns.normal((2, 3), std=1e-4).sum(0) + ns.hyperparameter("lr_1")
+    ),
     "paper": ns.paper.layer,
     "attention": attention_layer.net,
     "causal": causal_attention.net,
@@ -71,14 +91,24 @@ PROGRAMS = {
 
 
 def formulas_of_program(net):
-    """The formulas of a program: those in its LaTeX in both styles, and that of its law."""
+    """The formulas of a program: those in its LaTeX in both styles, and that of its
+    law.
+    """
     found = [tex.Formula("law", net._repr_latex_().strip("$"), displayed=True)]
     for style in ("full", "paper"):
         body = net.latex(document=False, style=style)
         stacked = re.findall(r"\\begin{gather\*}(.*?)\\end{gather\*}", body, re.DOTALL)
-        prose = re.sub(r"\\begin{gather\*}.*?\\end{gather\*}", "", body, flags=re.DOTALL)
-        found += [tex.Formula(style, rf"\begin{{gathered}}{lines}\end{{gathered}}", True) for lines in stacked]
-        found += [tex.Formula(style, inline, False) for inline in re.findall(r"(?<!\\)\$(.+?)(?<!\\)\$", prose)]
+        prose = re.sub(
+            r"\\begin{gather\*}.*?\\end{gather\*}", "", body, flags=re.DOTALL
+        )
+        found += [
+            tex.Formula(style, rf"\begin{{gathered}}{lines}\end{{gathered}}", True)
+            for lines in stacked
+        ]
+        found += [
+            tex.Formula(style, inline, False)
+            for inline in re.findall(r"(?<!\\)\$(.+?)(?<!\\)\$", prose)
+        ]
     return found
 
 
@@ -102,7 +132,9 @@ def test_formulas_of_programs_parse(name):
 
 @needs_latex
 def test_formulas_of_programs_compile():
-    formulas = [formula for make in PROGRAMS.values() for formula in formulas_of_program(make())]
+    formulas = [
+        formula for make in PROGRAMS.values() for formula in formulas_of_program(make())
+    ]
     assert tex.compile_all(formulas) is None
 
 
@@ -120,8 +152,18 @@ BROKEN = [
     "_}",
     "a # b",
 ]
-BROKEN += [r"\begin{pmatrix} 1", r"\end{pmatrix}", r"\text{a_b}", "λ", r"{\left( x} \right)", "x^{1}'"]
-BROKEN += [r"\begin{gathered} a & b \end{gathered}", r"\begin{gathered} a \end{aligned}"]
+BROKEN += [
+    r"\begin{pmatrix} 1",
+    r"\end{pmatrix}",
+    r"\text{a_b}",
+    "λ",
+    r"{\left( x} \right)",
+    "x^{1}'",
+]
+BROKEN += [
+    r"\begin{gathered} a & b \end{gathered}",
+    r"\begin{gathered} a \end{aligned}",
+]
 # LaTeX reads these in another way than one would think, or some renderers refuse them
 DOUBTFUL = ["50%", r"\text{50%}", r"a \\ b", r"\text a", r"\text{…}"]
 
@@ -141,7 +183,9 @@ def test_latex_refuses_what_the_parser_refuses(broken):
 
 def test_the_documentation_is_read_as_mkdocs_reads_it():
     page = "Costs \\$5 or 5$.\n`$a$` and $b_1$\n```text\n$c$\n```\n$$\nd\n$$\n"
-    assert [(f.where, f.tex.strip(), f.displayed) for f in tex.formulas_of(page, "p")] == [
+    assert [
+        (f.where, f.tex.strip(), f.displayed) for f in tex.formulas_of(page, "p")
+    ] == [
         ("p:2", "b_1", False),
         ("p:6", "d", True),
     ]
@@ -161,11 +205,16 @@ def test_selections_are_defined():
     same = ns.Program(ns.tanh(x[[1, 0, 2, 3]]) + x[[1, 0, 2, 3]]).latex()
     assert same.count(r"(i))_{i} =") == 2
     assert r"\pi_{2}" not in same
-    assert r"(\pi_{1}(i,j))_{i,j} = ((2,2), (1,1), (2,1), (1,2))" in ns.Program(table()).latex()
+    assert (
+        r"(\pi_{1}(i,j))_{i,j} = ((2,2), (1,1), (2,1), (1,2))"
+        in ns.Program(table()).latex()
+    )
 
 
 def test_a_law_defines_what_it_boxes():
-    law = ns.Program(ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n))).law(n=ns.inf)
+    law = ns.Program(ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n))).law(
+        n=ns.inf
+    )
     lines = law.latex().splitlines()
     boxed = lines.index(next(line for line in lines if r"\boxed" in line))
     assert any(line.startswith(r"g^{(2)} = W^{(2)} x") for line in lines[:boxed])

@@ -1,4 +1,6 @@
-"""Misuses of studies, models, training and optimisers: the contract of `test_fuzz_api` for their arguments."""
+"""Misuses of studies, models, training and optimisers: the contract of `test_fuzz_api`
+for their arguments.
+"""
 
 import pytest
 
@@ -10,7 +12,8 @@ from .keep import keep
 from .misuses_of_studies import STUDIES
 from .test_fuzz_api import WRONG, check
 
-# what an error may name instead of the argument: the one that it disagrees with, or what it is called there
+# what an error may name instead of the argument: the one that it disagrees with, or
+# what it is called there
 NAMES = {
     "ids": "ids|targets|tokens",
     "depths": "depths|widths",
@@ -43,7 +46,10 @@ def small(monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
-EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in STUDIES]
+EVERY = [
+    pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name
+    for name in STUDIES
+]
 
 
 @pytest.mark.parametrize("step", keep([STEP, 1], STEP))
@@ -64,6 +70,10 @@ def test_every_misuse(name, step):
 def test_right_arguments_are_right(name):
     function, right = STUDIES[name]
     if name in ("audit", "baseline"):
-        right = {key: value for key, value in right.items() if key not in ("compare", "sweep", "baseline")}
+        right = {
+            key: value
+            for key, value in right.items()
+            if key not in ("compare", "sweep", "baseline")
+        }
     if name != "baseline":
         function(**right)

@@ -1,4 +1,6 @@
-"""What notebooks show: HTML that is well formed, escapes what a user named, and has the numbers of the law."""
+"""What notebooks show: HTML that is well formed, escapes what a user named, and has the
+numbers of the law.
+"""
 
 import math
 import re
@@ -58,13 +60,17 @@ def test_joint_laws():
     assert "and 12 more entries" in words(many)
     still = ns.Joint(np.zeros((2, 2)), np.stack([np.diag([1.0, 0.0])] * 2), ORIGIN)
     assert "–" in words(still)  # no correlation with what does not vary
-    assert "log evidence" in words(ns.Joint(np.zeros((1, 2)), cov[None], ORIGIN).condition({0: 1.0}))
+    assert "log evidence" in words(
+        ns.Joint(np.zeros((1, 2)), cov[None], ORIGIN).condition({0: 1.0})
+    )
 
 
 def test_estimates():
     assert words(ns.Estimate(0.5, 0.01)) == "0.5 ± 0.01"
     assert "1, 03 ± 0.1" in words(ns.Estimate(np.array([[1.0, 2.0], [3.0, 4.0]]), 0.1))
-    assert "and 8 more, of shape (20,)" in words(ns.Estimate(np.arange(20.0), np.ones(20)))
+    assert "and 8 more, of shape (20,)" in words(
+        ns.Estimate(np.arange(20.0), np.ones(20))
+    )
     assert "inf" in words(ns.Estimate(1.0, math.inf))
 
 
@@ -84,18 +90,44 @@ def test_programs_checks_and_plans():
     assert "The limit does not exist" in tied._repr_latex_()
 
 
-SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
-OUTSIDE = re.compile(r"<(?:script|link|iframe|img)\b|\b(?:src|href)=|url\(|@import|\bon\w+=", re.IGNORECASE)
+SMALL = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 30,
+    "n_positions": 8,
+}
+OUTSIDE = re.compile(
+    r"<(?:script|link|iframe|img)\b|\b(?:src|href)=|url\(|@import|\bon\w+=",
+    re.IGNORECASE,
+)
 
 
 def test_nothing_from_outside_is_needed(monkeypatch):
-    """No script and no other file: a notebook shows the same in VS Code, on a page without Jupyter, or offline."""
+    """No script and no other file: a notebook shows the same in VS Code, on a page
+    without Jupyter, or offline.
+    """
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     net = ns.paper.layer()
     audit = ns.audit(SMALL, compare={**SMALL, "n_layer": 3}, quick=True, progress=False)
-    check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), parametrisation="mup", draws=4, progress=False)
+    check = ns.coord_check(
+        {**SMALL, "n_layer": 1},
+        widths=(16, 32),
+        parametrisation="mup",
+        draws=4,
+        progress=False,
+    )
     things = [law() for law in LAWS.values()]
-    things += [net, net.check(), net.plan(n=8), net.law(n=8, draws=50), ns.rate(net, [8, 16], draws=200)]
+    things += [
+        net,
+        net.check(),
+        net.plan(n=8),
+        net.law(n=8, draws=50),
+        ns.rate(net, [8, 16], draws=200),
+    ]
     things += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]
-    assert [OUTSIDE.findall(thing._repr_html_()) for thing in things] == [[]] * len(things)
+    assert [OUTSIDE.findall(thing._repr_html_()) for thing in things] == [[]] * len(
+        things
+    )
     assert OUTSIDE.findall('<link rel="x" href="y">') == ["<link", "href="]

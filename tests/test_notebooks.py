@@ -1,4 +1,6 @@
-"""The notebooks run as scripts and draw a figure, and jupytext reads them as notebooks."""
+"""The notebooks run as scripts and draw a figure, and jupytext reads them as
+notebooks.
+"""
 
 import runpy
 from pathlib import Path
@@ -23,7 +25,8 @@ def test_all_are_there():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
-    import matplotlib.pyplot as plt  # slow to import, as jupytext is: by the one process that needs it
+    # slow to import, as jupytext is: by the one process that needs it
+    import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
     plt.close("all")  # what earlier tests of this process left open

@@ -12,7 +12,16 @@ from netsor.language._operation import Root, Split, SteppedMatMul, SteppedParame
 from netsor.language._scalar import Hyperparameter
 
 from .builder import Builder
-from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs
+from .programs import (
+    LIMIT_STEPS,
+    STEPS,
+    WIDTHS,
+    LimitBuilder,
+    grown,
+    limit_programs,
+    operations,
+    programs,
+)
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -47,7 +56,9 @@ def test_indexing_early_or_late_is_the_same(built, data):
         if value.shape:
             key = tuple(data.draw(st.integers(0, size - 1)) for size in value.shape)
             part = built.net[k][key].simulate(draws=4, **built.widths)
-            np.testing.assert_allclose(part, whole[k][(slice(None), *key)], rtol=1e-7, atol=1e-9)
+            np.testing.assert_allclose(
+                part, whole[k][(slice(None), *key)], rtol=1e-7, atol=1e-9
+            )
 
 
 @few
@@ -69,15 +80,24 @@ def test_limit_programs_have_symbols_for_widths(built):
     # only vectors with rotary positions, and those made of them, have a number
     assert all(width.name or width.factor % 12 == 0 for width in widths)
     assert set(built.widths) == set(built.net.widths)
-    assert np.isfinite(np.concatenate([a.ravel() for a in built.net.simulate(draws=2, **built.widths)])).all()
+    assert np.isfinite(
+        np.concatenate([a.ravel() for a in built.net.simulate(draws=2, **built.widths)])
+    ).all()
 
 
 @pytest.mark.slow
 def test_the_programs_are_of_every_kind():
-    """Every operation, and every verdict, in one of 100; and what is made for the limit mostly has one."""
+    """Every operation, and every verdict, in one of 100; and what is made for the limit
+    mostly has one.
+    """
     nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]
-    limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
-    kinds = [{type(value.op) for value in topological_order(net.outputs)} for net in nets]
+    limits = [
+        grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net
+        for seed in range(100)
+    ]
+    kinds = [
+        {type(value.op) for value in topological_order(net.outputs)} for net in nets
+    ]
     by_gradients = {
         Root,
         Split,
@@ -86,11 +106,18 @@ def test_the_programs_are_of_every_kind():
         Hyperparameter,
     }  # these have random programs of their own
     assert set().union(*kinds) == set(operations(Operation)) - by_gradients
-    assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
+    assert {net.check().verdict for net in nets} == {
+        "proved",
+        "conjectured",
+        "no limit",
+    }
     verdicts = [net.check().verdict for net in limits]
     assert verdicts.count("no limit") <= 2
     assert verdicts.count("proved") >= 10
-    scores = [any(getattr(v.op, "power", 0) == 0.5 for v in topological_order(net.outputs)) for net in limits]
+    scores = [
+        any(getattr(v.op, "power", 0) == 0.5 for v in topological_order(net.outputs))
+        for net in limits
+    ]
     assert sum(scores) >= 40
 
 
@@ -99,7 +126,9 @@ def test_a_shorter_program_is_the_beginning_of_a_longer_one():
     short, long = (Builder(5, WIDTHS) for _ in range(2))
     grown(short, STEPS, 4, 6)
     grown(long, STEPS, 8, 6)
-    shapes = [[(type(v.op), v.shape) for v in builder.vectors] for builder in (short, long)]
+    shapes = [
+        [(type(v.op), v.shape) for v in builder.vectors] for builder in (short, long)
+    ]
     assert shapes[1][: len(shapes[0])] == shapes[0]
     assert len(shapes[1]) > len(shapes[0])
 

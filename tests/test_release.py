@@ -1,4 +1,6 @@
-"""What a release needs besides the code: one version everywhere, files that a forge can read, targets that exist."""
+"""What a release needs besides the code: one version everywhere, files that a forge can
+read, targets that exist.
+"""
 
 import json
 import re
@@ -31,16 +33,26 @@ def test_one_version_and_one_date():
         "CITATION.cff": str(citation()["version"]),
         "codemeta.json": codemeta()["version"],
         "conda": re.search(r'set version = "(.*?)"', RECIPE)[1],
-        "changelog": re.findall(r"^## (\d\S*) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0],
+        "changelog": re.findall(
+            r"^## (\d\S*) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+        )[0],
     }
     assert versions == dict.fromkeys(versions, netsor.__version__)
-    dates = re.findall(r"^## \d\S* \((\S+)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    dates = re.findall(
+        r"^## \d\S* \((\S+)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert {str(citation()["date-released"]), codemeta()["datePublished"]} == {dates[0]}
 
 
 def test_the_changelog_says_nothing_twice():
-    """As it would where a merge brings back what was moved to the section of a version."""
-    lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if len(line) > 60]
+    """As it would where a merge brings back what was moved to the section of a
+    version.
+    """
+    lines = [
+        line
+        for line in (ROOT / "CHANGELOG.md").read_text().splitlines()
+        if len(line) > 60
+    ]
     assert sorted(lines) == sorted(set(lines))
 
 
@@ -53,19 +65,32 @@ def test_the_citation_has_what_its_format_asks_for():
 
 
 def test_the_recipe_needs_what_the_package_needs():
-    run = yaml.safe_load(re.sub(r"\{%.*?%\}|[{}]{2}", "", RECIPE))["requirements"]["run"]
-    needed = {f"{name} >={low}" for name, low in (item.split(">=") for item in PROJECT["dependencies"])}
-    assert set(run) == {item.replace("matplotlib ", "matplotlib-base ") for item in needed} | {"python >=3.11"}
-    assert codemeta()["softwareRequirements"] == [item.split(">=")[0] for item in PROJECT["dependencies"]]
+    run = yaml.safe_load(re.sub(r"\{%.*?%\}|[{}]{2}", "", RECIPE))["requirements"][
+        "run"
+    ]
+    needed = {
+        f"{name} >={low}"
+        for name, low in (item.split(">=") for item in PROJECT["dependencies"])
+    }
+    assert set(run) == {
+        item.replace("matplotlib ", "matplotlib-base ") for item in needed
+    } | {"python >=3.11"}
+    assert codemeta()["softwareRequirements"] == [
+        item.split(">=")[0] for item in PROJECT["dependencies"]
+    ]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_run_targets_that_exist(path):
-    """A forge can read them; every step is an action or a command, every `make` a target, every need a job."""
+    """A forge can read them; every step is an action or a command, every `make` a
+    target, every need a job.
+    """
     workflow = yaml.safe_load(path.read_text())
     assert {"name", "permissions", "jobs"} <= set(workflow)
     assert True in workflow  # YAML 1.1 reads the key `on` as true, and so do forges
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    phony = re.search(
+        r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )[1].split()
     for job in workflow["jobs"].values():
         assert {"runs-on", "steps"} <= set(job)
         assert {job["needs"]} <= set(workflow["jobs"]) if "needs" in job else True
@@ -73,15 +98,27 @@ def test_workflows_run_targets_that_exist(path):
             assert ("uses" in step) != ("run" in step)
             if "run" in step:
                 targets = re.findall(r"\bmake ([a-z -]+)", step["run"])
-                assert all(target in phony for line in targets for target in line.split())
+                assert all(
+                    target in phony for line in targets for target in line.split()
+                )
 
 
 def test_all_workflows_are_there():
-    """Together they run what CONTRIBUTING asks for, and only the release may publish to the index."""
+    """Together they run what CONTRIBUTING asks for, and only the release may publish to
+    the index.
+    """
     text = {path.stem: path.read_text() for path in WORKFLOWS}
     assert set(text) == {"tests", "docs", "release"}
     made = set(re.findall(r"run: make ([a-z-]+)", "\n".join(text.values())))
-    assert {"lint", "test", "test-lowest", "test-newest", "test-browser", "docs", "dist"} <= made
+    assert {
+        "lint",
+        "test",
+        "test-lowest",
+        "test-newest",
+        "test-browser",
+        "docs",
+        "dist",
+    } <= made
     release = yaml.safe_load(text["release"])
     assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in text["release"]
@@ -89,7 +126,9 @@ def test_all_workflows_are_there():
 
 def test_lint_and_tests_run_on_every_system():
     """Linux and macOS, x86 and ARM: macos-latest is ARM."""
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())[
+        "jobs"
+    ]
     for name in ("lint", "test"):
         matrix = jobs[name]["strategy"]["matrix"]
         systems = {*matrix["os"], *(case["os"] for case in matrix.get("include", []))}
@@ -109,15 +148,30 @@ def test_templates_of_issues(path):
 
 
 def test_the_paper_has_the_journals_form():
-    """Its head, the sections that are asked for, a length of 250 to 1,000 words, keys that are in the bibliography."""
+    """Its head, the sections that are asked for, a length of 250 to 1,000 words, keys
+    that are in the bibliography.
+    """
     _, head, body = PAPER.split("---\n", 2)
     meta = yaml.safe_load(head)
-    assert {"title", "tags", "authors", "affiliations", "date", "bibliography"} <= set(meta)
+    assert {"title", "tags", "authors", "affiliations", "date", "bibliography"} <= set(
+        meta
+    )
     sections = re.findall(r"^# (.*)$", body, re.MULTILINE)
-    assert {"Summary", "Statement of need", "State of the field", "References"} <= set(sections)
+    assert {"Summary", "Statement of need", "State of the field", "References"} <= set(
+        sections
+    )
     assert 250 <= len(re.sub(r"```.*?```", "", body, flags=re.DOTALL).split()) <= 1000
-    entries = set(re.findall(r"^@\w+\{(\w+),", (ROOT / "paper" / meta["bibliography"]).read_text(), re.MULTILINE))
-    assert set(re.findall(r"@(\w+)", re.sub(r"```.*?```", "", body, flags=re.DOTALL))) == entries
+    entries = set(
+        re.findall(
+            r"^@\w+\{(\w+),",
+            (ROOT / "paper" / meta["bibliography"]).read_text(),
+            re.MULTILINE,
+        )
+    )
+    assert (
+        set(re.findall(r"@(\w+)", re.sub(r"```.*?```", "", body, flags=re.DOTALL)))
+        == entries
+    )
     for picture in re.findall(r"\]\((\S+?)\)$", body, re.MULTILINE):
         assert (ROOT / "paper" / picture).is_file()
 

@@ -1,4 +1,6 @@
-"""The package loads a name when it is asked for, and a command what it computes with when it runs."""
+"""The package loads a name when it is asked for, and a command what it computes with
+when it runs.
+"""
 
 import ast
 import inspect
@@ -17,27 +19,48 @@ from netsor.cli import _options
 from netsor.engine import backends
 
 API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
-COMPUTING = ("numpy", "scipy", "matplotlib", "tqdm", "threadpoolctl", "array_api_compat", "netsor.language")
+COMPUTING = (
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "tqdm",
+    "threadpoolctl",
+    "array_api_compat",
+    "netsor.language",
+)
 
 
 def fresh(code):
     """What a new process prints."""
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return made.stdout.splitlines()[-1]
 
 
 def test_the_stub_has_every_public_name_once():
-    """Type checkers and the package read the same file; what the language exports is there too."""
+    """Type checkers and the package read the same file; what the language exports is
+    there too.
+    """
     names = [words[3] for words in ns._IMPORTS]
     assert sorted(names) == ns.__all__
-    assert all(words[4:] == ["as", words[3]] for words in ns._IMPORTS)  # so that type checkers export it
+    # so that type checkers export it
+    assert all(words[4:] == ["as", words[3]] for words in ns._IMPORTS)
     tree = ast.parse(Path(language.__file__).read_text())
-    assert {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names} <= set(names)
+    assert {
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    } <= set(names)
 
 
 def test_the_documentation_lists_public_names():
     """That none is missing there is tested with the docstrings."""
-    listed = set(re.findall(r"^::: netsor\.([a-zA-Z]\w*)", API, re.MULTILINE)) - {"studies", "torch"}
+    listed = set(re.findall(r"^::: netsor\.([a-zA-Z]\w*)", API, re.MULTILINE)) - {
+        "studies",
+        "torch",
+    }
     assert listed <= set(ns.__all__)
     assert {"Program", "kl", "audit", "nn", "models", "paper"} <= listed
 
@@ -45,21 +68,31 @@ def test_the_documentation_lists_public_names():
 @pytest.mark.slow
 def test_names_are_there_for_all_who_look():
     """`dir` before anything is loaded, `import *`, and pickle by module and name."""
-    assert fresh("import netsor; print(set(netsor.__all__) <= set(dir(netsor)))") == "True"
-    assert fresh("from netsor import *; print(Width, nn.mlp, paper.layer, inf)").endswith("inf")
+    assert (
+        fresh("import netsor; print(set(netsor.__all__) <= set(dir(netsor)))") == "True"
+    )
+    assert fresh(
+        "from netsor import *; print(Width, nn.mlp, paper.layer, inf)"
+    ).endswith("inf")
     assert all(getattr(ns, name) is not None for name in ns.__all__)
     assert pickle.loads(b"cnetsor\nProgram\n.") is ns.Program
 
 
 def test_only_names_for_users_are_listed_and_wrong_ones_are_corrected():
-    assert [name for name in fresh("import netsor; print(*dir(netsor))").split() if name[0] != "_"] == ns.__all__
+    assert [
+        name
+        for name in fresh("import netsor; print(*dir(netsor))").split()
+        if name[0] != "_"
+    ] == ns.__all__
     with pytest.raises(AttributeError, match=r"did you mean ns\.AttentionRegressor"):
         _ = ns.AttentionRegresor
 
 
 @pytest.mark.slow
 def test_one_thread_loads_at_a_time():
-    """Python's own locks fail where one thread imports a package and another, directly, a part of it."""
+    """Python's own locks fail where one thread imports a package and another, directly,
+    a part of it.
+    """
     code = """
 import sys, threading, netsor as ns
 load, inside, most, errors, together = ns.import_module, [], [0], [], threading.Barrier(8)
@@ -86,14 +119,24 @@ print(most[0], errors)
 
 
 def test_no_file_of_the_package_asks_it_for_a_name():
-    """It would wait for the thread that loads a name while that one may wait for this file."""
+    """It would wait for the thread that loads a name while that one may wait for this
+    file.
+    """
     for path in Path(ns.__file__).parent.rglob("*.py"):
         depth = len(path.relative_to(Path(ns.__file__).parent).parts)
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if f"from {'.' * depth} import" in text else ():
-            if isinstance(node, ast.ImportFrom) and node.level == depth and node.module is None:
+        for node in (
+            ast.walk(ast.parse(text)) if f"from {'.' * depth} import" in text else ()
+        ):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.level == depth
+                and node.module is None
+            ):
                 own = {alias.name for alias in node.names} & {*ns._WHERE, *ns._MODULES}
-                assert not own or path.name == "__init__.py", f"{path}: from their own modules: {own}"
+                assert not own or path.name == "__init__.py", (
+                    f"{path}: from their own modules: {own}"
+                )
 
 
 def test_an_interrupt_is_looked_for_before_anything_that_takes_time_is_loaded():
@@ -119,24 +162,46 @@ def test_the_types_of_arguments_can_be_asked_for():
 
 
 def test_a_name_is_looked_up_once():
-    assert fresh("import netsor; netsor.kl; print('kl' in vars(netsor), 'Program' in vars(netsor))") == "True False"
+    assert (
+        fresh(
+            "import netsor; netsor.kl; print('kl' in vars(netsor), 'Program' in"
+            " vars(netsor))"
+        )
+        == "True False"
+    )
 
 
 @pytest.mark.parametrize(
-    "words", ["", "--version", "--help", *(f"{name} --help" for name in ("law", "audit", "coord-check", "reproduce"))]
+    "words",
+    [
+        "",
+        "--version",
+        "--help",
+        *(f"{name} --help" for name in ("law", "audit", "coord-check", "reproduce")),
+    ],
 )
 def test_what_computes_is_not_loaded_to_print_help(words):
     code = (
-        f"import sys, netsor.cli; sys.argv = ['netsor', *{words.split()}]\n"
-        "try:\n    netsor.cli.main()\n"
-        f"except SystemExit:\n    print([name for name in {COMPUTING} if name in sys.modules])"
+        f"import sys, netsor.cli; sys.argv = ['netsor', *{words.split()}]\ntry:\n   "
+        " netsor.cli.main()\nexcept SystemExit:\n    print([name for name in"
+        f" {COMPUTING} if name in sys.modules])"
     )
     assert fresh(code) == "[]"
 
 
 def test_a_value_loads_no_more_than_the_language():
-    code = "import sys, netsor as ns; ns.gaussian(ns.Width('n')); print([name for name in {} if name in sys.modules])"
-    assert fresh(code.format(("netsor.engine", "netsor.laws", "netsor.studies", "netsor.models"))) == "[]"
+    code = (
+        "import sys, netsor as ns; ns.gaussian(ns.Width('n')); print([name for name in"
+        " {} if name in sys.modules])"
+    )
+    assert (
+        fresh(
+            code.format(
+                ("netsor.engine", "netsor.laws", "netsor.studies", "netsor.models")
+            )
+        )
+        == "[]"
+    )
 
 
 def test_options_list_what_the_library_has():
@@ -148,17 +213,33 @@ def test_options_list_what_the_library_has():
 
 @pytest.mark.slow
 def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):
-    """The file itself may import its neighbours, also later; netsor and its libraries do not."""
+    """The file itself may import its neighbours, also later; netsor and its libraries
+    do not.
+    """
     for name in ("csv", "email", "socket", "calendar", "pprint", "scipy", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py was run')")
     (tmp_path / "neighbour.py").write_text("import netsor as ns\nn = ns.Width('n')")
     (tmp_path / "mine.py").write_text(
-        "from neighbour import n\n"
-        "def net():\n    import neighbour\n    return neighbour.ns.Program(neighbour.ns.relu(neighbour.ns.gaussian(n)))"
+        "from neighbour import n\ndef net():\n    import neighbour\n    return"
+        " neighbour.ns.Program(neighbour.ns.relu(neighbour.ns.gaussian(n)))"
     )
     mine, plot = str(tmp_path / "mine.py:net"), tmp_path / "a.png"
     code = "import sys, netsor.cli; sys.argv = {}; netsor.cli.main()"
     found = fresh(code.format(["netsor", "check", mine]))
     assert found == "  holds  every width goes to infinity"
-    fresh(code.format(["netsor", "law", mine, "--bind", "n=4", "--draws", "100", "--plot", str(plot)]))
+    fresh(
+        code.format(
+            [
+                "netsor",
+                "law",
+                mine,
+                "--bind",
+                "n=4",
+                "--draws",
+                "100",
+                "--plot",
+                str(plot),
+            ]
+        )
+    )
     assert plot.exists()

@@ -21,7 +21,9 @@
 # $f(t + \pi) = -f(t)$, and half a turn shows all of a function.
 
 # %%
-"""Functions drawn from the prior of an attention layer, and from the Gaussian prior with the same covariance."""
+"""Functions drawn from the prior of an attention layer, and from the Gaussian prior
+with the same covariance.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,7 +36,9 @@ n, t = ns.Width("n"), np.linspace(0, np.pi, 25)
 
 @ns.program
 def prior(heads=1):
-    """The values f(t) on the grid: attention for each input t, with weights in common."""
+    """The values f(t) on the grid: attention for each input t, with weights in
+    common.
+    """
     angles = t[:, None] + np.pi / 2 * np.array([-1, 0, 1])  # (inputs, tokens)
     points = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     x = ns.erf(ns.weight(n, 2, std=8**0.5) @ ns.data(points))  # entries N(0, 8/2)
@@ -42,7 +46,8 @@ def prior(heads=1):
 
 
 net = prior()
-joint = net.law(n=inf, draws=8_000)  # the law of (f(t_1), …, f(t_25)): Gaussian given the scores
+# the law of (f(t_1), …, f(t_25)): Gaussian given the scores
+joint = net.law(n=inf, draws=8_000)
 print(joint)
 
 # %% [markdown]
@@ -54,7 +59,9 @@ attention = joint.rvs(8_000, seed=1)
 values, vectors = np.linalg.eigh(cov)
 noise = np.random.default_rng(2).standard_normal(attention.shape)
 gaussian = noise * np.sqrt(np.maximum(values, 0)) @ vectors.T
-print("excess kurtosis of f(0): {:.2f} ± {:.2f}".format(*joint[0].with_error.kurtosis()))
+print(
+    "excess kurtosis of f(0): {:.2f} ± {:.2f}".format(*joint[0].with_error.kurtosis())
+)
 
 # %% [markdown]
 # **The size of a function**, the mean of $f(t)^2$ over the grid. Random scores make functions that are small as a
@@ -64,7 +71,10 @@ print("excess kurtosis of f(0): {:.2f} ± {:.2f}".format(*joint[0].with_error.ku
 for name, functions in (("one head", attention), ("Gaussian", gaussian)):
     power = (functions**2).mean(axis=1) / cov.diagonal().mean()
     small, large = (power < 0.1).mean(), (power > 4).mean()
-    print(f"{name}: below 0.1 of its mean in {small:.1%} of the draws, above 4 times its mean in {large:.1%}")
+    print(
+        f"{name}: below 0.1 of its mean in {small:.1%} of the draws, above 4 times its"
+        f" mean in {large:.1%}"
+    )
 
 # %% [markdown]
 # **Squares at distant inputs.** For Gaussians, $f(t)^2$ and $f(t')^2$ have the correlation $\rho^2$, where $\rho$ is
@@ -89,19 +99,33 @@ def correlation(covariance):
 squares, rho, quarter = correlation(sum(parts(joint))), correlation(cov), len(t) // 2
 finite = correlation(sum(parts(net.law(n=64, draws=2_000))))
 error = joint.with_error.cov().error[0, quarter] / cov[0, 0]
-print(f"a quarter turn apart: rho = {rho[0, quarter]:.3f} ± {error:.3f}; squares correlate {squares[0, quarter]:.3f}")
-print("the two parts of the covariance of squares:", *(f"{part[0, quarter]:.4f}" for part in parts(joint)))
+print(
+    f"a quarter turn apart: rho = {rho[0, quarter]:.3f} ± {error:.3f}; squares"
+    f" correlate {squares[0, quarter]:.3f}"
+)
+print(
+    "the two parts of the covariance of squares:",
+    *(f"{part[0, quarter]:.4f}" for part in parts(joint)),
+)
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
 axes[0].plot(t, attention[:12].T, color="#0072b2", lw=1)
 axes[1].plot(t, gaussian[:12].T, color="black", lw=1)
-for panel, title in zip(axes[:2], ("one head, width ∞", "infinitely many heads (Gaussian)"), strict=True):
+for panel, title in zip(
+    axes[:2], ("one head, width ∞", "infinitely many heads (Gaussian)"), strict=True
+):
     panel.set(xlabel="input t", ylabel="f(t)", ylim=(-1.6, 1.6), title=title)
 axes[2].plot(t, finite[0], ":", color="#009e73", lw=2, label="one head, width 64")
 axes[2].plot(t, squares[0], color="#0072b2", lw=2, label="one head, width ∞")
-axes[2].plot(t, rho[0] ** 2, color="black", lw=1.5, label="infinitely many heads (Gaussian)")
-axes[2].set(xlabel="distance of the inputs", ylabel="correlation of the squares", ylim=(-0.05, 1.5))
+axes[2].plot(
+    t, rho[0] ** 2, color="black", lw=1.5, label="infinitely many heads (Gaussian)"
+)
+axes[2].set(
+    xlabel="distance of the inputs",
+    ylabel="correlation of the squares",
+    ylim=(-0.05, 1.5),
+)
 axes[2].legend(frameon=False, loc="upper center", fontsize=8)
 plt.setp(axes, xticks=[0, np.pi / 2, np.pi], xticklabels=["0", "π/2", "π"])
 plt.show()

@@ -19,7 +19,9 @@
 # and every matrix has independent entries of variance 1/(number of inputs).
 
 # %%
-"""The paper's attention layer from scratch: its law at three widths and in the limit, and a simulation of it."""
+"""The paper's attention layer from scratch: its law at three widths and in the limit,
+and a simulation of it.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +30,8 @@ from scipy import stats
 import netsor as ns
 from netsor import inf
 
-n = ns.Width("n")  # a name: it becomes a number, or infinity, only when you compute a law
+# a name: it becomes a number, or infinity, only when you compute a law
+n = ns.Width("n")
 
 
 def attention(x, heads):
@@ -37,7 +40,8 @@ def attention(x, heads):
     k = ns.weight(n, n, batch=heads) @ x
     v = ns.weight(n, n, batch=heads) @ x
     a = ns.softmax(ns.dot(q, k))  # (heads, tokens, tokens) scalars
-    u = ns.concat(a @ v, axis=0)  # the heads end to end: (tokens,) vectors in R^(heads·n)
+    # the heads end to end: (tokens,) vectors in R^(heads·n)
+    u = ns.concat(a @ v, axis=0)
     return ns.weight(n, heads * n) @ u
 
 
@@ -67,12 +71,27 @@ print(net.check())
 first = net[0]
 limit = first.law(n=inf)
 laws = {width: first.law(n=width) for width in (16, 64, 256)}
-print("width   variance          excess kurtosis   KL to the limit       random numbers per replica")
+print(
+    "width   variance          excess kurtosis   KL to the limit       random numbers"
+    " per replica"
+)
 for width, law in laws.items():
-    var, kurtosis, kl = law.with_error.var(), law.with_error.kurtosis(), ns.kl(law, limit)
-    shown = f"{var.value:.4f} ± {var.error:.4f}   {kurtosis.value:.4f} ± {kurtosis.error:.4f}"
-    print(f"{width:5}   {shown}   {kl.value:.2e} ± {kl.error:.0e}   {law.random_numbers}")
-print(f"  inf   {limit.var():.4f}            {limit.kurtosis():.4f}            ({limit.status})")
+    var, kurtosis, kl = (
+        law.with_error.var(),
+        law.with_error.kurtosis(),
+        ns.kl(law, limit),
+    )
+    shown = (
+        f"{var.value:.4f} ± {var.error:.4f}   {kurtosis.value:.4f} ±"
+        f" {kurtosis.error:.4f}"
+    )
+    print(
+        f"{width:5}   {shown}   {kl.value:.2e} ± {kl.error:.0e}   {law.random_numbers}"
+    )
+print(
+    f"  inf   {limit.var():.4f}            {limit.kurtosis():.4f}           "
+    f" ({limit.status})"
+)
 
 # %% [markdown]
 # Is this really the law of the network at width 16? Simulate the network, with every matrix sampled and multiplied, and
@@ -81,19 +100,41 @@ print(f"  inf   {limit.var():.4f}            {limit.kurtosis():.4f}            (
 # %%
 draws = first.simulate(n=16, draws=20_000, coordinates=0)
 test = stats.kstest(draws, laws[16].cdf)
-print(f"{len(draws)} networks of width 16: distance to the exact law {test.statistic:.4f}, p-value {test.pvalue:.2f}")
+print(
+    f"{len(draws)} networks of width 16: distance to the exact law"
+    f" {test.statistic:.4f}, p-value {test.pvalue:.2f}"
+)
 
 y = np.linspace(-3.5, 3.5, 281)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-left.hist(draws, bins=np.linspace(-3.5, 3.5, 71), density=True, color="#dddddd", label="20,000 networks, width 16")
-left.plot(y, laws[16].pdf(y), color="#56b4e9", linestyle=":", lw=2, label="exact law, width 16")
+left.hist(
+    draws,
+    bins=np.linspace(-3.5, 3.5, 71),
+    density=True,
+    color="#dddddd",
+    label="20,000 networks, width 16",
+)
+left.plot(
+    y,
+    laws[16].pdf(y),
+    color="#56b4e9",
+    linestyle=":",
+    lw=2,
+    label="exact law, width 16",
+)
 left.set(xlabel="output coordinate y", ylabel="density", ylim=(0, 1.05))
 left.legend(frameon=False, loc="upper left", fontsize=8)
-for (width, law), colour in zip(laws.items(), ("#56b4e9", "#009e73", "#d55e00"), strict=True):
-    right.semilogy(y, law.pdf(y), color=colour, linestyle=":", lw=2, label=f"width {width}")
+for (width, law), colour in zip(
+    laws.items(), ("#56b4e9", "#009e73", "#d55e00"), strict=True
+):
+    right.semilogy(
+        y, law.pdf(y), color=colour, linestyle=":", lw=2, label=f"width {width}"
+    )
 right.semilogy(y, limit.pdf(y), color="#0072b2", lw=2, label="width ∞, two heads")
 gaussian = stats.norm(scale=limit.std())
-right.semilogy(y, gaussian.pdf(y), color="black", lw=1.5, label="infinitely many heads (Gaussian)")
+right.semilogy(
+    y, gaussian.pdf(y), color="black", lw=1.5, label="infinitely many heads (Gaussian)"
+)
 right.set(xlabel="output coordinate y", ylabel="density", xlim=(0, 3.5), ylim=(1e-7, 2))
 right.legend(frameon=False, loc="lower left", fontsize=8)
 plt.show()

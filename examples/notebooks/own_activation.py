@@ -16,7 +16,9 @@
 # the second moment at infinite width, as the limit of `ns.mean_dot` of the tokens.
 
 # %%
-"""A custom activation: what the checker says of it, its law at several widths, and the temperature."""
+"""A custom activation: what the checker says of it, its law at several widths, and the
+temperature.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -36,12 +38,20 @@ def wavelet(u, c=1.0):
 @ns.program
 def kernel(tokens=2):
     """The products of tokens x^i = φ(W^i h), over n."""
-    x = ns.nonlin(wavelet, ns.weight(n, n, batch=tokens) @ ns.gaussian(n), bounded=True, lipschitz=True)
+    x = ns.nonlin(
+        wavelet,
+        ns.weight(n, n, batch=tokens) @ ns.gaussian(n),
+        bounded=True,
+        lipschitz=True,
+    )
     return ns.mean_dot(x, x)
 
 
 same, other, *_ = kernel().law(n=inf).mean()
-print(f"with c = 1: E[φ(Z)²] = {same:.10f}, by hand 2/3^1.5 = {2 / 3**1.5:.10f}; E[φ(Z)]² = {other:.10f}, by hand 1/8")
+print(
+    f"with c = 1: E[φ(Z)²] = {same:.10f}, by hand 2/3^1.5 = {2 / 3**1.5:.10f}; E[φ(Z)]²"
+    f" = {other:.10f}, by hand 1/8"
+)
 gain = same**-0.5
 K = gain**2 * np.where(np.eye(4), same, other)  # the kernel of four tokens
 
@@ -56,7 +66,13 @@ K = gain**2 * np.where(np.eye(4), same, other)  # the kernel of four tokens
 def layer(sigma_q=1.0, bounded=None, lipschitz=None):
     """Attention with one head over four tokens x^i = φ(W^i h)."""
     g = ns.weight(n, n, batch=4) @ ns.gaussian(n)
-    x = ns.nonlin(lambda u: wavelet(u, gain), g, name="wavelet", bounded=bounded, lipschitz=lipschitz)
+    x = ns.nonlin(
+        lambda u: wavelet(u, gain),
+        g,
+        name="wavelet",
+        bounded=bounded,
+        lipschitz=lipschitz,
+    )
     return ns.nn.attention(x, heads=1, sigma_q=sigma_q)[0]
 
 
@@ -72,8 +88,13 @@ for net in (layer(), layer(bounded=True, lipschitz=True)):
 
 # %%
 sigmas = np.geomspace(0.25, 32, 15)
-curve = [ns.Attention(K, sigma_q=s).law(heads=1, points=2**13).kurtosis() for s in sigmas]
-print(f"largest excess kurtosis on this grid: {max(curve):.3f}, at sigma_q = {sigmas[np.argmax(curve)]:.2f}")
+curve = [
+    ns.Attention(K, sigma_q=s).law(heads=1, points=2**13).kurtosis() for s in sigmas
+]
+print(
+    f"largest excess kurtosis on this grid: {max(curve):.3f}, at sigma_q ="
+    f" {sigmas[np.argmax(curve)]:.2f}"
+)
 
 # %% [markdown]
 # **Finite widths against the limit,** at $\sigma_Q = 2$. At finite width a nonlinearity needs the coordinates of its
@@ -83,10 +104,16 @@ print(f"largest excess kurtosis on this grid: {max(curve):.3f}, at sigma_q = {si
 net = layer(sigma_q=2.0, bounded=True, lipschitz=True)
 limit = net.law(n=inf, draws=10_000)
 laws = {width: net.law(n=width, draws=10_000) for width in (16, 64, 256)}
-print(f"width inf: variance {limit.var():.4f}, excess kurtosis {limit.kurtosis():.4f} ({limit.status})")
+print(
+    f"width inf: variance {limit.var():.4f}, excess kurtosis {limit.kurtosis():.4f}"
+    f" ({limit.status})"
+)
 for width, law in laws.items():
     kl = ns.kl(law, limit)
-    shown = f"variance {law.var():.4f}, excess kurtosis {law.kurtosis():.4f}, KL {kl.value:.1e} ± {kl.error:.0e}"
+    shown = (
+        f"variance {law.var():.4f}, excess kurtosis {law.kurtosis():.4f}, KL"
+        f" {kl.value:.1e} ± {kl.error:.0e}"
+    )
     print(f"width {width:3}: {shown}; {law.random_numbers} random numbers per replica")
 
 # %%
@@ -94,11 +121,21 @@ y = np.linspace(0, 4, 161)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 left.semilogx(sigmas, curve, "o-", color="#0072b2", ms=4, label="width ∞, one head")
 left.axhline(0, color="black", lw=1.5, label="infinitely many heads (Gaussian)")
-left.set(xlabel="sigma_q (inverse temperature)", ylabel="excess kurtosis", ylim=(-0.01, 0.2))
-for (width, law), colour in zip(laws.items(), ("#56b4e9", "#009e73", "#d55e00"), strict=True):
+left.set(
+    xlabel="sigma_q (inverse temperature)", ylabel="excess kurtosis", ylim=(-0.01, 0.2)
+)
+for (width, law), colour in zip(
+    laws.items(), ("#56b4e9", "#009e73", "#d55e00"), strict=True
+):
     right.semilogy(y, law.pdf(y), ":", color=colour, lw=2, label=f"width {width}")
 right.semilogy(y, limit.pdf(y), color="#0072b2", lw=2, label="width ∞, one head")
-right.semilogy(y, stats.norm(scale=limit.std()).pdf(y), color="black", lw=1.5, label="infinitely many heads (Gaussian)")
+right.semilogy(
+    y,
+    stats.norm(scale=limit.std()).pdf(y),
+    color="black",
+    lw=1.5,
+    label="infinitely many heads (Gaussian)",
+)
 right.set(xlabel="output coordinate y", ylabel="density", xlim=(0, 4), ylim=(1e-6, 1))
 left.legend(frameon=False, fontsize=8)
 right.legend(frameon=False, loc="lower left", fontsize=8)

@@ -21,7 +21,9 @@
 # steps, and not at one step alone.
 
 # %%
-"""A recurrent net: the kernel of its states with one matrix or a fresh one a step, at infinite and finite width."""
+"""A recurrent net: the kernel of its states with one matrix or a fresh one a step, at
+infinite and finite width.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -31,12 +33,15 @@ from netsor import inf
 
 n = ns.Width("n")
 steps, sigma_w, sigma_u, time = 8, 1.3, 0.7, np.arange(8)
-inputs = np.stack([np.ones(steps), np.cos(np.pi * time / 2)], axis=1)  # a constant and a wave of period four
+# a constant and a wave of period four
+inputs = np.stack([np.ones(steps), np.cos(np.pi * time / 2)], axis=1)
 
 
 @ns.program
 def net(fresh=False):
-    """The kernel of the states, and a read-out of the last state and of the mean state."""
+    """The kernel of the states, and a read-out of the last state and of the mean
+    state.
+    """
     w = ns.weight(n, n, batch=steps, std=sigma_w)
     u = ns.weight(n, 2, std=sigma_u) @ ns.data(inputs)
     states = [ns.erf(u[0])]
@@ -47,7 +52,10 @@ def net(fresh=False):
 
 
 print("limit:", net().check().verdict)
-kernels = {fresh: net(fresh)[0].law(n=inf).mean().reshape(steps, steps) for fresh in (False, True)}
+kernels = {
+    fresh: net(fresh)[0].law(n=inf).mean().reshape(steps, steps)
+    for fresh in (False, True)
+}
 
 
 # %% [markdown]
@@ -69,12 +77,21 @@ def by_hand(fresh):
 
 
 for fresh, kernel in kernels.items():
-    print(f"fresh={fresh!s:5}: largest difference to the recursion by hand {np.abs(kernel - by_hand(fresh)).max():.1e}")
+    print(
+        f"fresh={fresh!s:5}: largest difference to the recursion by hand"
+        f" {np.abs(kernel - by_hand(fresh)).max():.1e}"
+    )
 difference = np.abs(kernels[False] - kernels[True])
-print(f"one matrix against fresh: at one step {difference.diagonal().max():.0e}, between two {difference.max():.3f}")
+print(
+    f"one matrix against fresh: at one step {difference.diagonal().max():.0e}, between"
+    f" two {difference.max():.3f}"
+)
 for part, name in ((1, "last state"), (2, "mean state")):
     one, new = (net(fresh)[part].law(n=inf).var() for fresh in (False, True))
-    print(f"variance of a read-out of the {name}: one matrix {one:.4f}, fresh ones {new:.4f}")
+    print(
+        f"variance of a read-out of the {name}: one matrix {one:.4f}, fresh ones"
+        f" {new:.4f}"
+    )
 
 # %% [markdown]
 # **At finite width** the kernel is random. Its standard deviation falls like $n^{-1/2}$, and the KL of the read-out of
@@ -88,18 +105,55 @@ for width in widths:
     means.append(law.mean().reshape(steps, steps))
     spread.append(np.sqrt(law.cov().diagonal().mean()))
     kl.append(ns.kl(net()[2].law(n=width, draws=4_000), limit))
-    print(f"width {width:3}: deviation of the kernel {spread[-1]:.4f}, KL {kl[-1].value:.1e} ± {kl[-1].error:.0e}")
-slopes = [np.polyfit(np.log(widths), np.log(found), 1)[0] for found in (spread, [k.value for k in kl])]
+    print(
+        f"width {width:3}: deviation of the kernel {spread[-1]:.4f}, KL"
+        f" {kl[-1].value:.1e} ± {kl[-1].error:.0e}"
+    )
+slopes = [
+    np.polyfit(np.log(widths), np.log(found), 1)[0]
+    for found in (spread, [k.value for k in kl])
+]
 print(f"deviation ∝ n^{slopes[0]:.2f}, KL ∝ n^{slopes[1]:.2f}")
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-left.plot(time, kernels[False][-1], "o-", color="#0072b2", ms=4, label="one matrix, width ∞")
-left.plot(time, kernels[True][-1], "s-", color="#e69f00", ms=4, label="fresh matrices, width ∞")
-left.plot(time, means[0][-1], ":", color="#56b4e9", lw=3, label=f"one matrix, mean at width {widths[0]}")
+left.plot(
+    time, kernels[False][-1], "o-", color="#0072b2", ms=4, label="one matrix, width ∞"
+)
+left.plot(
+    time,
+    kernels[True][-1],
+    "s-",
+    color="#e69f00",
+    ms=4,
+    label="fresh matrices, width ∞",
+)
+left.plot(
+    time,
+    means[0][-1],
+    ":",
+    color="#56b4e9",
+    lw=3,
+    label=f"one matrix, mean at width {widths[0]}",
+)
 left.set(xlabel="step t", ylabel="kernel of the last step with step t")
-right.loglog(widths, spread, "o:", color="#009e73", ms=4, label="standard deviation of the kernel")
-right.errorbar(widths, *zip(*kl, strict=True), fmt="s:", color="#d55e00", ms=4, capsize=3, label="KL of the read-out")
+right.loglog(
+    widths,
+    spread,
+    "o:",
+    color="#009e73",
+    ms=4,
+    label="standard deviation of the kernel",
+)
+right.errorbar(
+    widths,
+    *zip(*kl, strict=True),
+    fmt="s:",
+    color="#d55e00",
+    ms=4,
+    capsize=3,
+    label="KL of the read-out",
+)
 right.set(xlabel="width n", ylabel="distance to the limit")
 right.set_xticks(widths, widths)
 right.minorticks_off()

@@ -21,7 +21,9 @@
 # $\mathrm{KL} \approx \mathrm{kurtosis}^2 / 48$, so KL falls like $1/H^2$. Let us see all three.
 
 # %%
-"""Variance, excess kurtosis and KL to the Gaussian of infinitely many heads, against the number of heads."""
+"""Variance, excess kurtosis and KL to the Gaussian of infinitely many heads, against
+the number of heads.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -29,10 +31,13 @@ import numpy as np
 import netsor as ns
 from netsor import inf
 
-one_head = ns.paper.layer(tokens=4, heads=1).law(n=inf)  # one coordinate of the first token
-gaussian = ns.Attention(np.eye(4)).infinite_heads(points=2**15)[0]  # these tokens have the kernel K = I
+# one coordinate of the first token
+one_head = ns.paper.layer(tokens=4, heads=1).law(n=inf)
+# these tokens have the kernel K = I
+gaussian = ns.Attention(np.eye(4)).infinite_heads(points=2**15)[0]
 heads = 2 ** np.arange(7)
-limits = [one_head.with_heads(H) for H in heads]  # no work is done again: the law of one head is known
+# no work is done again: the law of one head is known
+limits = [one_head.with_heads(H) for H in heads]
 kurtosis = np.array([law.kurtosis() for law in limits])
 kl = np.array([ns.kl(law, gaussian).value for law in limits])
 
@@ -58,20 +63,36 @@ print(f"kurtosis ∝ H^{slope_kurtosis:.3f}, KL ∝ H^{slope_kl:.3f}")
 few = np.array([1, 4, 16, 64])
 finite = {}
 for width in (64, 256):
-    laws = [ns.paper.layer(tokens=4, heads=int(H)).law(n=width, draws=5_000) for H in few]
+    laws = [
+        ns.paper.layer(tokens=4, heads=int(H)).law(n=width, draws=5_000) for H in few
+    ]
     finite[width] = [law.with_error.kurtosis() for law in laws]
-    shown = [f"H = {H}: {k.value:.3f} ± {k.error:.3f}" for H, k in zip(few, finite[width], strict=True)]
+    shown = [
+        f"H = {H}: {k.value:.3f} ± {k.error:.3f}"
+        for H, k in zip(few, finite[width], strict=True)
+    ]
     print(f"excess kurtosis at width {width}:", "; ".join(shown))
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for (width, found), colour in zip(finite.items(), ("#009e73", "#d55e00"), strict=True):
     values, errors = zip(*found, strict=True)
-    left.errorbar(few, values, errors, color=colour, fmt="s:", ms=4, capsize=3, label=f"width {width}")
+    left.errorbar(
+        few,
+        values,
+        errors,
+        color=colour,
+        fmt="s:",
+        ms=4,
+        capsize=3,
+        label=f"width {width}",
+    )
 left.loglog(heads, kurtosis, "o-", color="#0072b2", ms=4, label="width ∞")
 left.set(xlabel="heads H", ylabel="excess kurtosis", ylim=(1e-3, 2))
 right.loglog(heads, kl, "o-", color="#0072b2", ms=4, label="width ∞, H heads")
-right.loglog(heads, kurtosis**2 / 48, "--", color="#777777", lw=1.2, label="kurtosis² / 48")
+right.loglog(
+    heads, kurtosis**2 / 48, "--", color="#777777", lw=1.2, label="kurtosis² / 48"
+)
 right.set(xlabel="heads H", ylabel="KL to the Gaussian of ∞ heads")
 for axes, place in ((left, "lower left"), (right, "upper right")):
     axes.set_xticks(heads, heads)

@@ -1,1 +1,3 @@
-"""Reproductions with netsor: the experiments of the paper, and published results on transformers at initialisation."""
+"""Reproductions with netsor: the experiments of the paper, and published results on
+transformers at initialisation.
+"""

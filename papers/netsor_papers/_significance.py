@@ -1,4 +1,6 @@
-"""Verdicts by a rule that can come out either way: a measured number is on one side of a bound by four errors."""
+"""Verdicts by a rule that can come out either way: a measured number is on one side of
+a bound by four errors.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ def decide_decreasing(first: Estimate, second: Estimate) -> str:
 
 
 def combine(*verdicts: str) -> str:
-    """One verdict of several: disagrees if any does, else undecided, else outside its range, else agrees."""
+    """One verdict of several: disagrees if any does, else undecided, else outside its
+    range, else agrees.
+    """
     return next((v for v in (DISAGREES, UNDECIDED, OUTSIDE) if v in verdicts), AGREES)
 
 
 def extrapolate(verdict: str) -> str:
-    """The verdict where the authors do not say that their statement holds: a failure there is no disagreement."""
+    """The verdict where the authors do not say that their statement holds: a failure
+    there is no disagreement.
+    """
     return OUTSIDE if verdict == DISAGREES else verdict

@@ -1,4 +1,6 @@
-"""Array libraries: the namespace of an array, eigenvalues of many matrices, and the threads of BLAS."""
+"""Array libraries: the namespace of an array, eigenvalues of many matrices, and the
+threads of BLAS.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ MIN_THREADED_ROWS = 256  # rows of a matrix from which threads pay
 
 def array_namespace(*arrays: Array) -> Any:
     """The array library of these arrays, with the functions of the array API."""
-    # numpy has them itself, and `array_api_compat` would load numpy's tests and its Fortran compiler
+    # numpy has them itself, and `array_api_compat` would load numpy's tests and its
+    # Fortran compiler
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
     from array_api_compat import array_namespace
@@ -45,14 +48,17 @@ def eigenvectors(a: Array) -> tuple[Array, Array]:
     """The eigenvalues of symmetric matrices, and the vectors as columns."""
     xp = array_namespace(a)
     values, vectors = _of_many(a, xp.linalg.eigh)
-    return xp.astype(values, a.dtype, copy=False), xp.astype(vectors, a.dtype, copy=False)
+    return xp.astype(values, a.dtype, copy=False), xp.astype(
+        vectors, a.dtype, copy=False
+    )
 
 
 def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
-    """f of matrices; on a GPU in double precision, and several at a time in streams because one does not fill a GPU.
+    """f of matrices; on a GPU in double precision, and several at a time in streams
+    because one does not fill a GPU.
 
-    PyTorch finds eigenvalues of up to 512 rows by a Jacobi iteration that stops early in single precision: variances
-    were 6e-5 too large, and it took twice the time.
+    PyTorch finds eigenvalues of up to 512 rows by a Jacobi iteration that stops early
+    in single precision: variances were 6e-5 too large, and it took twice the time.
     """
     if isinstance(a, np.ndarray) or getattr(a, "is_cuda", None) is not True:
         return f(a)
@@ -61,7 +67,8 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
         return f(a)
     import torch
 
-    f(torch.ones((1, 1), device=a.device))  # PyTorch loads its solver, which only one thread can do
+    # PyTorch loads its solver, which only one thread can do
+    f(torch.ones((1, 1), device=a.device))
 
     def on_stream(some: Array, stream: Any) -> Any:
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -70,7 +77,9 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
     parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
     torch.cuda.current_stream(a.device).synchronize()
     with ThreadPoolExecutor(STREAMS) as pool:
-        results = list(pool.map(on_stream, parts, [torch.cuda.Stream(a.device) for _ in parts]))
+        results = list(
+            pool.map(on_stream, parts, [torch.cuda.Stream(a.device) for _ in parts])
+        )
     if isinstance(results[0], torch.Tensor):
         return torch.cat(results).reshape(a.shape[:-1])
     values, vectors = (torch.cat(each) for each in zip(*results, strict=True))
@@ -78,7 +87,9 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
 
 
 class _Limits:
-    """How many blocks of code need one thread, and the libraries that were limited, with the threads they had."""
+    """How many blocks of code need one thread, and the libraries that were limited,
+    with the threads they had.
+    """
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -86,7 +97,9 @@ class _Limits:
 
 
 class _LimitsOfThread(_Limits, threading.local):
-    """The limits of the current thread: an OpenBLAS with OpenMP has a number of threads for each caller."""
+    """The limits of the current thread: an OpenBLAS with OpenMP has a number of threads
+    for each caller.
+    """
 
 
 _lock = threading.Lock()
@@ -95,17 +108,25 @@ _process, _own = _Limits(), _LimitsOfThread()
 
 @lru_cache(maxsize=1)
 def _blas_libraries(modules: int) -> list[Any]:
-    """The libraries in memory, searched again (1 to 3 ms) after Python has loaded more modules: SciPy has its own."""
-    return [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
+    """The libraries in memory, searched again (1 to 3 ms) after Python has loaded more
+    modules: SciPy has its own.
+    """
+    return [
+        found
+        for found in ThreadpoolController().lib_controllers
+        if found.user_api == "blas"
+    ]
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit every BLAS library to one thread while any block of code, in any thread of the process, needs it.
+    """Limit every BLAS library to one thread while any block of code, in any thread of
+    the process, needs it.
 
-    Workers run in parallel already, and threads of BLAS would compete with them for the cores. And the last digits of a
-    matrix product depend on the number of threads. Blocks are counted because the limit holds for the whole process:
-    the last block that ends restores the numbers of threads that the first one found.
+    Workers run in parallel already, and threads of BLAS would compete with them for the
+    cores. And the last digits of a matrix product depend on the number of threads.
+    Blocks are counted because the limit holds for the whole process: the last block
+    that ends restores the numbers of threads that the first one found.
     """
     both = _process, _own
     with _lock:
@@ -114,7 +135,11 @@ def one_blas_thread() -> Iterator[None]:
         for library in _blas_libraries(len(sys.modules)):
             threads = library.get_num_threads()
             if threads is not None and threads > 1:
-                limits = _own if getattr(library, "threading_layer", None) == "openmp" else _process
+                limits = (
+                    _own
+                    if getattr(library, "threading_layer", None) == "openmp"
+                    else _process
+                )
                 limits.before.append((library, threads))
                 _set_threads(library, 1)
     try:
@@ -128,7 +153,9 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _set_threads(library: Any, threads: int) -> None:
-    """Set the number from any thread: until it is cleared, threadpoolctl 3.8 obeys only the first thread."""
+    """Set the number from any thread: until it is cleared, threadpoolctl 3.8 obeys only
+    the first thread.
+    """
     clear = getattr(library, "clear_controlling_thread", lambda force: None)
     clear(force=True)
     library.set_num_threads(threads)
@@ -143,5 +170,11 @@ def single_threaded(cls: C) -> C:
         if isinstance(value, FunctionType):
             setattr(cls, name, one_blas_thread()(value))
         elif isinstance(value, property) and value.fget is not None:
-            setattr(cls, name, property(one_blas_thread()(value.fget), value.fset, value.fdel, value.__doc__))
+            setattr(
+                cls,
+                name,
+                property(
+                    one_blas_thread()(value.fget), value.fset, value.fdel, value.__doc__
+                ),
+            )
     return cls

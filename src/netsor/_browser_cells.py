@@ -1,4 +1,5 @@
-"""Blocks of Python and commands of a shell on a page, run in the browser for docs/assets/live.js.
+"""Blocks of Python and commands of a shell on a page, run in the browser for
+docs/assets/live.js.
 
 This file imports little, because the first answer waits for it.
 """
@@ -16,14 +17,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-Emit = Callable[[str, str], None]  # the kind ("text", "html", "image", "error") and the content
+# the kind ("text", "html", "image", "error") and the content
+Emit = Callable[[str, str], None]
 BLOCK = "<block>"  # the name of the code in error messages
 
-_names: dict[str, Any] = {"__name__": "__main__"}  # of the blocks of a page, which follow each other
+# of the blocks of a page, which follow each other
+_names: dict[str, Any] = {"__name__": "__main__"}
 
 
 def answer(kind: str, content: str, emit: Emit) -> None:
-    """Run a block of "python", or the lines of a shell ("sh") that call netsor; an error is emitted too."""
+    """Run a block of "python", or the lines of a shell ("sh") that call netsor; an
+    error is emitted too.
+    """
     out = _Printed(emit)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         if kind == "python":
@@ -31,7 +36,9 @@ def answer(kind: str, content: str, emit: Emit) -> None:
             return
         from . import cli
 
-        for words in (shlex.split(line, comments=True) for line in content.splitlines()):
+        for words in (
+            shlex.split(line, comments=True) for line in content.splitlines()
+        ):
             if words[:1] == ["netsor"]:
                 sys.argv = words
                 with contextlib.suppress(SystemExit):
@@ -39,11 +46,17 @@ def answer(kind: str, content: str, emit: Emit) -> None:
 
 
 def _run(code: str, emit: Emit) -> None:
-    """Run a block; its last expression is shown as in a notebook, and so are figures that it leaves open."""
+    """Run a block; its last expression is shown as in a notebook, and so are figures
+    that it leaves open.
+    """
     linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
     try:
         tree = ast.parse(code, BLOCK)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = (
+            tree.body.pop()
+            if tree.body and isinstance(tree.body[-1], ast.Expr)
+            else None
+        )
         exec(compile(tree, BLOCK, "exec"), _names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names)
@@ -52,7 +65,11 @@ def _run(code: str, emit: Emit) -> None:
             elif value is not None:
                 emit("text", f"{value!r}\n")
     except (Exception, SystemExit) as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == BLOCK]
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == BLOCK
+        ]
         where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
         emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
     if plt := sys.modules.get("matplotlib.pyplot"):
@@ -71,6 +88,7 @@ class _Printed(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
-            raise TypeError("text is written here, not bytes")  # click recognises text files by this error
+            # click recognises text files by this error
+            raise TypeError("text is written here, not bytes")
         self.emit("text", text)
         return len(text)

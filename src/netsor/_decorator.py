@@ -1,4 +1,6 @@
-"""The decorator `ns.program`, which turns functions written in the language into programs."""
+"""The decorator `ns.program`, which turns functions written in the language into
+programs.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +21,57 @@ class Traced(Generic[P]):
 
     def __init__(self, function: Callable[P, Any]) -> None:
         if not callable(function):
-            raise TraceError("program", "function", function, "a function that returns vectors or scalars")
+            raise TraceError(
+                "program",
+                "function",
+                function,
+                "a function that returns vectors or scalars",
+            )
         functools.update_wrapper(self, function)
         self._function = function
-        self._name = str(getattr(function, "__name__", type(function).__name__))  # a callable object has no name
+        # a callable object has no name
+        self._name = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
         signature = inspect.signature(self._function)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
+            raise TypeError(
+                f"{error}; it is called as {self._name}{signature}"
+            ) from None
         given.apply_defaults()
-        words = (f"{k}={v.__name__ if inspect.isfunction(v) else shown(v)}" for k, v in given.arguments.items())
+        words = (
+            f"{k}={v.__name__ if inspect.isfunction(v) else shown(v)}"
+            for k, v in given.arguments.items()
+        )
         probes: list[Probe] = []
         with watching(probes):
-            return Program(self._function(*args, **kwargs), f"{self._name}({', '.join(words)})", probes)
+            return Program(
+                self._function(*args, **kwargs),
+                f"{self._name}({', '.join(words)})",
+                probes,
+            )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_function", "_name"):
             raise AttributeError(name)
-        raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
+        raise AttributeError(
+            f"{self._name} makes a program when it is called: write"
+            f" {self._name}().{name}"
+        )
 
     def __getitem__(self, key: Any) -> Any:
-        raise TypeError(f"{self._name} makes a program when it is called: index {self._name}()")
+        raise TypeError(
+            f"{self._name} makes a program when it is called: index {self._name}()"
+        )
 
     def __repr__(self) -> str:
         signature = inspect.signature(self._function)
-        return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
+        return (
+            f"<{self._name}{signature}: makes a program when it is called,"
+            f" {self._name}()>"
+        )
 
     def __reduce__(self) -> str:
         return self._function.__qualname__  # by name, to pickle it for another process
@@ -55,12 +80,14 @@ class Traced(Generic[P]):
 def program(function: Callable[P, Any]) -> Traced[P]:
     """Turn a function written in the language into one that returns a `Program`.
 
-    Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
+    Decorate the whole network; its building blocks stay plain functions of vectors and
+    scalars.
 
     Parameters
     ----------
     function
-        Returns a vector, a scalar or a tuple of them; its arguments are sizes and options.
+        Returns a vector, a scalar or a tuple of them; its arguments are sizes and
+        options.
 
     Examples
     --------

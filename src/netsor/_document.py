@@ -1,4 +1,6 @@
-"""The result of a study as one document: a verdict, findings, tables and figures; and its text for a terminal."""
+"""The result of a study as one document: a verdict, findings, tables and figures; and
+its text for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ FIRST = 34  # columns of the names of rows; longer names take several lines
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text or links instead, a remark below it in small type, and its colour."""
+    """A cell of a table: its text or links instead, a remark below it in small type,
+    and its colour.
+    """
 
     text: str
     note: str = ""
@@ -36,7 +40,9 @@ class Paragraph(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows below a head. The first column names the rows. `prose` marks a table of sentences rather than numbers."""
+    """Rows below a head. The first column names the rows. `prose` marks a table of
+    sentences rather than numbers.
+    """
 
     head: Sequence[str]
     rows: Sequence[Row]
@@ -44,7 +50,9 @@ class Table(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One finding: its status, its name, one line, and the advice or the explanations that follow."""
+    """One finding: its status, its name, one line, and the advice or the explanations
+    that follow.
+    """
 
     status: str
     name: str
@@ -86,13 +94,16 @@ class Section(NamedTuple):
 
     title: str
     blocks: Sequence[Block]
-    show: str = "always"  # or "verbose" (on pages, and in a terminal with --verbose), "text" or "html" alone
+    # or "verbose" (on pages, and in a terminal with --verbose), "text" or "html" alone
+    show: str = "always"
     folded: bool = False  # on a page, behind a click
     anchor: str = ""
 
 
 class Document(NamedTuple):
-    """A result: its title, the conclusion and the subject in one line each, and sections."""
+    """A result: its title, the conclusion and the subject in one line each, and
+    sections.
+    """
 
     title: str
     verdict: str
@@ -102,12 +113,19 @@ class Document(NamedTuple):
 
 def count_statuses(statuses: Sequence[str]) -> str:
     """The number of each status, as in "2 flagged, 1 undecided, 7 ok, 1 n/a"."""
-    counts = ((statuses.count(status), "flagged" if status == FLAG else status) for status in STATUSES)
-    return ", ".join(f"{count} {name}" for count, name in counts if count or name == "flagged")
+    counts = (
+        (statuses.count(status), "flagged" if status == FLAG else status)
+        for status in STATUSES
+    )
+    return ", ".join(
+        f"{count} {name}" for count, name in counts if count or name == "flagged"
+    )
 
 
 def to_text(document: Document, verbose: bool = False) -> str:
-    """The document for a terminal of 80 columns: the verdict first, details only if requested."""
+    """The document for a terminal of 80 columns: the verdict first, details only if
+    requested.
+    """
     shown = ("always", "text", "verbose") if verbose else ("always", "text")
     parts = [wrap(document.verdict), wrap(document.subject)]
     for section in document.sections:
@@ -122,7 +140,9 @@ def _block_text(block: Block) -> str:
     match block:
         case Paragraph():
             label = "warning: " if block.kind == "warning" else ""
-            return wrap(label + " ".join(filter(None, (block.text, block.code, *block.links))))
+            return wrap(
+                label + " ".join(filter(None, (block.text, block.code, *block.links)))
+            )
         case Items():
             return "\n".join(map(_item_text, block.items))
         case Table():
@@ -133,7 +153,12 @@ def _block_text(block: Block) -> str:
 def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
     """The text in lines; a no-break space becomes a space at which no line breaks."""
     filled = textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return filled.replace("\N{NO-BREAK SPACE}", " ")
 
@@ -142,7 +167,12 @@ def _item_text(item: Item) -> str:
     head, indent = f"{item.status:<10}{item.name + ' ':<12}", " " * 22
     if len(item.name) > 11:  # several names at once
         head, indent = f"{item.status:<10}{item.name}: ", " " * 10
-    return "\n".join([wrap(item.text, head, indent), *(wrap(more, indent, indent) for more in item.more)])
+    return "\n".join(
+        [
+            wrap(item.text, head, indent),
+            *(wrap(more, indent, indent) for more in item.more),
+        ]
+    )
 
 
 def _cell_text(cell: str | Cell) -> str:
@@ -155,13 +185,17 @@ def _prose_text(table: Table) -> str:
     for first, *rest in table.rows:
         lines.append(wrap(_cell_text(first)))
         for name, cell in zip(table.head[1:], rest, strict=True):
-            text = _cell_text(cell) + (f" ({cell.note})" if isinstance(cell, Cell) and cell.note else "")
+            text = _cell_text(cell) + (
+                f" ({cell.note})" if isinstance(cell, Cell) and cell.note else ""
+            )
             lines.append(wrap(f"{name}: {text}", "  ", "    "))
     return "\n".join(lines)
 
 
 def _table_text(table: Table) -> str:
-    """Aligned columns, numbers to the right; columns that do not fit follow below, with the names again."""
+    """Aligned columns, numbers to the right; columns that do not fit follow below, with
+    the names again.
+    """
     rows: list[list[str]] = []
     for row in (table.head, *table.rows):
         first, *rest = map(_cell_text, row)
@@ -170,11 +204,18 @@ def _table_text(table: Table) -> str:
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     groups: list[list[int]] = [[]]  # columns that stand side by side
     for k in range(1, len(sizes)):
-        if groups[-1] and sum(GAP + sizes[j] for j in (0, *groups[-1], k)) > WIDTH + GAP:
+        if (
+            groups[-1]
+            and sum(GAP + sizes[j] for j in (0, *groups[-1], k)) > WIDTH + GAP
+        ):
             groups.append([])
         groups[-1].append(k)
 
     def line(row: list[str], group: list[int]) -> str:
-        return (" " * GAP).join([f"{row[0]:<{sizes[0]}}", *(f"{row[k]:>{sizes[k]}}" for k in group)]).rstrip()
+        return (
+            (" " * GAP)
+            .join([f"{row[0]:<{sizes[0]}}", *(f"{row[k]:>{sizes[k]}}" for k in group)])
+            .rstrip()
+        )
 
     return "\n\n".join("\n".join(line(row, group) for row in rows) for group in groups)

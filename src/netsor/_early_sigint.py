@@ -1,6 +1,8 @@
-"""Ctrl-C while the command `netsor` loads its libraries ends it in one line, as it does later.
+"""Ctrl-C while the command `netsor` loads its libraries ends it in one line, as it does
+later.
 
-Other processes keep their handler. This module is imported first, so it imports nothing that takes time.
+Other processes keep their handler. This module is imported first, so it imports nothing
+that takes time.
 """
 
 import os
@@ -19,8 +21,13 @@ def leave(*_: object) -> None:
 _name = os.path.splitext(os.path.basename(sys.argv[0]))[0] if sys.argv else ""
 if _name == "-m":  # in place of the name of the module
     _name = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-_is_worker = "--multiprocessing-fork" in sys.orig_argv  # it leaves interrupts to the command
-if _name == "netsor" and not _is_worker and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+# it leaves interrupts to the command
+_is_worker = "--multiprocessing-fork" in sys.orig_argv
+if (
+    _name == "netsor"
+    and not _is_worker
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
     try:  # noqa: SIM105 (contextlib takes time)
         signal.signal(signal.SIGINT, leave)
     except ValueError:  # only the main thread may

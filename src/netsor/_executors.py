@@ -1,4 +1,6 @@
-"""Executors for where no thread or no process can start, such as Python in a web browser."""
+"""Executors for where no thread or no process can start, such as Python in a web
+browser.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class InlineExecutor(Executor):
     """Runs each task when it is submitted."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A future that is done. An interrupt is raised here, because nobody waits for the future yet."""
+        """A future that is done. An interrupt is raised here, because nobody waits for
+        the future yet.
+        """
         future: Future[T] = Future()
         try:
             future.set_result(work(*args, **kwargs))
@@ -43,11 +47,15 @@ def thread_pool(workers: int) -> Executor:
 
 def process_pool(workers: int, initializer: Callable[[], None]) -> Executor:
     """A pool of new processes; inline where none can start."""
-    from concurrent.futures import ProcessPoolExecutor  # slow to import, as is multiprocessing
+    # slow to import, as is multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
 
     try:
         from multiprocessing import get_context
 
-        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=initializer)
-    except (ImportError, NotImplementedError, OSError):  # Python has no semaphores here, or may use none
+        return ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=initializer
+        )
+    except (ImportError, NotImplementedError, OSError):
+        # Python has no semaphores here, or may use none
         return InlineExecutor()

@@ -1,4 +1,6 @@
-"""User files: written whole or not at all; read only if they are regular, small and without duplicate fields."""
+"""User files: written whole or not at all; read only if they are regular, small and
+without duplicate fields.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from typing import Any, BinaryIO
 
 from ._validate import shown
 
-MAX_FILE_BYTES = 2**24  # bytes of a JSON or TOML file: a configuration that names every class of images has a million
+# bytes of a JSON or TOML file: a configuration that names every class of images has a
+# million
+MAX_FILE_BYTES = 2**24
 LONGEST = 200  # characters of a path in a message
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: on failure the old file stays. Creates the folder if needed."""
+    """Replace a file atomically: on failure the old file stays. Creates the folder if
+    needed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
     try:
@@ -32,18 +38,31 @@ def write(path: Path, content: bytes) -> None:
 def named(path: str | os.PathLike[str]) -> str:
     """A file in messages: its whole path, shortened if it is very long."""
     text = repr(str(path))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    return (
+        text
+        if len(text) <= LONGEST
+        else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    )
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading: a pipe without a writer would block, and a device may never end."""
+    """Open a regular file for reading: a pipe without a writer would block, and a
+    device may never end.
+    """
     at_once = getattr(os, "O_NONBLOCK", 0)
-    with suppress(IsADirectoryError, ValueError):  # ValueError: no file can have this name
-        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115
+    # ValueError: no file can have this name
+    with suppress(IsADirectoryError, ValueError):
+
+        def without_waiting(name: str, flags: int) -> int:
+            return os.open(name, flags | at_once)
+
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file  # the caller closes it
         file.close()
-    raise ValueError(f"{named(path)} must be a regular file, not a folder, a device or a pipe")
+    raise ValueError(
+        f"{named(path)} must be a regular file, not a folder, a device or a pipe"
+    )
 
 
 def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
@@ -57,8 +76,14 @@ def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """The fields of a TOML file, if its name ends in .toml, or else of a JSON file; OSError if it cannot be opened."""
-    return parsed(content(path, most), named(path), "TOML" if Path(path).suffix == ".toml" else "JSON")
+    """The fields of a TOML file, if its name ends in .toml, or else of a JSON file;
+    OSError if it cannot be opened.
+    """
+    return parsed(
+        content(path, most),
+        named(path),
+        "TOML" if Path(path).suffix == ".toml" else "JSON",
+    )
 
 
 def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
@@ -74,7 +99,9 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
     except ValueError as error:  # of the format or of its encoding
         raise ValueError(f"{name} is not valid {kind}: {error}") from None
     if not isinstance(parsed, dict):
-        raise ValueError(f"{name} must hold an object with named fields, not {shown(parsed)}")
+        raise ValueError(
+            f"{name} must hold an object with named fields, not {shown(parsed)}"
+        )
     return parsed
 
 

@@ -1,4 +1,6 @@
-"""One style for every figure: column width, small type, colours that the colour-blind can distinguish (Okabe, Ito)."""
+"""One style for every figure: column width, small type, colours that the colour-blind
+can distinguish (Okabe, Ito).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 
 COLUMN = 3.4  # inches
-BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7"
+BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#e69f00",
+    "#56b4e9",
+    "#cc79a7",
+)
 GREY = "#777777"
 BLACK = "#000000"
-MARKS = ("o", "s", "^", "D", "v", "P", "X")  # of curves, which differ without colours too
-MARK_OF = dict(zip((BLUE, VERMILLION, GREEN, ORANGE, BLACK, SKY, PURPLE), MARKS, strict=True))  # by colour
+# of curves, which differ without colours too
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+# by colour
+MARK_OF = dict(
+    zip((BLUE, VERMILLION, GREEN, ORANGE, BLACK, SKY, PURPLE), MARKS, strict=True)
+)
 
 STYLE = {
     "font.size": 8.0,
@@ -42,7 +55,9 @@ DOTTED = (0, (1.0, 1.2))  # finite widths
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style, without a window and whatever backend the environment names."""
+    """Draw in this style, without a window and whatever backend the environment
+    names.
+    """
     backend = os.environ.pop("MPLBACKEND", None)  # a bad one makes the import fail
     try:
         import matplotlib as mpl  # slow to import, and seldom needed
@@ -64,7 +79,10 @@ def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # the layout is done
-    dates: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    dates: dict[str, dict[str, None]] = {
+        "pdf": {"CreationDate": None},
+        "svg": {"Date": None},
+    }
     files = []
     for kind in kinds:
         buffer = io.BytesIO()

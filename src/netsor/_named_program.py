@@ -11,7 +11,9 @@ from ._program import Program
 
 @dataclass(frozen=True)
 class NamedProgram:
-    """An object in a file or module, an optional part of it, and arguments for its function."""
+    """An object in a file or module, an optional part of it, and arguments for its
+    function.
+    """
 
     module: str  # a file or a module
     name: str
@@ -20,7 +22,9 @@ class NamedProgram:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.name}" + ("" if self.part is None else f"[{str(self.part).strip('(,)')}]")
+        return f"{self.module}:{self.name}" + (
+            "" if self.part is None else f"[{str(self.part).strip('(,)')}]"
+        )
 
     @property
     def is_function(self) -> bool:
@@ -29,11 +33,18 @@ class NamedProgram:
 
     def build(self, **arguments: Any) -> Any:
         """The result of the function for its own and these arguments."""
-        return self.value(**{**self.arguments, **arguments}) if self.is_function else self.value
+        return (
+            self.value(**{**self.arguments, **arguments})
+            if self.is_function
+            else self.value
+        )
 
     def program(self, **arguments: Any) -> Program:
         """The whole program with these arguments and its own."""
         net = self.build(**arguments)
         if not isinstance(net, Program):
-            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
+            raise TypeError(
+                f"{self.name} must return a program (see ns.program), returned"
+                f" {type(net).__name__}"
+            )
         return net

@@ -17,7 +17,15 @@ from ._bayes import ChainCost, Schedule
 from ._bound_program import AtWidths
 from ._extrapolate import extrapolate
 from ._html import note, publish_with_formula, scrolled, table, title
-from ._validate import Rng, TraceError, TraceIndexError, as_whole, chosen_seed, one_of, shown
+from ._validate import (
+    Rng,
+    TraceError,
+    TraceIndexError,
+    as_whole,
+    chosen_seed,
+    one_of,
+    shown,
+)
 from .engine import NoLimitError, Plan, Sampling, _reference
 from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
@@ -34,9 +42,11 @@ from .laws._likelihood import checked_data
 
 
 class Program:
-    """A traced program: returned by a function decorated with `ns.program`, or made from values.
+    """A traced program: returned by a function decorated with `ns.program`, or made
+    from values.
 
-    `net[i]` is the program of one output of a tuple, or of an index into the only output.
+    `net[i]` is the program of one output of a tuple, or of an index into the only
+    output.
 
     Parameters
     ----------
@@ -61,33 +71,54 @@ class Program:
     True
     """
 
-    _gaussian = True  # False: it stands for a network whose weights have another law, such as a uniform one
+    # False: it stands for a network whose weights have another law, such as a uniform
+    # one
+    _gaussian = True
 
     def __init__(
-        self, output: Value | tuple[Value, ...] | list[Value], name: str = "program", probes: Sequence[Probe] = ()
+        self,
+        output: Value | tuple[Value, ...] | list[Value],
+        name: str = "program",
+        probes: Sequence[Probe] = (),
     ) -> None:
         if not isinstance(name, str):
             raise TraceError("Program", "name", name, "a string")
         output = tuple(output) if isinstance(output, list) else output
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
-            raise TraceError(f"program {name}", f"must return vectors, scalars or a tuple of them, got {shown(output)}")
+            raise TraceError(
+                f"program {name}",
+                f"must return vectors, scalars or a tuple of them, got {shown(output)}",
+            )
         self.output, self.name = output, name
         self.outputs = outputs  # a tuple, also if there is only one
-        self.probes = tuple(probes)  # values named by `ns.probe`, in order; empty for a part of a program
-        self._whole = outputs  # a part of a program has the seeds and the widths of the whole
+        # values named by `ns.probe`, in order; empty for a part of a program
+        self.probes = tuple(probes)
+        # a part of a program has the seeds and the widths of the whole
+        self._whole = outputs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the only output: the numbers of vectors or scalars along its axes."""
+        """The shape of the only output: the numbers of vectors or scalars along its
+        axes.
+        """
         if isinstance(self.output, tuple):
-            raise ValueError(f"{self.name} returns {len(self.output)} values: use the shape of net[i]")
+            raise ValueError(
+                f"{self.name} returns {len(self.output)} values: use the shape of"
+                " net[i]"
+            )
         return self.output.shape
 
     @property
     def widths(self) -> tuple[str, ...]:
         """The names of the widths that must be bound to evaluate the program."""
-        return tuple(dict.fromkeys(w.name for w in widths_of(topological_order(self._whole)) if w.name is not None))
+        return tuple(
+            dict.fromkeys(
+                w.name
+                for w in widths_of(topological_order(self._whole))
+                if w.name is not None
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.output)
@@ -95,9 +126,16 @@ class Program:
     def __getitem__(self, key: Any) -> Program:
         if isinstance(self.output, tuple):
             if not isinstance(key, slice) and as_whole(key) is None:
-                raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
+                raise TraceIndexError(
+                    f"program {self.name}",
+                    f"index {shown(key)} must be an integer or a slice",
+                )
             places = index_positions((len(self.output),), key, f"program {self.name}")
-            chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
+            chosen: Any = (
+                tuple(self.output[i] for i in places)
+                if places.ndim
+                else self.output[int(places)]
+            )
         else:
             chosen = self.output[key]
         at = ", ".join(map(index_text, key if isinstance(key, tuple) else (key,)))
@@ -135,14 +173,24 @@ class Program:
         document
             True for a whole document that compiles, False for its body.
         style
-            `"full"` has a line for the limit of every value. `"paper"` has only the lines that the law of the outputs
-            needs, with linear steps carried out, and that law in a box.
+            `"full"` has a line for the limit of every value. `"paper"` has only the
+            lines that the law of the outputs needs, with linear steps carried out, and
+            that law in a box.
         """
         in_paper = one_of(style, "style", "", ("full", "paper")) == "paper"
-        return latex(self.name, self.outputs, self.check(), document, () if in_paper else self.probes, paper=in_paper)
+        return latex(
+            self.name,
+            self.outputs,
+            self.check(),
+            document,
+            () if in_paper else self.probes,
+            paper=in_paper,
+        )
 
     def check(self) -> Report:
-        """Check Assumption 3.1 of the paper point by point; the verdict is proved, conjectured, or no limit."""
+        """Check Assumption 3.1 of the paper point by point; the verdict is proved,
+        conjectured, or no limit.
+        """
         return self._report
 
     @functools.cached_property
@@ -161,7 +209,8 @@ class Program:
         progress: Progress = True,
         **widths: int,
     ) -> Floats | tuple[Floats, ...]:
-        """Draw every weight matrix and compute the outputs from them. Slow: the ground truth for `law` and `draw`.
+        """Draw every weight matrix and compute the outputs from them. Slow: the ground
+        truth for `law` and `draw`.
 
         Other parameters are those of `law`.
 
@@ -170,12 +219,15 @@ class Program:
         draws
             The number of draws; the first ones do not depend on it.
         coordinates
-            The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`, `slice(8)`); all if None.
+            The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`,
+            `slice(8)`); all if None.
         """
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
         how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
-        outputs = _reference.simulate(self.outputs, source_order(values), bound | numbers, how, coordinates)
+        outputs = _reference.simulate(
+            self.outputs, source_order(values), bound | numbers, how, coordinates
+        )
         return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
     def plan(
@@ -186,12 +238,16 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Plan:
-        """The steps that `law` would take at these widths, and their cost: `print(net.plan(n=256))`. Nothing is drawn.
+        """The steps that `law` would take at these widths, and their cost:
+        `print(net.plan(n=256))`. Nothing is drawn.
 
-        It raises the same NoLimitError or ExactError as `law`. Operations cost differently on a GPU, so the plan may
-        differ; you need neither the GPU nor the library. The parameters are those of `law`.
+        It raises the same NoLimitError or ExactError as `law`. Operations cost
+        differently on a GPU, so the plan may differ; you need neither the GPU nor the
+        library. The parameters are those of `law`.
         """
-        return self._at(widths).titled_plan(self.name, coordinates, prices(backend, device))
+        return self._at(widths).titled_plan(
+            self.name, coordinates, prices(backend, device)
+        )
 
     def law(
         self,
@@ -209,48 +265,64 @@ class Program:
         method: str = "exact",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
-        """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
+        """The exact law of a coordinate of the output at any widths, finite or `inf`,
+        usually without drawing weights.
 
-        `plan` shows what would be drawn, and its cost. The result is a `Mixture` of Gaussians over replicas, a
-        `Joint` mixture for several entries, or a `HeadSum`, accurate to many digits, for one output of an attention
-        layer at infinite width. Raises NoLimitError if the program provably has no limit at an infinite width, and
-        ExactError if the law cannot be computed.
+        `plan` shows what would be drawn, and its cost. The result is a `Mixture` of
+        Gaussians over replicas, a `Joint` mixture for several entries, or a `HeadSum`,
+        accurate to many digits, for one output of an attention layer at infinite width.
+        Raises NoLimitError if the program provably has no limit at an infinite width,
+        and ExactError if the law cannot be computed.
 
         Parameters
         ----------
         draws
-            The number of replicas. Beyond 4 million, a component of a `Mixture` represents many, to limit memory.
+            The number of replicas. Beyond 4 million, a component of a `Mixture`
+            represents many, to limit memory.
         seed
-            An integer. The same seed couples the laws at two widths. Bits are reproducible on one backend.
+            An integer. The same seed couples the laws at two widths. Bits are
+            reproducible on one backend.
         rng
-            A `numpy.random.Generator`, from which a seed is drawn, or an integer, instead of `seed`.
+            A `numpy.random.Generator`, from which a seed is drawn, or an integer,
+            instead of `seed`.
         coordinates
-            The coordinates of each vector, `5` or `[0, 5]`; several give a joint law, (*shape, coordinates). None means
-            coordinate 0. If data or rotary positions make the coordinates differ, `law.notes` says so.
+            The coordinates of each vector, `5` or `[0, 5]`; several give a joint law,
+            (*shape, coordinates). None means coordinate 0. If data or rotary positions
+            make the coordinates differ, `law.notes` says so.
         workers, executor
-            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
+            The number of threads (all cores if None), or a
+            `concurrent.futures.Executor` instead of threads.
         progress
-            True for a progress bar on a terminal, False for none, or a function of (draws done, total).
+            True for a progress bar on a terminal, False for none, or a function of
+            (draws done, total).
         backend
             "numpy", "jax" or "torch".
         device
             "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
         precision
-            "float64" or "float32", which raises an error where it is not accurate enough.
+            "float64" or "float32", which raises an error where it is not accurate
+            enough.
         method
-            "exact", or "extrapolate" for a limit that the engine cannot compute: exact laws at four finite widths are
-            extrapolated to the infinite ones, which gives an `ExtrapolatedLaw`.
+            "exact", or "extrapolate" for a limit that the engine cannot compute: exact
+            laws at four finite widths are extrapolated to the infinite ones, which
+            gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
         where = choose(backend, device, precision)
-        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2)
+        how = Sampling(
+            draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2
+        )
         exact = one_of(method, "method", "law", ("exact", "extrapolate")) == "exact"
         at = self._at(widths, exact)
         if not exact:
             return extrapolate(self.name, at, coordinates, how)  # type: ignore[return-value]
         law = at.law(coordinates, how)
-        if at.widths and not isinstance(coordinates, list) and all(width == inf for _, width in at.widths):
+        if (
+            at.widths
+            and not isinstance(coordinates, list)
+            and all(width == inf for _, width in at.widths)
+        ):
             law._formula = functools.partial(formula, self.outputs, self.check())
         return law
 
@@ -268,13 +340,17 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Floats | tuple[Floats, ...]:
-        """Exact draws of the outputs at any widths, finite or `inf`. The parameters are those of `law`.
+        """Exact draws of the outputs at any widths, finite or `inf`. The parameters are
+        those of `law`.
 
-        Programs may return thousands of scalars, since no covariance between outputs is formed. At infinite width,
-        means over quadrature nodes have independent errors: the standard error of a mean over draws includes them.
+        Programs may return thousands of scalars, since no covariance between outputs is
+        formed. At infinite width, means over quadrature nodes have independent errors:
+        the standard error of a mean over draws includes them.
         """
         where = choose(backend, device, precision)
-        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress, where)
+        how = Sampling(
+            draws, chosen_seed(seed, rng), workers, executor, progress, where
+        )
         outputs = self._at(widths).draw(how)
         return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
@@ -299,9 +375,10 @@ class Program:
     ) -> _bayes.Posterior:
         """The law of all outputs given observed entries, by Markov chains.
 
-        Use it where `law(…).condition(…)` has too few replicas left: chains move the random numbers of the engine
-        towards the data. Given their states the law is exact. You get a warning if chains disagree or are too short.
-        The outputs must be Gaussian given the random numbers. Other parameters are those of `law`.
+        Use it where `law(…).condition(…)` has too few replicas left: chains move the
+        random numbers of the engine towards the data. Given their states the law is
+        exact. You get a warning if chains disagree or are too short. The outputs must
+        be Gaussian given the random numbers. Other parameters are those of `law`.
 
         Parameters
         ----------
@@ -322,29 +399,41 @@ class Program:
         backend
             The array library for the likelihoods, in double precision.
         """
-        seed, how = chosen_seed(seed, rng), Schedule(draws, chains, thin, particles, moves).checked()
+        seed, how = (
+            chosen_seed(seed, rng),
+            Schedule(draws, chains, thin, particles, moves).checked(),
+        )
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise, "posterior")
         return _bayes.posterior(latent, data, how, seed, progress, origin)
 
-    def posterior_cost(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any) -> ChainCost:
-        """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
+    def posterior_cost(
+        self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any
+    ) -> ChainCost:
+        """The cost of `posterior` with the same arguments: `seconds`, `bytes` and
+        `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two. Other
-        parameters are those of `posterior`.
+        The likelihood is timed at a few draws of the prior; the estimate is right
+        within a factor of two. Other parameters are those of `posterior`.
 
         Parameters
         ----------
         **options
             The keyword arguments of `posterior`.
         """
-        how = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options}).checked()
+        how = Schedule(
+            **{name: options.pop(name) for name in Schedule._fields if name in options}
+        ).checked()
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))
-        workers, *_ = (options.pop(name, None) for name in ("workers", "seed", "rng", "progress"))
+        workers, *_ = (
+            options.pop(name, None) for name in ("workers", "seed", "rng", "progress")
+        )
         start = time.perf_counter()
         latent, _ = self._at(options).latent(workers, where)
         planned = time.perf_counter() - start
-        found = _bayes.cost(latent, checked_data(latent.entries, observed, noise, "posterior_cost"), how)
+        found = _bayes.cost(
+            latent, checked_data(latent.entries, observed, noise, "posterior_cost"), how
+        )
         law = 16.0 * how.draws * latent.entries**2
         return replace(found, seconds=found.seconds + planned, bytes=found.bytes + law)
 
@@ -365,36 +454,53 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Estimate:
-        """The log density of data under the program's law, by tempering, with its error.
+        """The log density of data under the program's law, by tempering, with its
+        error.
 
-        Particles go from the prior to the posterior in small steps. For few data `law(…).condition(…).log_evidence` is
-        the same number; for many data only few replicas have weight there, and you need this method. Other parameters
-        are those of `posterior`.
+        Particles go from the prior to the posterior in small steps. For few data
+        `law(…).condition(…).log_evidence` is the same number; for many data only few
+        replicas have weight there, and you need this method. Other parameters are those
+        of `posterior`.
 
         Parameters
         ----------
         runs
             The number of independent runs; their spread gives the error.
         particles
-            The number of particles in each run; a first run with twice as many chooses the steps.
+            The number of particles in each run; a first run with twice as many chooses
+            the steps.
         """
         at, seed = self._at(widths), chosen_seed(seed, rng)
-        how = Schedule(chains=2, particles=particles, moves=moves).checked()  # there are no chains
+        # there are no chains
+        how = Schedule(chains=2, particles=particles, moves=moves).checked()
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise, "log_evidence")
         shifted = at.shifted(workers) if origin.quadrature_error else []
         return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
-        """The program at these widths, with the status of its law; an error if it needs a limit that does not exist."""
-        bound, numbers = bind_names(topological_order(self._whole), widths, allow_inf=True)
+        """The program at these widths, with the status of its law; an error if it needs
+        a limit that does not exist.
+        """
+        bound, numbers = bind_names(
+            topological_order(self._whole), widths, allow_inf=True
+        )
         infinite = [width == inf for width in bound.values()] if need_limit else []
-        # weights that are not Gaussian have the same limit, and another law at finite width
+        # weights that are not Gaussian have the same limit, and another law at finite
+        # width
         status = "exact" if self._gaussian else "same limit"
         if any(infinite):
             status = self.check().verdict if all(infinite) else "conjectured"
         if status == NO_LIMIT:
             reasons = "; ".join(self.check().reasons)
-            raise NoLimitError(f"{self.name} has no limit: {reasons}; finite widths have a law")
+            raise NoLimitError(
+                f"{self.name} has no limit: {reasons}; finite widths have a law"
+            )
         known = tuple(numbers.items())
-        return AtWidths(self.outputs, tuple(bound.items()), whole=self._whole, numbers=known, status=status)
+        return AtWidths(
+            self.outputs,
+            tuple(bound.items()),
+            whole=self._whole,
+            numbers=known,
+            status=status,
+        )

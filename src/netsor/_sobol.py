@@ -1,4 +1,6 @@
-"""Scrambled Sobol points, those of `scipy.stats.qmc.Sobol`. To import `scipy.stats` takes longer than a first law."""
+"""Scrambled Sobol points, those of `scipy.stats.qmc.Sobol`. To import `scipy.stats`
+takes longer than a first law.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,51 @@ import scipy
 
 BITS = 30  # binary digits of a coordinate
 MAX_DIMENSION = 21_201
-NUMBERS = Path(scipy.__file__).parent / "stats" / "_sobol_direction_numbers.npz"  # by Joe and Kuo
+# by Joe and Kuo
+NUMBERS = Path(scipy.__file__).parent / "stats" / "_sobol_direction_numbers.npz"
 Integers = npt.NDArray[np.uint32]
 
 
 class Sobol:
-    """Points in [0, 1)^dimension, whose scrambling (linear, with a digital shift) is drawn from `rng`."""
+    """Points in [0, 1)^dimension, whose scrambling (linear, with a digital shift) is
+    drawn from `rng`.
+    """
 
     def __init__(self, dimension: int, rng: np.random.Generator) -> None:
         (rng,) = rng.spawn(1)  # as scipy does
         powers = 2 ** np.arange(BITS, dtype=np.uint32)
-        self._shift: Integers = rng.integers(2, size=(dimension, BITS), dtype=np.uint32) @ powers
-        mixing = np.tril(rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32), -1) + np.eye(BITS)
-        digits = _directions(dimension)[..., None] >> np.arange(BITS, dtype=np.uint32)[::-1] & 1
-        # a lower triangle keeps the leading digits, on which the balance of the set depends
-        self._vectors = ((digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2 @ powers[::-1]).T
+        self._shift: Integers = (
+            rng.integers(2, size=(dimension, BITS), dtype=np.uint32) @ powers
+        )
+        mixing = np.tril(
+            rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32), -1
+        ) + np.eye(BITS)
+        digits = (
+            _directions(dimension)[..., None] >> np.arange(BITS, dtype=np.uint32)[::-1]
+            & 1
+        )
+        # a lower triangle keeps the leading digits, on which the balance of the set
+        # depends
+        self._vectors = (
+            (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2 @ powers[::-1]
+        ).T
         self._made = 0
 
     def random(self, count: int) -> npt.NDArray[np.float64]:
-        """The next points (count, dimension). Earlier ones must be a multiple of the power of 2 that holds `count`."""
+        """The next points (count, dimension). Earlier ones must be a multiple of the
+        power of 2 that holds `count`.
+        """
         start, levels = self._made, int(count - 1).bit_length()
         assert start % 2**levels == 0
         self._made += count
-        # point i is the sum mod 2 of the vectors that the Gray code of i names; the code is linear, and reflected
+        # point i is the sum mod 2 of the vectors that the Gray code of i names; the
+        # code is linear, and reflected
         gray = start ^ (start >> 1)
         named = self._vectors[[j for j in range(BITS) if gray >> j & 1]]
-        points = np.bitwise_xor.reduce(named, axis=0, initial=0)[None].astype(np.uint32) ^ self._shift
+        points = (
+            np.bitwise_xor.reduce(named, axis=0, initial=0)[None].astype(np.uint32)
+            ^ self._shift
+        )
         for j in range(levels):
             points = np.concatenate([points, points[::-1] ^ self._vectors[j]])
         return np.asarray(points[:count] * 2.0**-BITS)
@@ -44,11 +65,17 @@ class Sobol:
 
 @lru_cache
 def _directions(dimension: int) -> Integers:
-    """Direction numbers (dimension, BITS), by the recurrence of each dimension's primitive polynomial mod 2."""
+    """Direction numbers (dimension, BITS), by the recurrence of each dimension's
+    primitive polynomial mod 2.
+    """
     with np.load(NUMBERS) as table:
-        polynomials, first = (table[name][:dimension].astype(np.int64) for name in ("poly", "vinit"))
+        polynomials, first = (
+            table[name][:dimension].astype(np.int64) for name in ("poly", "vinit")
+        )
     directions = np.ones((dimension, BITS), np.int64)
-    for numbers, polynomial, start in zip(directions[1:], polynomials[1:], first[1:], strict=True):
+    for numbers, polynomial, start in zip(
+        directions[1:], polynomials[1:], first[1:], strict=True
+    ):
         degree = int(polynomial).bit_length() - 1
         numbers[:degree] = start[:degree]
         for j in range(degree, BITS):

@@ -1,6 +1,7 @@
 """Validation of arguments: errors that name the argument, and checks of type and range.
 
-The command line derives options from `ArgumentError.name`. Help does not wait for numpy: it is imported where needed.
+The command line derives options from `ArgumentError.name`. Help does not wait for
+numpy: it is imported where needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from contextlib import suppress
 from decimal import Decimal
 from functools import cache, partial, wraps
 from numbers import Rational, Real
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +60,9 @@ def counted(count: int, noun: str) -> str:
 
 
 class ArgumentError(ValueError):
-    """An argument that is not allowed: its name, what was given, and the words after "must be"."""
+    """An argument that is not allowed: its name, what was given, and the words after
+    "must be".
+    """
 
     def __init__(self, name: str, value: Any, allowed: str) -> None:
         super().__init__(name, value, allowed)  # the three parts, for pickle
@@ -57,7 +70,9 @@ class ArgumentError(ValueError):
 
     @property
     def argument(self) -> ArgumentError:
-        """The error itself; errors that carry an ArgumentError have it under the same name."""
+        """The error itself; errors that carry an ArgumentError have it under the same
+        name.
+        """
         return self
 
     def __str__(self) -> str:
@@ -68,14 +83,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def also_spelled(**own: str) -> Callable[[F], F]:
-    """Accept keyword arguments in a second spelling, such as `also_spelled(optimizer="optimiser")`."""
+    """Accept keyword arguments in a second spelling, such as
+    `also_spelled(optimizer="optimiser")`.
+    """
 
     def decorate(function: F) -> F:
         @wraps(function)
         def called(*given: Any, **named: Any) -> Any:
             for second in own.keys() & named.keys():
                 if own[second] in named:
-                    raise ArgumentError(second, named[second], f"left out: {own[second]} is the same argument")
+                    raise ArgumentError(
+                        second,
+                        named[second],
+                        f"left out: {own[second]} is the same argument",
+                    )
             second_of = {own[second]: second for second in own.keys() & named.keys()}
             for first, second in second_of.items():
                 named[first] = named.pop(second)
@@ -90,7 +111,8 @@ def also_spelled(**own: str) -> Callable[[F], F]:
     return decorate
 
 
-INTERNAL_MODULES = ("netsor", "functools", "contextlib", "dataclasses")  # whose lines are not the user's
+# whose lines are not the user's
+INTERNAL_MODULES = ("netsor", "functools", "contextlib", "dataclasses")
 
 
 class SourceLocation(NamedTuple):
@@ -101,7 +123,8 @@ class SourceLocation(NamedTuple):
 
     def __str__(self) -> str:
         code, path = linecache.getline(self.file, self.line).strip(), self.file
-        with suppress(OSError, ValueError):  # the current folder was removed, or is on another drive
+        # the current folder was removed, or is on another drive
+        with suppress(OSError, ValueError):
             path = min(path, os.path.relpath(path), key=len)
         return f"{path}:{self.line}" + (f": {code}" if code else "")
 
@@ -114,15 +137,21 @@ def _is_internal(module: str) -> bool:
 def user_line() -> SourceLocation:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and _is_internal(
+        frame.f_globals.get("__name__", "")
+    ):
         frame = frame.f_back
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 
 class PlacedError(ValueError):
-    """An error that names the operation, the problem, and the line of the user's code."""
+    """An error that names the operation, the problem, and the line of the user's
+    code.
+    """
 
-    def __init__(self, operation: str, problem: str, value: Any = None, allowed: str = "") -> None:
+    def __init__(
+        self, operation: str, problem: str, value: Any = None, allowed: str = ""
+    ) -> None:
         self.where = user_line()
         self.argument = ArgumentError(problem, value, allowed) if allowed else None
         if len(operation) > SHOWN:  # programs have names of any length
@@ -136,7 +165,8 @@ class PlacedError(ValueError):
 
 
 class TraceError(PlacedError):
-    """A program that cannot be written: names the operation, what was given, what is allowed, and the line.
+    """A program that cannot be written: names the operation, what was given, what is
+    allowed, and the line.
 
     Parameters
     ----------
@@ -159,36 +189,57 @@ class TraceError(PlacedError):
 
 
 class TraceIndexError(TraceError, IndexError):
-    """An index outside the shape of a value; also an IndexError, which ends iteration over values."""
+    """An index outside the shape of a value; also an IndexError, which ends iteration
+    over values.
+    """
 
 
 Shape = tuple[int, ...]
 
 LARGEST = 2**53  # integers below it are doubles without rounding
-SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
+# largest size of a number that will be squared (1/SCALE is the smallest): squares stay
+# doubles
+SCALE = 1e50
 NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
 AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
-    """Real numbers, also infinite ones, such as integers beyond the range of doubles; None for anything else."""
+    """Real numbers, also infinite ones, such as integers beyond the range of doubles;
+    None for anything else.
+    """
     import numpy as np
 
-    if hasattr(argument, "mask") and np.ma.is_masked(argument):  # else numpy.ma need not be loaded
+    # else numpy.ma need not be loaded
+    if hasattr(argument, "mask") and np.ma.is_masked(argument):
         return None  # numpy would read the masked entries
-    frozen = type(argument) is np.ndarray and argument.base is None and not argument.flags.writeable
+    frozen = (
+        type(argument) is np.ndarray
+        and argument.base is None
+        and not argument.flags.writeable
+    )
     if frozen and argument.dtype == np.float64:
         return argument  # type: ignore[no-any-return]  # read-only, and possibly gigabytes: no copy
     try:
         given = np.array(argument)
-        # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
-        if given.dtype.kind == "O" and not all(isinstance(number, Real | Decimal) for number in given.flat):
+        # text and complex numbers would be cast; integers beyond 64 bits, fractions and
+        # decimals are objects
+        if given.dtype.kind == "O" and not all(
+            isinstance(number, Real | Decimal) for number in given.flat
+        ):
             return None
         with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
             if given.dtype.kind == "O":
-                given = np.array([_as_double(number) for number in given.flat]).reshape(given.shape)
-            return given.astype(np.float64, copy=False) if given.dtype.kind in "biuf" else None
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor that requires a gradient
+                given = np.array([_as_double(number) for number in given.flat]).reshape(
+                    given.shape
+                )
+            return (
+                given.astype(np.float64, copy=False)
+                if given.dtype.kind in "biuf"
+                else None
+            )
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # RuntimeError: a tensor that requires a gradient
         return None
 
 
@@ -200,9 +251,16 @@ def _as_double(number: Any) -> float:
 
 
 def as_number(argument: Any) -> float | None:
-    """A single real number, finite or not; None for anything else, such as text, a bool or an array."""
+    """A single real number, finite or not; None for anything else, such as text, a bool
+    or an array.
+    """
     number = as_floats(argument)
-    if number is None or number.ndim or is_bool(argument) or (math.isinf(number) and isinstance(argument, Rational)):
+    if (
+        number is None
+        or number.ndim
+        or is_bool(argument)
+        or (math.isinf(number) and isinstance(argument, Rational))
+    ):
         return None  # an integer beyond the doubles is not infinite: no width
     return float(number)
 
@@ -217,14 +275,25 @@ def as_whole(argument: Any) -> int | None:
 
 def is_bool(argument: object) -> bool:
     """Whether it is a bool, which Python reads as 0 or 1: heads=True is a mistake."""
-    return isinstance(argument, bool) or getattr(getattr(argument, "dtype", None), "kind", "") == "b"
+    return (
+        isinstance(argument, bool)
+        or getattr(getattr(argument, "dtype", None), "kind", "") == "b"
+    )
 
 
 def refused(
-    name: str, argument: Any, allowed: str, operation: str = "", error: type[PlacedError] = TraceError
+    name: str,
+    argument: Any,
+    allowed: str,
+    operation: str = "",
+    error: type[PlacedError] = TraceError,
 ) -> ValueError:
     """An error about an argument; with the user's line if there is an operation."""
-    return error(operation, name, argument, allowed) if operation else ArgumentError(name, argument, allowed)
+    return (
+        error(operation, name, argument, allowed)
+        if operation
+        else ArgumentError(name, argument, allowed)
+    )
 
 
 def real(
@@ -242,10 +311,20 @@ def real(
     number = argument if type(argument) is float else as_number(argument)
     if number == 0 and zero:
         return number
-    if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):
-        allowed = "a positive number" if above == 0 else "a finite number" + ", 0 or" * zero
+    if (
+        number is None
+        or not math.isfinite(number)
+        or not (least <= number <= most and number > above)
+    ):
+        allowed = (
+            "a positive number" if above == 0 else "a finite number" + ", 0 or" * zero
+        )
         if least > -math.inf:
-            allowed += f" from {least:g} to {most:g}" if most < math.inf else f", {least:g} or more"
+            allowed += (
+                f" from {least:g} to {most:g}"
+                if most < math.inf
+                else f", {least:g} or more"
+            )
         elif most < math.inf:
             allowed += f", at most {most:g}"
         raise refused(name, argument, allowed, operation, error)
@@ -253,7 +332,9 @@ def real(
 
 
 def scale(argument: Any, name: str, operation: str = "") -> float:
-    """A standard deviation: 0, or a number whose square, and the square of a product of two, is a double."""
+    """A standard deviation: 0, or a number whose square, and the square of a product of
+    two, is a double.
+    """
     return real(argument, name, operation, least=1 / SCALE, most=SCALE, zero=True)
 
 
@@ -272,25 +353,33 @@ def whole(
     if number is None or not least <= number <= most:
         allowed = f"an integer from {least:,} to {most:,}"
         if most >= LARGEST - 1:  # bounds that few will meet
-            allowed = f"an integer, {least} or more" if least > 1 - LARGEST else "an integer"
+            allowed = (
+                f"an integer, {least} or more" if least > 1 - LARGEST else "an integer"
+            )
             allowed = "a positive integer" if least == 1 else allowed
-            allowed += f" (below 2^{most.bit_length()})" * (number is not None and number > most)
+            allowed += f" (below 2^{most.bit_length()})" * (
+                number is not None and number > most
+            )
         raise refused(name, argument, allowed + why, operation, error)
     return number
 
 
 def seed_number(argument: Any, name: str = "seed") -> int:
     """A seed of random numbers."""
-    return whole(argument, name, least=0, most=2**128 - 1)  # numpy recommends no more bits
+    # numpy recommends no more bits
+    return whole(argument, name, least=0, most=2**128 - 1)
 
 
 def chosen_seed(seed: Any, rng: Rng = None) -> int:
-    """A seed, or the one from `rng` (SPEC 7 of scientific Python): an integer, or a draw from a generator."""
+    """A seed, or the one from `rng` (SPEC 7 of scientific Python): an integer, or a
+    draw from a generator.
+    """
     if rng is None:
         return seed_number(seed)
     if seed:  # 0 is the default
         raise ArgumentError("seed", seed, "left out with rng: both determine the draws")
-    if hasattr(rng, "integers"):  # a generator; to import numpy for its class would take time
+    # a generator; to import numpy for its class would take time
+    if hasattr(rng, "integers"):
         return int(rng.integers(2**63))
     if as_whole(rng) is None:
         raise ArgumentError("rng", rng, "a numpy.random.Generator or an integer")
@@ -307,25 +396,35 @@ def flag(argument: Any, name: str) -> bool:
 def numbers(
     argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
 ) -> npt.NDArray[np.float64]:
-    """An array of finite numbers. Without a name it is an operand, which may also be a value of netsor."""
+    """An array of finite numbers. Without a name it is an operand, which may also be a
+    value of netsor.
+    """
     import numpy as np
 
     array = as_floats(argument)
     if array is None:
         if name:
             raise error(operation, name, argument, "a real number or an array of them")
-        raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
+        raise error(
+            operation, f"needs a netsor value or real numbers, got {shown(argument)}"
+        )
     label = f"{name}: " if name else ""
     if array.size == 0 or array.ndim > AXES:
         allowed = f"it must have at least one number and at most {AXES} axes"
-        raise error(operation, f"{label}an array of shape {array.shape} was given; {allowed}")
+        raise error(
+            operation, f"{label}an array of shape {array.shape} was given; {allowed}"
+        )
     if not np.isfinite(array).all():
         raise error(operation, f"{label}numbers must be finite, got {shown(argument)}")
     return array
 
 
-def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDArray[np.float64]:
-    """An array of numbers that will be squared (power 1) or are squares (power 2), bounded as in `scale`."""
+def scaled(
+    argument: Any, operation: str, name: str, power: int = 1
+) -> npt.NDArray[np.float64]:
+    """An array of numbers that will be squared (power 1) or are squares (power 2),
+    bounded as in `scale`.
+    """
     array = numbers(argument, operation, name)
     largest, most = float(abs(array).max()), SCALE**power
     if largest and not 1 / most <= largest <= most:
@@ -336,12 +435,22 @@ def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDAr
 
 def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     """A shape: a positive integer or a tuple of them."""
-    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
+    sizes = [
+        as_whole(size)
+        for size in (argument if isinstance(argument, tuple | list) else (argument,))
+    ]
     shape = tuple(size for size in sizes if size is not None and size > 0)
     if len(shape) < len(sizes):
-        raise refused(name, argument, "a positive integer or a tuple of them", operation)
+        raise refused(
+            name, argument, "a positive integer or a tuple of them", operation
+        )
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise refused(name, argument, f"of at most {AXES} axes and {NUMBERS:,} entries in total", operation)
+        raise refused(
+            name,
+            argument,
+            f"of at most {AXES} axes and {NUMBERS:,} entries in total",
+            operation,
+        )
     return shape
 
 
@@ -352,7 +461,9 @@ def as_name(argument: Any, operation: str) -> str | None:
     return argument
 
 
-def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]) -> Any:
+def one_of(
+    argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]
+) -> Any:
     """One of a few words, or of True, False and None."""
     if not isinstance(argument, str | bool | None) or argument not in allowed:
         *first, last = map(repr, allowed)
@@ -366,7 +477,9 @@ def choice(*allowed: str) -> Callable[[Any, str], str]:
 
 
 def listed(argument: Any, name: str, allowed: str) -> list[Any]:
-    """The entries of a sequence, or of another iterable that is no text and no mapping."""
+    """The entries of a sequence, or of another iterable that is no text and no
+    mapping.
+    """
     if isinstance(argument, str | bytes | dict):
         raise ArgumentError(name, argument, allowed)
     try:
@@ -382,14 +495,17 @@ def text(argument: Any, name: str) -> str:
     return argument
 
 
-# Types of fields for `check_fields`: any Annotated type with a function of (value, name) is one.
+# Types of fields for `check_fields`: any Annotated type with a function of (value,
+# name) is one.
 Check = Callable[[Any, str], Any]
 Positive = Annotated[int, whole]
 Seed = Annotated[int, seed_number]
 
 
 def check_fields(made: Any) -> None:
-    """Check the fields of a dataclass by their types, and set them to what the checks return."""
+    """Check the fields of a dataclass by their types, and set them to what the checks
+    return.
+    """
     for name, (check, optional) in _checks(made.__class__).items():
         value = getattr(made, name)
         if value is not None or not optional:
@@ -398,12 +514,18 @@ def check_fields(made: Any) -> None:
 
 @cache
 def _checks(kind: type) -> dict[str, tuple[Check, bool]]:
-    """The checks of fields of the types bool, str and Annotated, and whether they may be None."""
+    """The checks of fields of the types bool, str and Annotated, and whether they may
+    be None.
+    """
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         optional = type(None) in get_args(hint) and len(get_args(hint)) == 2
         one = get_args(hint)[0] if optional else hint
-        check = one.__metadata__[0] if get_origin(one) is Annotated else {bool: flag, str: text}.get(one)
+        check = (
+            one.__metadata__[0]
+            if get_origin(one) is Annotated
+            else {bool: flag, str: text}.get(one)
+        )
         if check is not None:
             found[name] = check, optional
     return found

@@ -31,7 +31,9 @@ else:
 
 __all__ = ["ACTIVATIONS", "layer", "reproduce"]
 
-ACTIVATIONS: dict[str, Any] = {f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)}
+ACTIVATIONS: dict[str, Any] = {
+    f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)
+}
 
 
 @program
@@ -50,7 +52,8 @@ def layer(
     token: int = 0,
     mask: str | None = None,
 ) -> ns.Vector:
-    """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
+    """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n,
+    head dimension d or n.
 
     Other parameters are those of `attention`.
 
@@ -82,8 +85,14 @@ def layer(
     bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
-    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
+    # independent W^i, one for each token
+    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)
     x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)
     d = ns.Width("d") if low_rank else None
-    sigmas: Any = {"sigma_q": sigma_q, "sigma_k": sigma_k, "sigma_v": sigma_v, "sigma_o": sigma_o}
+    sigmas: Any = {
+        "sigma_q": sigma_q,
+        "sigma_k": sigma_k,
+        "sigma_v": sigma_v,
+        "sigma_o": sigma_o,
+    }
     return attention(x, heads, d, mask, scaling=scaling, **sigmas)[token]

@@ -1,4 +1,6 @@
-"""Likelihoods on arrays of another library than numpy, for the tests of JAX and PyTorch."""
+"""Likelihoods on arrays of another library than numpy, for the tests of JAX and
+PyTorch.
+"""
 
 import numpy as np
 import pytest
@@ -14,10 +16,14 @@ from .priors import deep, n, pooled, prior, shifted, tokens
 
 @ns.program
 def own(x):
-    """Weights by a function that numpy alone knows: other libraries ask it, on the host."""
+    """Weights by a function that numpy alone knows: other libraries ask it, on the
+    host.
+    """
     h = ns.weight(n, x.shape[-1]) @ ns.data(x)
     p = ns.dot((ns.weight(n, n) @ ns.gaussian(n, 1))[None], ns.weight(n, n) @ h)
-    return (ns.weight(1, n) @ (ns.apply(lambda q: np.exp(-np.square(np.asarray(q))), p) @ h))[:, 0]
+    return (
+        ns.weight(1, n) @ (ns.apply(lambda q: np.exp(-np.square(np.asarray(q))), p) @ h)
+    )[:, 0]
 
 
 CASES = {
@@ -34,21 +40,29 @@ CASES = {
 
 
 def assert_same_heights(case, noise, **where):
-    """On 21 rows of normals: as numpy's to nine digits, also where a library is unsure and numpy is asked."""
+    """On 21 rows of normals: as numpy's to nine digits, also where a library is unsure
+    and numpy is asked.
+    """
     net, width = CASES[case]
     plan = net.plan(n=width)
     there, here = Latent(plan, 1, choose(**where)), Latent(plan, 1)
     count = here.entries - 1
-    data = Observations(np.arange(count), np.linspace(-1, 2, count), noise * np.linspace(1, 2, count))
+    data = Observations(
+        np.arange(count), np.linspace(-1, 2, count), noise * np.linspace(1, 2, count)
+    )
     z = np.random.default_rng(1).standard_normal((21, here.size))
     expected = _bayes.likelihood(here, data)(z)
     ask = _bayes.likelihood(there, data)
     for count in (21, 20):
-        np.testing.assert_allclose(ask(z[:count]), expected[:count], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            ask(z[:count]), expected[:count], rtol=1e-9, atol=1e-9
+        )
 
 
 def assert_same_posterior(**where):
-    """Means and variances by numpy and elsewhere, of chains of other seeds: 5 standard errors, level 1e-5 an entry."""
+    """Means and variances by numpy and elsewhere, of chains of other seeds: 5 standard
+    errors, level 1e-5 an entry.
+    """
     seen = {0: 0.3, 1: -0.8, 2: 1.1}
     net = prior(tokens(5))
     how = {"n": ns.inf, "draws": 400, "particles": 128, "thin": 4}
@@ -59,7 +73,12 @@ def assert_same_posterior(**where):
         a, b = (getattr(found.law.with_error, of)() for found in (ours, theirs))
         assert np.all(np.abs(a.value - b.value) < 5 * np.hypot(a.error, b.error))
     few = {"n": ns.inf, "runs": 4, "particles": 128, "moves": 2}
-    a, b = net.log_evidence(seen, 0.3, **few), net.log_evidence(seen, 0.3, **few, seed=1, **where)
+    a, b = (
+        net.log_evidence(seen, 0.3, **few),
+        net.log_evidence(seen, 0.3, **few, seed=1, **where),
+    )
     assert abs(a.value - b.value) < 5 * np.hypot(a.error, b.error)
     with pytest.raises(ns.LawError, match="give noise above 0"):
-        prior(np.repeat(tokens(1), 2, axis=0)).posterior({0: 0.5, 1: 0.5}, n=ns.inf, **where)
+        prior(np.repeat(tokens(1), 2, axis=0)).posterior(
+            {0: 0.5, 1: 0.5}, n=ns.inf, **where
+        )

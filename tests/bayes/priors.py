@@ -26,7 +26,9 @@ def prior(x, heads=1, sharp=2.0):
 
 @ns.program
 def deep(x):
-    """Two layers of attention between the tokens of one example, residual: an output for each token."""
+    """Two layers of attention between the tokens of one example, residual: an output
+    for each token.
+    """
     h = ns.weight(n, x.shape[-1]) @ ns.data(x)
     for _ in range(2):
         h = h + ns.nn.attention(ns.rms_norm(h), heads=1)
@@ -35,13 +37,17 @@ def deep(x):
 
 @ns.program
 def perceptron(x):
-    """No attention: at infinite width nothing random is left, and the prior is a Gaussian process."""
+    """No attention: at infinite width nothing random is left, and the prior is a
+    Gaussian process.
+    """
     return ns.weight(1, n) @ ns.erf(ns.weight(n, x.shape[-1]) @ ns.data(x))
 
 
 @ns.program
 def shifted(x):
-    """Scores of one head, with values that are constants: given the scores the outputs have a mean, and little else."""
+    """Scores of one head, with values that are constants: given the scores the outputs
+    have a mean, and little else.
+    """
     h = ns.erf(ns.weight(n, x.shape[-1]) @ ns.data(x))
     q = ns.weight(n, n, std=2.0) @ ns.gaussian(n, 1)
     a = ns.softmax(ns.dot(q[None], ns.weight(n, n) @ h))  # (count, 1, tokens)
@@ -51,8 +57,12 @@ def shifted(x):
 
 @ns.program
 def pooled(x, heads=1):
-    """Two residual blocks of causal attention between the tokens of each example, whose mean is read: (count,)."""
+    """Two residual blocks of causal attention between the tokens of each example, whose
+    mean is read: (count,).
+    """
     h = ns.weight(n, x.shape[-1]) @ ns.data(x)
     for _ in range(2):
-        h = h + ns.nn.attention(ns.rms_norm(h), heads=heads, mask="causal", sigma_q=4.0, sigma_v=2.0)
+        h = h + ns.nn.attention(
+            ns.rms_norm(h), heads=heads, mask="causal", sigma_q=4.0, sigma_v=2.0
+        )
     return ns.weight(1, n) @ (np.full((1, x.shape[1]), 1 / x.shape[1]) @ h)[:, 0]

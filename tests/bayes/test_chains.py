@@ -1,11 +1,19 @@
-"""Moves, diagnostics, tempering and the algebra of likelihoods, each against a closed form."""
+"""Moves, diagnostics, tempering and the algebra of likelihoods, each against a closed
+form.
+"""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from netsor.laws import _likelihood
-from netsor.laws._likelihood import Observations, fitted, log_likelihood, updated, updated_by_columns
+from netsor.laws._likelihood import (
+    Observations,
+    fitted,
+    log_likelihood,
+    updated,
+    updated_by_columns,
+)
 from netsor.laws._mcmc import (
     PRIOR,
     Reference,
@@ -25,7 +33,9 @@ VALUES = np.array([1.0, -2.0, 0.5])
 
 
 def conjugate(noise):
-    """z ~ N(0, I), values z + noise: the log likelihood, the posterior's standard deviation and the log evidence."""
+    """z ~ N(0, I), values z + noise: the log likelihood, the posterior's standard
+    deviation and the log evidence.
+    """
     scale = np.sqrt(1 + noise**2)
     return (
         lambda z: stats.norm.logpdf(VALUES, z, noise).sum(axis=1),
@@ -34,13 +44,20 @@ def conjugate(noise):
     )
 
 
-WRONG = Reference(np.array([0, 2]), np.array([0.5, -1.0]), np.array([[0.7, 0.0], [0.5, 1.3]]))
+WRONG = Reference(
+    np.array([0, 2]), np.array([0.5, -1.0]), np.array([[0.7, 0.0], [0.5, 1.3]])
+)
 
 
 @pytest.mark.parametrize("around", [PRIOR, WRONG], ids=["prior", "another Gaussian"])
-@pytest.mark.parametrize(("far", "noise"), keep([(0.0, 0.2), (0.0, 2.0), (100.0, 0.2), (100.0, 2.0)], (100.0, 0.2)))
+@pytest.mark.parametrize(
+    ("far", "noise"),
+    keep([(0.0, 0.2), (0.0, 2.0), (100.0, 0.2), (100.0, 2.0)], (100.0, 0.2)),
+)
 def test_chains_find_the_posterior(far, noise, around):
-    """Means and variances of a conjugate posterior, from anywhere, around anything: 5 standard errors, level 1e-5."""
+    """Means and variances of a conjugate posterior, from anywhere, around anything: 5
+    standard errors, level 1e-5.
+    """
     like, std, _ = conjugate(noise)
     rng = np.random.default_rng(0)
     chains, draws = init_chains(like, np.full((40, 3), far)), []
@@ -54,7 +71,10 @@ def test_chains_find_the_posterior(far, noise, around):
     error = std / np.sqrt(effective(z))
     assert np.all(np.abs(z.mean(axis=(0, 1)) - mean) < 5 * error)
     square = (z - mean) ** 2
-    assert np.all(np.abs(square.mean(axis=(0, 1)) - std**2) < 5 * square.std(axis=(0, 1)) / np.sqrt(effective(square)))
+    assert np.all(
+        np.abs(square.mean(axis=(0, 1)) - std**2)
+        < 5 * square.std(axis=(0, 1)) / np.sqrt(effective(square))
+    )
     np.testing.assert_allclose(chains.height, like(chains.z))
 
 
@@ -64,11 +84,20 @@ def test_a_flat_likelihood_gives_independent_draws():
     chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
     assert chains.asked == 8000  # at the start, and once for each chain
     chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
-    assert abs(np.corrcoef(np.full(4000, 3.0) + 1e-9 * rng.standard_normal(4000), chains.z[:, 0])[0, 1]) < 0.1
+    assert (
+        abs(
+            np.corrcoef(
+                np.full(4000, 3.0) + 1e-9 * rng.standard_normal(4000), chains.z[:, 0]
+            )[0, 1]
+        )
+        < 0.1
+    )
 
 
 def test_a_gaussian_near_the_posterior_makes_every_move_free():
-    """Particles of a narrow posterior in 3 of 50 directions: they are found, and a bracket seldom shrinks."""
+    """Particles of a narrow posterior in 3 of 50 directions: they are found, and a
+    bracket seldom shrinks.
+    """
     like, _, _ = conjugate(0.05)
     rng = np.random.default_rng(2)
     z = rng.standard_normal((400, 50))
@@ -80,12 +109,18 @@ def test_a_gaussian_near_the_posterior_makes_every_move_free():
     asked = []
     for around in (PRIOR, found):
         chains = init_chains(lambda z: like(z[:, :3]), z)
-        asked.append(advance_chains(lambda z: like(z[:, :3]), chains, rng, around=around).asked / 400 - 1)
+        asked.append(
+            advance_chains(lambda z: like(z[:, :3]), chains, rng, around=around).asked
+            / 400
+            - 1
+        )
     assert asked[1] < 2 < 4 < asked[0]
 
 
 def test_narrow_directions_across_coordinates_are_kept():
-    """Values of sums and differences: variances of 1e-4 to 1 in directions of no coordinate; tries stay few."""
+    """Values of sums and differences: variances of 1e-4 to 1 in directions of no
+    coordinate; tries stay few.
+    """
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 20)))[0]
     noise = np.geomspace(1e-2, 1.0, 20)
 
@@ -102,13 +137,15 @@ def test_narrow_directions_across_coordinates_are_kept():
         chains = advance_chains(like, chains, rng, around=around)
     assert chains.asked / 400 - 1 < 10 * 3
     along = chains.z @ turn.T
-    assert np.all(np.abs(along.mean(axis=0) - 0.5 / (1 + noise**2)) < 5 * std / np.sqrt(400))
+    assert np.all(
+        np.abs(along.mean(axis=0) - 0.5 / (1 + noise**2)) < 5 * std / np.sqrt(400)
+    )
     assert np.all(np.abs(along.var(axis=0) / std**2 - 1) < 5 * np.sqrt(2 / 400))
 
 
 def test_chains_reach_a_tail_that_is_heavier_than_their_reference():
-    """Two values of N(0, e^(6z)): the posterior of z falls as e^(−6z). In five moves chains go from its median to its
-    last 0.2 %.
+    """Two values of N(0, e^(6z)): the posterior of z falls as e^(−6z). In five moves
+    chains go from its median to its last 0.2 %.
     """
 
     def like(z):
@@ -123,7 +160,9 @@ def test_chains_reach_a_tail_that_is_heavier_than_their_reference():
     chains = init_chains(like, np.full((40_000, 1), median))
     for _ in range(5):
         chains = advance_chains(like, chains, rng, around=around)
-    assert np.mean(chains.z > far) == pytest.approx(0.002, abs=4 * np.sqrt(0.002 / 40_000))
+    assert np.mean(chains.z > far) == pytest.approx(
+        0.002, abs=4 * np.sqrt(0.002 / 40_000)
+    )
 
 
 def autoregressive(rho, chains=8, length=2000, seed=0):
@@ -131,14 +170,18 @@ def autoregressive(rho, chains=8, length=2000, seed=0):
     x = np.empty((chains, length, 1))
     x[:, 0] = rng.standard_normal((chains, 1))
     for k in range(1, length):
-        x[:, k] = rho * x[:, k - 1] + np.sqrt(1 - rho**2) * rng.standard_normal((chains, 1))
+        x[:, k] = rho * x[:, k - 1] + np.sqrt(1 - rho**2) * rng.standard_normal(
+            (chains, 1)
+        )
     return x
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_effective_sample_size_of_autoregressive_chains(rho):
     """N (1 − ρ)/(1 + ρ); of normal draws the ranks have nearly the same."""
-    assert effective(autoregressive(rho))[0] == pytest.approx(16_000 * (1 - rho) / (1 + rho), rel=0.15)
+    assert effective(autoregressive(rho))[0] == pytest.approx(
+        16_000 * (1 - rho) / (1 + rho), rel=0.15
+    )
 
 
 def test_r_hat_sees_chains_that_differ():
@@ -158,17 +201,23 @@ def test_r_hat_sees_chains_that_differ():
 
 @pytest.mark.parametrize("noise", keep([0.1, 1.0, 10.0], 1.0))
 def test_evidence_of_a_conjugate_model(noise):
-    """Forty estimates of four runs each: one error covers the truth in 68 % or more, level 1e-5."""
+    """Forty estimates of four runs each: one error covers the truth in 68 % or more,
+    level 1e-5.
+    """
     like, _, truth = conjugate(noise)
     rng = np.random.default_rng(2)
     way = adapt_schedule(like, 64, 3, 2, rng)
     assert way.powers[0] == 0
     assert way.powers[-1] == 1
     assert np.all(np.diff(way.powers) > 0)
-    logs = np.concatenate([evidences(like, way, 8, 64, 2, rng, lambda: None)[0] for _ in range(20)])
+    logs = np.concatenate(
+        [evidences(like, way, 8, 64, 2, rng, lambda: None)[0] for _ in range(20)]
+    )
     value, error, _ = mean_of_logs(logs)
     assert abs(value - truth) < 4.4 * error + 1e-12
-    missed = [abs(v - truth) > e + 1e-12 for v, e, _ in map(mean_of_logs, np.split(logs, 40))]
+    missed = [
+        abs(v - truth) > e + 1e-12 for v, e, _ in map(mean_of_logs, np.split(logs, 40))
+    ]
     assert stats.binom.sf(sum(missed) - 1, 40, 0.3173) > 1e-5
 
 
@@ -181,7 +230,9 @@ def test_the_mean_of_exponentials():
 
 @pytest.mark.parametrize("runs", [4, 8])
 def test_two_errors_of_few_runs_cover(runs):
-    """In 95.45 % of 5,000 estimates, and one error in 68 % or more: 4 standard deviations."""
+    """In 95.45 % of 5,000 estimates, and one error in 68 % or more: 4 standard
+    deviations.
+    """
     logs = 0.01 * np.random.default_rng(5).standard_normal((5_000, runs))
     value, error, _ = np.transpose([mean_of_logs(some) for some in logs])
     assert np.mean(np.abs(value) <= 2 * error) == pytest.approx(0.9545, abs=0.0118)
@@ -191,14 +242,18 @@ def test_two_errors_of_few_runs_cover(runs):
 def test_the_last_particles_are_of_the_posterior():
     like, std, _ = conjugate(0.3)
     rng = np.random.default_rng(3)
-    _, z = evidences(like, adapt_schedule(like, 100, 3, 5, rng), 4, 250, 5, rng, lambda: None)
+    _, z = evidences(
+        like, adapt_schedule(like, 100, 3, 5, rng), 4, 250, 5, rng, lambda: None
+    )
     assert np.all(np.abs(z.mean(axis=0) - VALUES / 1.09) < 6 * std / np.sqrt(300))
 
 
 @pytest.mark.parametrize("columns", [2, 30])
 @pytest.mark.parametrize("noise", [1e-3, 1.0, 1e4])
 def test_likelihood_by_columns_and_by_covariances(columns, noise, monkeypatch):
-    """Few columns and many: the density of scipy, and the conditional mean of the covariance's formula."""
+    """Few columns and many: the density of scipy, and the conditional mean of the
+    covariance's formula.
+    """
     rng = np.random.default_rng(4)
     mean, c = rng.standard_normal((3, 40)), rng.standard_normal((3, 40, columns))
     tau = noise * rng.uniform(1, 2, 20)
@@ -206,11 +261,15 @@ def test_likelihood_by_columns_and_by_covariances(columns, noise, monkeypatch):
     found = log_likelihood(mean, c, data)
     for r in range(3):
         cov = c[r, 5:25] @ c[r, 5:25].T + np.diag(tau**2)
-        assert found[r] == pytest.approx(stats.multivariate_normal(mean[r, 5:25], cov).logpdf(data.values), rel=1e-7)
+        assert found[r] == pytest.approx(
+            stats.multivariate_normal(mean[r, 5:25], cov).logpdf(data.values), rel=1e-7
+        )
     whole, some = updated(mean, c @ np.swapaxes(c, 1, 2), data)[:2], slice(20, 30)
     own_mean, own_var = fitted(mean, c, data)
     np.testing.assert_allclose(own_mean, whole[0], rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(own_var, np.diagonal(whole[1], axis1=1, axis2=2), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        own_var, np.diagonal(whole[1], axis1=1, axis2=2), rtol=1e-6, atol=1e-7
+    )
     found_mean, found_cov = updated_by_columns(mean, c, data, some)
     np.testing.assert_allclose(found_mean, whole[0][:, some], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(found_cov, whole[1][:, some, some], rtol=1e-6, atol=1e-7)

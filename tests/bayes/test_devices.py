@@ -1,4 +1,6 @@
-"""Likelihoods of chains by JAX: what numpy finds. Those by PyTorch are among the tests of peers."""
+"""Likelihoods of chains by JAX: what numpy finds. Those by PyTorch are among the tests
+of peers.
+"""
 
 import pytest
 
@@ -16,7 +18,11 @@ JAX = {"backend": "jax", "device": "cpu"}
     [
         ("many columns, inf", 0.3),
         pytest.param("many columns, inf", 1e-7, marks=pytest.mark.slow),
-        *(pytest.param(case, 0.3, marks=pytest.mark.slow) for case in CASES if case != "many columns, inf"),
+        *(
+            pytest.param(case, 0.3, marks=pytest.mark.slow)
+            for case in CASES
+            if case != "many columns, inf"
+        ),
     ],
 )
 @pytest.mark.slow
@@ -31,9 +37,15 @@ def test_chains_by_jax_have_the_posterior():
 
 def test_what_cannot_be_is_refused():
     net = prior(tokens(3))
-    with pytest.raises(ValueError, match=r"precision='float32' must be 'float64': chains need double"):
+    with pytest.raises(
+        ValueError, match=r"precision='float32' must be 'float64': chains need double"
+    ):
         net.posterior({0: 1.0}, 0.1, n=ns.inf, backend=choose("jax", "cpu", "float32"))
-    with pytest.raises(ValueError, match=r"backend='blackjax' must be one of numpy, jax, torch"):
+    with pytest.raises(
+        ValueError, match=r"backend='blackjax' must be one of numpy, jax, torch"
+    ):
         net.log_evidence({0: 1.0}, 0.1, n=ns.inf, backend="blackjax")
-    with pytest.raises(NoDeviceError, match=r"device='cuda:77' must be one that JAX sees here"):
+    with pytest.raises(
+        NoDeviceError, match=r"device='cuda:77' must be one that JAX sees here"
+    ):
         net.posterior_cost({0: 1.0}, 0.1, n=ns.inf, backend="jax", device="cuda:77")

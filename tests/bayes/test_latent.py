@@ -29,21 +29,35 @@ def covariances(mean, columns):
 
 @pytest.mark.parametrize("case", keep(CASES, *(set(CASES) - {"many, inf"})))
 def test_standard_normals_give_the_engines_law(case):
-    """Means of V, of V² and of means, against as many replicas of the engine: level 1e-5, at 5 standard errors."""
+    """Means of V, of V² and of means, against as many replicas of the engine: level
+    1e-5, at 5 standard errors.
+    """
     net, width = CASES[case]
     plan = net.plan(n=width)
     latent = Latent(plan, 1)
     z = np.random.default_rng(1).standard_normal((6000, latent.size))
-    ours, theirs = covariances(*latent.given(z)), covariances(*sample_block(plan, 0, 6000))
-    for of in (lambda m, c: c, lambda m, c: np.minimum(c**2, 50.0), lambda m, c: m, lambda m, c: m**2):
+    ours, theirs = (
+        covariances(*latent.given(z)),
+        covariances(*sample_block(plan, 0, 6000)),
+    )
+    for of in (
+        lambda m, c: c,
+        lambda m, c: np.minimum(c**2, 50.0),
+        lambda m, c: m,
+        lambda m, c: m**2,
+    ):
         a, b = of(*ours), of(*theirs)
-        error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / 6000) + 1e-12 * np.abs(a).max()
+        error = (
+            np.sqrt((a.var(axis=0) + b.var(axis=0)) / 6000) + 1e-12 * np.abs(a).max()
+        )
         assert np.all(np.abs(a.mean(axis=0) - b.mean(axis=0)) <= 5 * error)
 
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_many_rows_of_few_directions_cost_their_directions(heads):
-    """Tokens on three curves: of 300 directions of the keys a few dozen are not 0. No other normals are moved over."""
+    """Tokens on three curves: of 300 directions of the keys a few dozen are not 0. No
+    other normals are moved over.
+    """
     latent = Latent(prior(tokens(100), heads=heads).plan(n=ns.inf), 1)
     columns = latent.given(np.zeros((1, latent.size)))[1]
     assert columns.shape[:2] == (1, 100)
@@ -64,11 +78,16 @@ def test_normals_are_not_written_to():
 @pytest.mark.parametrize("heads", [1, 2])
 def test_more_outputs_begin_with_the_same_ones(width, heads):
     x = tokens(9)
-    small, large = (Latent(prior(part, heads=heads).plan(n=width), 1) for part in (x[:6], x))
+    small, large = (
+        Latent(prior(part, heads=heads).plan(n=width), 1) for part in (x[:6], x)
+    )
     places = embedding(small, large)
     assert places is not None
     z = np.random.default_rng(4).standard_normal((3, large.size))
-    (mean, cov), (more, wider) = covariances(*small.given(z[:, places])), covariances(*large.given(z))
+    (mean, cov), (more, wider) = (
+        covariances(*small.given(z[:, places])),
+        covariances(*large.given(z)),
+    )
     np.testing.assert_allclose(more[:, :6], mean, atol=1e-9)
     np.testing.assert_allclose(wider[:, :6, :6], cov, atol=1e-9)
 
@@ -78,19 +97,27 @@ def test_other_outputs_are_not_taken_for_the_same_ones():
     small = Latent(prior(x[:5]).plan(n=ns.inf), 1)
     assert embedding(small, Latent(prior(x[::-1]).plan(n=ns.inf), 1)) is None
     assert embedding(small, Latent(perceptron(x[:, 0]).plan(n=8), 1)) is None
-    # 15 tokens are fewer than 16 coordinates, 27 are more: the engine draws other numbers
-    assert embedding(*(Latent(prior(part).plan(n=16), 1) for part in (x[:5], x))) is None
+    # 15 tokens are fewer than 16 coordinates, 27 are more: the engine draws other
+    # numbers
+    assert (
+        embedding(*(Latent(prior(part).plan(n=16), 1) for part in (x[:5], x))) is None
+    )
 
 
 def test_threads_make_the_same_bits():
     plan = prior(tokens(30)).plan(n=ns.inf)
     latent = Latent(plan, 1)
     z = np.random.default_rng(5).standard_normal((4 * latent.block - 1, latent.size))
-    one, three = (np.concatenate(Latent(plan, k).over(z, lambda mean, columns: columns)) for k in (1, 3))
+    one, three = (
+        np.concatenate(Latent(plan, k).over(z, lambda mean, columns: columns))
+        for k in (1, 3)
+    )
     np.testing.assert_array_equal(one, three)
 
 
 def test_a_program_of_one_token():
     """n is bound by its name; a single output has one entry."""
-    latent = Latent(ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1)[0]).plan(n=4), 1)
+    latent = Latent(
+        ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1)[0]).plan(n=4), 1
+    )
     assert latent.entries == 1

@@ -1,4 +1,6 @@
-"""The scikit-learn estimator: its conventions, its numbers against `Program.posterior`, and bad input."""
+"""The scikit-learn estimator: its conventions, its numbers against `Program.posterior`,
+and bad input.
+"""
 
 import warnings
 
@@ -23,16 +25,20 @@ Y = np.tanh(X[:, 0]) + 0.5 * X[:, 1] + 5.0
 
 @ns.program
 def flat(given):
-    """All features of an example as one vector: a Gaussian process at infinite width."""
+    """All features of an example as one vector: a Gaussian process at infinite
+    width.
+    """
     x = given.reshape(len(given), -1)
     return ns.weight(1, n) @ ns.erf(ns.weight(n, x.shape[1]) @ ns.data(x))
 
 
 def checked(model):
-    from sklearn.utils.estimator_checks import check_estimator  # here and below: slow to import
+    # here and below: slow to import
+    from sklearn.utils.estimator_checks import check_estimator
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such short chains say so; and checks are skipped without pandas
+        # such short chains say so; and checks are skipped without pandas
+        warnings.simplefilter("ignore")
         found = check_estimator(model, on_fail=None)
     assert len(found) > 40
     assert [f["check_name"] for f in found if f["status"] == "failed"] == []
@@ -43,40 +49,59 @@ def test_conventions_of_scikit_learn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}])
+@pytest.mark.parametrize(
+    "how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}]
+)
 def test_conventions_of_scikit_learn_with_attention(how):
     checked(ns.AttentionRegressor(**how, **SHORT))
 
 
 @pytest.mark.slow
 def test_it_is_the_posterior_of_its_program():
-    """At new examples, against the same prior given the same data by weights: 5 standard errors, level 1e-5."""
+    """At new examples, against the same prior given the same data by weights: 5
+    standard errors, level 1e-5.
+    """
     model = ns.AttentionRegressor(prior, noise=0.5, arguments={"sharp": 3.0}, draws=800)
     x = tokens(14, seed=5)
     y = np.sin(3 * x[:, 0, -1])
     model.fit(x[:10], y[:10])
     law = model.law(x[10:])
     seen = dict(enumerate(y[:10] - y[:10].mean()))
-    weighted = prior(x, sharp=3.0).law(n=ns.inf, draws=20_000).condition(seen, noise=0.5).marginal([10, 11, 12, 13])
+    weighted = (
+        prior(x, sharp=3.0)
+        .law(n=ns.inf, draws=20_000)
+        .condition(seen, noise=0.5)
+        .marginal([10, 11, 12, 13])
+    )
     for of, shift in (("mean", y[:10].mean()), ("var", 0.0)):
         a, b = (getattr(of_law.with_error, of)() for of_law in (law, weighted))
-        assert np.all(np.abs(a.value - shift - b.value) < 5 * np.hypot(a.error, b.error))
+        assert np.all(
+            np.abs(a.value - shift - b.value) < 5 * np.hypot(a.error, b.error)
+        )
     mean, std = model.predict(x[10:], return_std=True)
     np.testing.assert_allclose(mean, law.mean())
     np.testing.assert_allclose(std, law.std())
     assert model.sample_y(x[10:], 7).shape == (4, 7)
 
 
-@pytest.mark.parametrize("how", [{}, {"width": 3}, {"heads": ns.inf, "kernel_draws": 50}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"width": 3}, {"heads": ns.inf, "kernel_draws": 50}], ids=str
+)
 def test_an_example_has_one_value_however_often_it_is_asked_for(how):
-    """Examples of the data are not planned again; each result stands where its example was."""
+    """Examples of the data are not planned again; each result stands where its example
+    was.
+    """
     x = tokens(8, seed=5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so
-        model = ns.AttentionRegressor(noise=0.01, **how, **SHORT).fit(x[:6], np.linspace(-1, 1, 6))
+        model = ns.AttentionRegressor(noise=0.01, **how, **SHORT).fit(
+            x[:6], np.linspace(-1, 1, 6)
+        )
         planned = []
         latent = model._latent
-        model._latent = lambda tokens, arguments: planned.append(len(tokens)) or latent(tokens, arguments)
+        model._latent = lambda tokens, arguments: (
+            planned.append(len(tokens)) or latent(tokens, arguments)
+        )
         law = model.law(x[[7, 0, 6, 0, 5]])
         again = model.predict(x[[5, 2, 2, 0]])
     assert planned == ([8, 6] if "heads" in how else [8])
@@ -89,12 +114,18 @@ def test_an_example_has_one_value_however_often_it_is_asked_for(how):
 
 @pytest.mark.slow
 def test_where_more_examples_change_what_is_drawn():
-    """At width 16 the engine draws other numbers for 27 tokens than for 15: chains run again, for the same law."""
+    """At width 16 the engine draws other numbers for 27 tokens than for 15: chains run
+    again, for the same law.
+    """
     x = tokens(9)
     y = np.sin(3 * x[:, 0, -1])
-    model = ns.AttentionRegressor(prior, noise=0.5, width=16, draws=320, particles=128).fit(x[:5], y[:5])
+    model = ns.AttentionRegressor(
+        prior, noise=0.5, width=16, draws=320, particles=128
+    ).fit(x[:5], y[:5])
     seen = dict(enumerate(y[:5] - y[:5].mean()))
-    weighted = prior(x).law(n=16, draws=10_000).condition(seen, noise=0.5).with_error.mean()
+    weighted = (
+        prior(x).law(n=16, draws=10_000).condition(seen, noise=0.5).with_error.mean()
+    )
     ours = model.law(x[5:]).with_error.mean()
     off = ours.value - y[:5].mean() - weighted.value[5:]
     assert np.all(np.abs(off) < 5 * np.hypot(ours.error, weighted.error[5:]))
@@ -102,17 +133,29 @@ def test_where_more_examples_change_what_is_drawn():
 
 @pytest.mark.slow
 def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
-    """The same kernel as the law's covariance, within its noise; and the evidence of that process."""
+    """The same kernel as the law's covariance, within its noise; and the evidence of
+    that process.
+    """
     x = tokens(10, seed=6)
     y = np.sin(3 * x[:, 0, -1])
-    model = ns.AttentionRegressor(noise=0.3, heads=ns.inf, evidence=True, kernel_draws=4_000).fit(x, y)
+    model = ns.AttentionRegressor(
+        noise=0.3, heads=ns.inf, evidence=True, kernel_draws=4_000
+    ).fit(x, y)
     law = _regressor.attention_prior(x).law(n=ns.inf, draws=4_000).gaussian()
     evidence = law.condition(dict(enumerate(y - y.mean())), noise=0.3).log_evidence
     assert abs(model.log_marginal_likelihood_ - evidence.value) < 4 * evidence.error
-    again = ns.AttentionRegressor(noise=0.3, heads=ns.inf, evidence=True, kernel_draws=400, random_state=1).fit(x, y)
-    assert again.log_marginal_likelihood_error_ > 2 * model.log_marginal_likelihood_error_ > 0
+    again = ns.AttentionRegressor(
+        noise=0.3, heads=ns.inf, evidence=True, kernel_draws=400, random_state=1
+    ).fit(x, y)
+    assert (
+        again.log_marginal_likelihood_error_
+        > 2 * model.log_marginal_likelihood_error_
+        > 0
+    )
     off = again.log_marginal_likelihood_ - model.log_marginal_likelihood_
-    assert abs(off) < 4.4 * np.hypot(again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_)
+    assert abs(off) < 4.4 * np.hypot(
+        again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_
+    )
     kernel, *_ = model._infinite(x, {})[0].updated(model._data(0.3))
     np.testing.assert_allclose(np.diag(kernel), law.var(), rtol=0.05)
     fitted = law.condition(dict(enumerate(y - y.mean())), noise=0.3).mean() + y.mean()
@@ -129,7 +172,8 @@ def test_a_grid_is_chosen_from_by_evidence():
     assert model.noise_ == best[0]["noise"]
     assert model.log_marginal_likelihood_ == best[1].value
     assert model.score(X, Y) > 0.5
-    assert model.log_marginal_likelihood_error_ == 0  # a Gaussian process in closed form
+    # a Gaussian process in closed form
+    assert model.log_marginal_likelihood_error_ == 0
 
 
 def test_the_cost_is_told_before():
@@ -171,7 +215,9 @@ def test_the_ways_of_the_example():
     found = [
         *bayes.by_attention(x, y, new[:4], **short),
         bayes.by_process(x, y, new[:4]),
-        bayes.by_network(x, y, new[:4], {"alpha": [1.0, 10.0], "hidden_layer_sizes": [(4,)]}),
+        bayes.by_network(
+            x, y, new[:4], {"alpha": [1.0, 10.0], "hidden_layer_sizes": [(4,)]}
+        ),
     ]
     assert [name for name, *_ in found][1:3] == ["four heads", "one head"]
     for _, mean, std, *_ in found:
@@ -192,14 +238,21 @@ def test_constant_targets(how, y):
 
 
 def test_bad_input_is_refused_with_reasons(monkeypatch):
-    with pytest.raises(ValueError, match=r"noise=0.0 must be a finite number from 1e-50"):
+    with pytest.raises(
+        ValueError, match=r"noise=0.0 must be a finite number from 1e-50"
+    ):
         ns.AttentionRegressor(flat, noise=0.0).fit(X, Y)
     with pytest.raises(ValueError, match=r"it needs one for each of 24 examples"):
         ns.AttentionRegressor(lambda x: perceptron(x[:3, 0])).fit(X, Y)
-    with pytest.raises(ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"):
+    with pytest.raises(
+        ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"
+    ):
         ns.AttentionRegressor(flat).fit(X, Y).predict(np.zeros((2, 3, 3)))
     monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**34)
-    with pytest.raises(ValueError, match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need"):
+    with pytest.raises(
+        ValueError,
+        match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need",
+    ):
         ns.AttentionRegressor().fit(np.zeros((10_000, 3)), np.zeros(10_000))
 
 
@@ -223,7 +276,8 @@ NESTED = {
 
 @pytest.mark.parametrize("step", keep([27, 1], 27))
 def test_every_misuse(step, monkeypatch):
-    """Every wrong value for every parameter, alone and inside mappings: one line at `fit` that names the parameter.
+    """Every wrong value for every parameter, alone and inside mappings: one line at
+    `fit` that names the parameter.
 
     In a quick run every 27th, from another one each time.
     """
@@ -233,12 +287,19 @@ def test_every_misuse(step, monkeypatch):
     def fit(**given):
         return ns.AttentionRegressor(**{**SHORT, **given}).fit(x, x[:, 0]).predict(x)
 
-    plain = {name: lambda v, name=name: {name: v} for name in ns.AttentionRegressor().get_params()}
+    plain = {
+        name: lambda v, name=name: {name: v}
+        for name in ns.AttentionRegressor().get_params()
+    }
     names = [*plain.items(), *NESTED.items()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so
         for begin, (name, made) in enumerate(names):
-            allowed = [v for v in wrong_for(name) if type(v).__name__ != "Traced" and not long(v)]
+            allowed = [
+                v
+                for v in wrong_for(name)
+                if type(v).__name__ != "Traced" and not long(v)
+            ]
             for value in allowed[begin % step :: step]:
                 check("fit", fit, made(value), name)
 
@@ -251,19 +312,43 @@ def long(value):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"prior": 3}, r"prior=3 must be None or a function decorated with ns\.program"),
-        ({"prior": lambda x: x}, r"prior must return a program, got an array of shape \(24, 3, 4\)"),
-        ({"prior": prior, "heads": 2}, r"heads=2 must be left out; give arguments=\{'heads': 2\}"),
-        ({"prior": shifted, "heads": ns.inf, "evidence": True}, r"heads=inf: the prior must have outputs of mean 0"),
+        (
+            {"prior": 3},
+            r"prior=3 must be None or a function decorated with ns\.program",
+        ),
+        (
+            {"prior": lambda x: x},
+            r"prior must return a program, got an array of shape \(24, 3, 4\)",
+        ),
+        (
+            {"prior": prior, "heads": 2},
+            r"heads=2 must be left out; give arguments=\{'heads': 2\}",
+        ),
+        (
+            {"prior": shifted, "heads": ns.inf, "evidence": True},
+            r"heads=inf: the prior must have outputs of mean 0",
+        ),
         ({"heads": ns.inf, "width": 8}, r"heads=inf needs width=inf, got width=8"),
         ({"heads": 0}, r"heads=0 must be a positive integer or inf"),
         ({"noise": "x"}, r"noise='x' must be a finite number from 1e-50"),
         ({"arguments": {"noise": 1.0}}, r"arguments=.* must be without 'noise'"),
-        ({"arguments": {"foo": 1}}, r"do not fit prior\(tokens: .*, heads: .*, sharpness: .*argument 'foo'"),
-        ({"grid": {"noise": []}}, r"grid: noise=\[\] must be a sequence of one value or more"),
-        ({"grid": {"heads": [1, 1.5]}}, r"grid: heads=1\.5 must be a positive integer or inf"),
+        (
+            {"arguments": {"foo": 1}},
+            r"do not fit prior\(tokens: .*, heads: .*, sharpness: .*argument 'foo'",
+        ),
+        (
+            {"grid": {"noise": []}},
+            r"grid: noise=\[\] must be a sequence of one value or more",
+        ),
+        (
+            {"grid": {"heads": [1, 1.5]}},
+            r"grid: heads=1\.5 must be a positive integer or inf",
+        ),
         ({"moves": 10**30}, r"moves=.* must be an integer from 1 to 1,000,000,000"),
-        ({"random_state": "x"}, r"random_state='x' must be None, an integer from 0 to 2\^32 − 1"),
+        (
+            {"random_state": "x"},
+            r"random_state='x' must be None, an integer from 0 to 2\^32 − 1",
+        ),
         ({"heads": 10**9}, r"rows for heads=1000000000, would need .* or heads"),
     ],
 )
@@ -278,7 +363,9 @@ def test_wrong_parameters_are_refused_at_fit(given, problem):
 
 
 def kernel(x):
-    """E[erf(w·a) erf(w·b)] of all tokens, for weights of standard deviation 1.1/√features (Williams 1998)."""
+    """E[erf(w·a) erf(w·b)] of all tokens, for weights of standard deviation
+    1.1/√features (Williams 1998).
+    """
     a = x.reshape(-1, x.shape[-1])
     s = 1.21 / a.shape[1] * a @ a.T
     d = 1 + 2 * np.diag(s)
@@ -291,16 +378,32 @@ def softmax(p):
 
 
 def limit(x, heads, count, rng):
-    """Covariances of the function given the scores of all heads, which are Gaussian: sharpness 3, scale 1."""
+    """Covariances of the function given the scores of all heads, which are Gaussian:
+    sharpness 3, scale 1.
+    """
     k, (examples, many) = kernel(x), x.shape[:2]
     scores = 3.0 * rng.standard_normal((count, heads, len(k))) @ np.linalg.cholesky(k).T
     a = softmax(scores.reshape(count, heads, examples, many))
-    return np.einsum("rhei,eifj,rhfj->ref", a, k.reshape(examples, many, examples, many), a, optimize=True) / heads
+    return (
+        np.einsum(
+            "rhei,eifj,rhfj->ref",
+            a,
+            k.reshape(examples, many, examples, many),
+            a,
+            optimize=True,
+        )
+        / heads
+    )
 
 
 def finite(x, heads, count, rng, width):
     """The same with every weight matrix drawn, but the readout."""
-    h = erf(1.1 / np.sqrt(x.shape[-1]) * rng.standard_normal((count, 1, width, x.shape[-1])) @ x.swapaxes(1, 2))
+    h = erf(
+        1.1
+        / np.sqrt(x.shape[-1])
+        * rng.standard_normal((count, 1, width, x.shape[-1]))
+        @ x.swapaxes(1, 2)
+    )
     h = np.moveaxis(h, -1, 2)  # (count, examples, tokens, width)
     g, parts = rng.standard_normal((count, width)), []
     for _ in range(heads):
@@ -313,14 +416,18 @@ def finite(x, heads, count, rng, width):
 
 
 def weighted(cov, y, noise):
-    """By importance: log evidence, means and variances of what is not seen, each with its standard error."""
+    """By importance: log evidence, means and variances of what is not seen, each with
+    its standard error.
+    """
     k = len(y)
     s = cov[:, :k, :k] + noise**2 * np.eye(k)
     gain = np.linalg.solve(s, cov[:, :k, k:])
     quadratic = np.einsum("i,rij,j->r", y, np.linalg.inv(s), y)
     logs = -0.5 * (quadratic + np.linalg.slogdet(2 * np.pi * s)[1])
     mean = np.einsum("rki,k->ri", gain, y)
-    var = np.einsum("rii->ri", cov[:, k:, k:] - np.einsum("rki,rkj->rij", gain, cov[:, :k, k:]))
+    var = np.einsum(
+        "rii->ri", cov[:, k:, k:] - np.einsum("rki,rkj->rij", gain, cov[:, :k, k:])
+    )
     w = np.exp(logs - logs.max())
     evidence = logs.max() + np.log(w.mean()), w.std() / w.mean() / np.sqrt(len(w))
     w /= w.sum()
@@ -339,32 +446,62 @@ def weighted(cov, y, noise):
     ),
 )
 def test_predictions_by_importance_sampling(width, heads, noise):
-    """Four examples seen and three predicted, against weighted draws by numpy: 5 standard errors, level 1e-5 each."""
+    """Four examples seen and three predicted, against weighted draws by numpy: 5
+    standard errors, level 1e-5 each.
+    """
     rng = np.random.default_rng(7)
     x = rng.standard_normal((7, 2, 3))
     y = np.sin(2 * x[:4, 0, 0]) + 2.0
-    cov = limit(x, heads, 10_000, rng) if width == ns.inf else finite(x, heads, 10_000, rng, width)
+    cov = (
+        limit(x, heads, 10_000, rng)
+        if width == ns.inf
+        else finite(x, heads, 10_000, rng, width)
+    )
     evidence, mean, var = weighted(cov, y - y.mean(), noise)
-    how = {"width": width, "heads": heads, "noise": noise, "arguments": {"sharpness": 3.0, "scale": 1.0}}
+    how = {
+        "width": width,
+        "heads": heads,
+        "noise": noise,
+        "arguments": {"sharpness": 3.0, "scale": 1.0},
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some chains are short, and say so
-        model = ns.AttentionRegressor(**how, evidence=True, draws=240, particles=64, thin=4, workers=1).fit(x[:4], y)
+        model = ns.AttentionRegressor(
+            **how, evidence=True, draws=240, particles=64, thin=4, workers=1
+        ).fit(x[:4], y)
     found = model.law(x[4:]).with_error
     own = model.log_marginal_likelihood_, model.log_marginal_likelihood_error_
     assert abs(own[0] - evidence[0]) < 5 * np.hypot(own[1], evidence[1])
-    assert np.all(np.abs(found.mean().value - y.mean() - mean[0]) < 5 * np.hypot(found.mean().error, mean[1]))
-    assert np.all(np.abs(found.var().value - var[0]) < 5 * np.hypot(found.var().error, var[1]))
+    assert np.all(
+        np.abs(found.mean().value - y.mean() - mean[0])
+        < 5 * np.hypot(found.mean().error, mean[1])
+    )
+    assert np.all(
+        np.abs(found.var().value - var[0]) < 5 * np.hypot(found.var().error, var[1])
+    )
 
 
 def test_predictions_of_infinitely_many_heads_have_errors():
-    """The kernel is a mean over draws: 5 errors, against the mean of 50,000; there were none."""
+    """The kernel is a mean over draws: 5 errors, against the mean of 50,000; there were
+    none.
+    """
     rng = np.random.default_rng(8)
     x = rng.standard_normal((7, 2, 3))
     y = np.sin(2 * x[:4, 0, 0]) + 2.0
-    _, mean, var = weighted(limit(x, 1, 50_000, rng).mean(axis=0)[None], y - y.mean(), 0.3)
+    _, mean, var = weighted(
+        limit(x, 1, 50_000, rng).mean(axis=0)[None], y - y.mean(), 0.3
+    )
     how = {"heads": ns.inf, "noise": 0.3, "arguments": {"sharpness": 3.0, "scale": 1.0}}
-    found = ns.AttentionRegressor(**how, kernel_draws=500).fit(x[:4], y).law(x[4:]).with_error
-    for (value, error), right in ((found.mean(), mean[0] + y.mean()), (found.var(), var[0])):
+    found = (
+        ns.AttentionRegressor(**how, kernel_draws=500)
+        .fit(x[:4], y)
+        .law(x[4:])
+        .with_error
+    )
+    for (value, error), right in (
+        (found.mean(), mean[0] + y.mean()),
+        (found.var(), var[0]),
+    ):
         assert np.all(np.abs(value - right) < 5 * error)
         assert np.all(error < 0.1)
         assert np.all(error > 0)

@@ -9,24 +9,34 @@ import pytest
 from .conftest import ROOT, WIDE
 
 SITE = ROOT / "site"
-PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html") if path.name != "404.html")
+PAGES = sorted(
+    path.relative_to(SITE).as_posix()
+    for path in SITE.rglob("*.html")
+    if path.name != "404.html"
+)
 
 
 def test_the_site_is_built():
     assert "index.html" in PAGES, "run make docs first"
     assert "notebooks/why_heads_matter.html" in PAGES
-    assert len({page.lower() for page in PAGES}) == len(PAGES)  # where upper and lower case are one
+    # where upper and lower case are one
+    assert len({page.lower() for page in PAGES}) == len(PAGES)
 
 
 class Reader:
     """A tab, and what it complains of."""
 
     def __init__(self, browser, root, width=1280, scheme="light"):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
         self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.root, self.wrong = root, []
-        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "console",
+            lambda m: self.wrong.append(m.text) if m.type == "error" else None,
+        )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", self._request)
         self.page.on("requestfailed", self._failed)
@@ -62,15 +72,21 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_from_disk(browser, width):
-    """Every page: nothing wrong, nothing fetched, pictures there, links to files, no wider than the screen."""
+    """Every page: nothing wrong, nothing fetched, pictures there, links to files, no
+    wider than the screen.
+    """
     reader = Reader(browser, SITE.as_uri(), width)
     for name in PAGES:
         reader.open(name)
         page = reader.page
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.evaluate(WIDE, [".md-content *, .md-header *", width]) == [], name
-        assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)"), name
-        for link in page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)"):
+        assert page.evaluate(
+            "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
+        ), name
+        for link in page.evaluate(
+            "[...document.querySelectorAll('a[href]')].map(a => a.href)"
+        ):
             if link.startswith("file:"):
                 path = link.removeprefix(SITE.as_uri()).partition("#")[0].lstrip("/")
                 assert (SITE / path).is_file(), f"{name}: {link}"
@@ -93,7 +109,10 @@ def test_search(browser, over_http, where):
     reader.context.close()
 
 
-@pytest.mark.parametrize("word", ["initialisation", "initialization", "optimiser", "optimizer", "parametrization"])
+@pytest.mark.parametrize(
+    "word",
+    ["initialisation", "initialization", "optimiser", "optimizer", "parametrization"],
+)
 def test_search_finds_both_spellings(browser, word):
     reader = Reader(browser, SITE.as_uri())
     reader.open("index.html")
@@ -105,7 +124,9 @@ def test_search_finds_both_spellings(browser, word):
 
 
 def test_equations_are_readable(browser):
-    """No letter of an equation is smaller than nine pixels, primes and bounds of sums included."""
+    """No letter of an equation is smaller than nine pixels, primes and bounds of sums
+    included.
+    """
     reader = Reader(browser, SITE.as_uri())
     seen = 0
     for name in (name for name in PAGES if "<math" in (SITE / name).read_text()):

@@ -25,20 +25,31 @@ def test_one_layer(tab):
     assert found["variance"] == [law.var(), limit.var(), limit.infinite_heads().var()]
     assert found["excess kurtosis"] == [law.kurtosis(), limit.kurtosis()]
     assert found["KL to the limit"] == [float(ns.kl(law, limit))]
-    assert found["KL to infinitely many heads"] == [float(ns.kl(limit, limit.infinite_heads()))]
+    assert found["KL to infinitely many heads"] == [
+        float(ns.kl(limit, limit.infinite_heads()))
+    ]
 
 
 def test_to_infinity(tab):
-    """At the right end of its slider the width is ∞, and one law is left next to the Gaussian."""
+    """At the right end of its slider the width is ∞, and one law is left next to the
+    Gaussian.
+    """
     tab.view("One layer")
     tab.move("width", "End")
     limit = ns.paper.layer(heads=1).law(n=ns.inf)
     assert tab.numbers()["variance"] == [limit.var(), limit.infinite_heads().var()]
-    assert tab.section.locator("label", has=tab.page.locator("[name=width]")).locator("output").inner_text() == "∞"
+    assert (
+        tab.section.locator("label", has=tab.page.locator("[name=width]"))
+        .locator("output")
+        .inner_text()
+        == "∞"
+    )
 
 
 def test_how_many_heads(tab):
-    """The question that the page is for: how many heads bring the excess kurtosis below 0.01?"""
+    """The question that the page is for: how many heads bring the excess kurtosis below
+    0.01?
+    """
     tab.view("One layer")
     tab.move("width", "End")
     while tab.numbers()["excess kurtosis"][0] >= 0.01:
@@ -64,7 +75,9 @@ def test_dragging(tab):
     limit = ns.paper.layer(heads=heads).law(n=ns.inf)
     tab.settled()
     assert limit.kurtosis() in tab.numbers()["excess kurtosis"]
-    assert tab.numbers()["KL to infinitely many heads"] == [float(ns.kl(limit, limit.infinite_heads()))]
+    assert tab.numbers()["KL to infinitely many heads"] == [
+        float(ns.kl(limit, limit.infinite_heads()))
+    ]
 
 
 def test_a_wrong_value_is_a_message(tab):
@@ -78,11 +91,19 @@ def test_a_wrong_value_is_a_message(tab):
 def shown(tab, wanted, row="loss of the first step", digits=4):
     """Whether a median of the output is there, when nothing is to come."""
     tab.settled()
-    assert tab.answer.locator("tr", has_text=row).locator("td").nth(1).inner_text().startswith(f"{wanted:.{digits}g}")
+    assert (
+        tab.answer.locator("tr", has_text=row)
+        .locator("td")
+        .nth(1)
+        .inner_text()
+        .startswith(f"{wanted:.{digits}g}")
+    )
 
 
 def test_one_model(tab):
-    """Curves, findings and numbers of a model that ships; of many positions, the last."""
+    """Curves, findings and numbers of a model that ships; of many positions, the
+    last.
+    """
     tab.view("One model")
     assert tab.answer.locator(".netsor-panel").count() == 9
     found = ns.audit("gpt2", quick=True)
@@ -92,7 +113,9 @@ def test_one_model(tab):
     assert set(tab.verdicts()) == {rule.name for rule in RULES}
     tab.move("std", times=6)
     assert tab.control("std").input_value() == "6"  # 0.02
-    model = ns.models.read("gpt2").replace(std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
+    model = ns.models.read("gpt2").replace(
+        std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5
+    )
     found = ns.audit(model, quick=True)
     shown(tab, np.median(found.actual["logit_std"]), "standard deviation of logits", 3)
 
@@ -104,7 +127,9 @@ def test_a_model_of_ones_own(tab, programs):
     path.fill("nowhere.json")
     path.press("Enter")
     tab.settled()
-    assert "must be the path of a file, or the name of a model that ships" in tab.message()
+    assert (
+        "must be the path of a file, or the name of a model that ships" in tab.message()
+    )
     path.fill(str(programs / "config.json"))
     path.press("Enter")
     model = ns.models.read(programs / "config.json")  # with positions for 8 tokens
@@ -126,15 +151,26 @@ def test_two_models_and_two_lengths(tab, programs):
     tokens = tab.control("tokens")
     tokens.fill("3, 8")
     tokens.press("Enter")
-    tab.answer.locator(".netsor-note", has_text="of 3 tokens and 16 initialisations of 8 tokens").wait_for()
+    tab.answer.locator(
+        ".netsor-note", has_text="of 3 tokens and 16 initialisations of 8 tokens"
+    ).wait_for()
     tab.settled()
     model = ns.models.read(programs / "config.json")
     other = model.replace(std=1.0, name=f"{model.name}, std=1")
     found = ns.audit(model, compare=other, tokens=[3, 8], quick=True, gradients=False)
     for name, verdicts in tab.verdicts().items():
         assert verdicts == [audit.finding(name).verdict for audit in found.audits]
-    assert found.differences.verdict in tab.answer.locator(".netsor strong").first.inner_text().lower()
-    assert tab.answer.locator(".netsor-panel").first.locator(".netsor-band, .netsor-second").count() == 4  # with legend
+    assert (
+        found.differences.verdict
+        in tab.answer.locator(".netsor strong").first.inner_text().lower()
+    )
+    # with legend
+    assert (
+        tab.answer.locator(".netsor-panel")
+        .first.locator(".netsor-band, .netsor-second")
+        .count()
+        == 4
+    )
     tokens.fill("a few")
     tokens.press("Enter")
     tab.settled()
@@ -143,7 +179,10 @@ def test_two_models_and_two_lengths(tab, programs):
 
 def test_the_audit_of_a_program(browser, programs):
     """A program with probes has findings too."""
-    with Served("own.py:watched", folder=programs) as server, browser.new_context() as context:
+    with (
+        Served("own.py:watched", folder=programs) as server,
+        browser.new_context() as context,
+    ):
         context.set_default_timeout(60_000)
         tab = Watched(context, server.address)
         tab.view("Its audit")
@@ -155,7 +194,9 @@ def test_the_audit_of_a_program(browser, programs):
 
 
 def test_own_program(tab):
-    """Sliders for its arguments and widths; where it refuses, its own words are on the page."""
+    """Sliders for its arguments and widths; where it refuses, its own words are on the
+    page.
+    """
     tab.view("Your program")
     assert {"width n", "argument tokens", "argument heads", "argument sigma"} <= {
         c.get_attribute("name") for c in tab.section.locator("[name]").all()
@@ -164,7 +205,9 @@ def test_own_program(tab):
     assert tab.message() == "three heads are one too many"
     tab.move("argument heads")
     law = ns.paper.layer(heads=4).law(n=256, draws=5_000)  # which it is
-    assert tab.numbers()["excess kurtosis"][0] == pytest.approx(law.kurtosis(), rel=1e-9)
+    assert tab.numbers()["excess kurtosis"][0] == pytest.approx(
+        law.kurtosis(), rel=1e-9
+    )
 
 
 def test_the_code_makes_the_numbers(tab, tmp_path, monkeypatch):
@@ -208,7 +251,10 @@ def test_two_tabs(browser, served):
     one.move("heads")
     other.move("heads", times=3)
     for tab, heads in ((one, 2), (other, 4)):
-        assert tab.numbers()["excess kurtosis"][1] == ns.paper.layer(heads=heads).law(n=ns.inf).kurtosis()
+        assert (
+            tab.numbers()["excess kurtosis"][1]
+            == ns.paper.layer(heads=heads).law(n=ns.inf).kurtosis()
+        )
         assert not tab.wrong
     context.close()
 
@@ -216,7 +262,9 @@ def test_two_tabs(browser, served):
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_wider_than_the_screen(browser, served, width, scheme):
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=scheme
+    )
     context.set_default_timeout(60_000)
     tab = Watched(context, served.address)
     for view in ("One layer", "One model", "Your program"):
@@ -230,8 +278,13 @@ def test_no_wider_than_the_screen(browser, served, width, scheme):
 
 
 def test_no_limit(browser, programs):
-    """A program without a limit has a law at finite widths, and a reason for the rest."""
-    with Served("own.py:tied", folder=programs) as server, browser.new_context() as context:
+    """A program without a limit has a law at finite widths, and a reason for the
+    rest.
+    """
+    with (
+        Served("own.py:tied", folder=programs) as server,
+        browser.new_context() as context,
+    ):
         context.set_default_timeout(60_000)
         tab = Watched(context, server.address)
         tab.view("Your program")

@@ -1,6 +1,8 @@
-"""Pages that compute, in a real browser: Python is loaded when it is asked for, and has the numbers of the library.
+"""Pages that compute, in a real browser: Python is loaded when it is asked for, and has
+the numbers of the library.
 
-The site and the explorer are built with Pyodide next to them (`make .pyodide docs explore-static`).
+The site and the explorer are built with Pyodide next to them (`make .pyodide docs
+explore-static`).
 """
 
 import functools
@@ -25,7 +27,9 @@ PYODIDE = "/pyodide/"
 @pytest.fixture(scope="module")
 def served():
     """The folder of the repository: the site and the explorer are in it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=ROOT))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Quiet, directory=ROOT)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -34,7 +38,9 @@ def served():
 
 @pytest.fixture
 def reader(browser, served):
-    """A tab with an empty cache, with the addresses that it asked for; at its end nothing went wrong in it."""
+    """A tab with an empty cache, with the addresses that it asked for; at its end
+    nothing went wrong in it.
+    """
     found = Reader(browser, served)
     found.context.set_default_timeout(PATIENT)
     found.asked = []
@@ -46,31 +52,43 @@ def reader(browser, served):
 
 def test_the_site_is_small():
     sizes = {path: path.stat().st_size for path in SITE.rglob("*") if path.is_file()}
-    assert any("pyodide.asm.wasm" in path.name for path in sizes), "run make .pyodide docs first"
+    assert any("pyodide.asm.wasm" in path.name for path in sizes), (
+        "run make .pyodide docs first"
+    )
     assert sum(sizes.values()) < 60e6
     first = ("pyodide", "python_stdlib", "numpy", "scipy", "netsor.zip")
     loaded = sum(size for path, size in sizes.items() if path.name.startswith(first))
-    announced = int((SITE / "index.html").read_text().partition('data-size="')[2].partition('"')[0])
+    announced = int(
+        (SITE / "index.html").read_text().partition('data-size="')[2].partition('"')[0]
+    )
     assert announced == pytest.approx(loaded, rel=0.02)
 
 
 def test_a_block_of_the_home_page(reader):
-    """Nothing is loaded until the button is pressed; the block then prints what the page has stored."""
+    """Nothing is loaded until the button is pressed; the block then prints what the
+    page has stored.
+    """
     page = reader.page
     reader.open("site/index.html")
     block = page.locator(".language-python").first
     stored = page.locator(".language-text").first
     page.wait_for_load_state("networkidle")
-    assert [name for name in reader.asked if PYODIDE in name or name.endswith(".zip")] == []
+    assert [
+        name for name in reader.asked if PYODIDE in name or name.endswith(".zip")
+    ] == []
     start = time.perf_counter()
     block.locator("xpath=following-sibling::*[1]//button").click()
     page.locator("progress").wait_for()
     output = block.locator("xpath=following-sibling::*[2]")
     output.get_by_text("±").wait_for()
     print(f"\nfirst block from a cold cache: {time.perf_counter() - start:.1f} s")
-    page.wait_for_function("document.querySelectorAll('.netsor-run')[1].textContent == 'Run'")
+    page.wait_for_function(
+        "document.querySelectorAll('.netsor-run')[1].textContent == 'Run'"
+    )
     assert not stored.is_visible()
-    for found, right in zip(output.inner_text().split(), stored.text_content().split(), strict=True):
+    for found, right in zip(
+        output.inner_text().split(), stored.text_content().split(), strict=True
+    ):
         assert found == right or float(found) == pytest.approx(float(right), rel=1e-10)
     assert any(PYODIDE in name for name in reader.asked)
     assert not any("matplotlib" in name for name in reader.asked)
@@ -117,9 +135,17 @@ def test_a_slider_of_one_layer(reader):
     print(f"\na slider: {', '.join(f'{each:.2f}' for each in times)} s")
     view = layer_view(heads=4, width=16)
     for name in ("variance", "excess kurtosis"):
-        cells = page.locator(f'.netsor-view >> nth=0 >> tr[data-row="{name}"] td[data-value]').all()
-        right = [value.value for value in view.rows[name].values() if not isinstance(value, str)]
-        assert [float(cell.get_attribute("data-value")) for cell in cells] == pytest.approx(right, rel=1e-9)
+        cells = page.locator(
+            f'.netsor-view >> nth=0 >> tr[data-row="{name}"] td[data-value]'
+        ).all()
+        right = [
+            value.value
+            for value in view.rows[name].values()
+            if not isinstance(value, str)
+        ]
+        assert [
+            float(cell.get_attribute("data-value")) for cell in cells
+        ] == pytest.approx(right, rel=1e-9)
 
 
 def test_the_audit_of_a_pasted_configuration_and_of_gpt2(reader):
@@ -127,7 +153,9 @@ def test_the_audit_of_a_pasted_configuration_and_of_gpt2(reader):
     page = reader.page
     form = page.locator("form[data-kind=model]")
     view = form.locator("xpath=../..").locator(".netsor-view")
-    form.locator("[name=config]").fill('{"model_type": "gpt2", "n_layer": 2, "n_head": 5}')
+    form.locator("[name=config]").fill(
+        '{"model_type": "gpt2", "n_layer": 2, "n_head": 5}'
+    )
     form.get_by_role("button", name="Audit").click()
     view.get_by_role("alert").wait_for()
     assert "heads" in view.get_by_role("alert").inner_text()
@@ -136,7 +164,10 @@ def test_the_audit_of_a_pasted_configuration_and_of_gpt2(reader):
     page.wait_for_function(ANSWERED, arg=["model", 1])
     audit = ns.audit("gpt2", quick=True, progress=False)
     assert str(audit).splitlines()[0] in view.inner_text()
-    assert f"{audit['loss'].median:.4g}" in view.locator("tr", has_text="loss of the first step").inner_text()
+    assert (
+        f"{audit['loss'].median:.4g}"
+        in view.locator("tr", has_text="loss of the first step").inner_text()
+    )
     assert all(name.startswith(reader.root) for name in reader.asked)
 
 
@@ -157,7 +188,10 @@ def test_from_disk_the_page_says_so(browser):
     reader = Reader(browser, SITE.as_uri())
     reader.open("index.html")
     reader.page.locator(".netsor-run").last.click()
-    assert "only on pages from a web server" in reader.page.locator("[role=alert]").inner_text()
+    assert (
+        "only on pages from a web server"
+        in reader.page.locator("[role=alert]").inner_text()
+    )
     assert reader.page.locator(".language-text").first.is_visible()
     assert reader.wrong == []
     reader.context.close()
@@ -174,6 +208,8 @@ def test_the_static_explorer(browser, served, width, scheme):
     assert page.locator(".netsor-view .netsor-numbers").count() == 1
     assert page.locator(".netsor-view table").count() > 2
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.locator("form[data-kind=model]").locator("[name=name]").select_option(label="llama-3-8b")
+    page.locator("form[data-kind=model]").locator("[name=name]").select_option(
+        label="llama-3-8b"
+    )
     assert reader.wrong == []
     reader.context.close()

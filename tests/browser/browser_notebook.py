@@ -1,4 +1,5 @@
-"""A real notebook, run by Jupyter's kernel and exported by nbconvert, in a real browser: what a new user sees.
+"""A real notebook, run by Jupyter's kernel and exported by nbconvert, in a real
+browser: what a new user sees.
 
 MathJax comes from the package jupyter-server-mathjax, so that nothing is fetched.
 """
@@ -14,9 +15,13 @@ from nbconvert.preprocessors import ExecutePreprocessor
 from .conftest import SMALL
 
 MATHJAX = Path(jupyter_server_mathjax.__file__).parent / "static" / "MathJax.js"
-FONTS = 'window.MathJax = {"HTML-CSS": {availableFonts: [], preferredFont: null, imageFont: null, webFont: "STIX-Web"}}'
+FONTS = (
+    'window.MathJax = {"HTML-CSS": {availableFonts: [], preferredFont: null, imageFont:'
+    ' null, webFont: "STIX-Web"}}'
+)
 CELLS = {
-    "start": """import matplotlib.pyplot as plt
+    "start": (
+        """import matplotlib.pyplot as plt
 import netsor as ns
 
 n = ns.Width("n")
@@ -29,7 +34,8 @@ def layer(tokens=4, heads=2):
     return ns.nn.attention(x, heads=heads)
 
 
-net = layer()""",
+net = layer()"""
+    ),
     "program": "net",
     "check": "net.check()",
     "open": "ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2)).check()",
@@ -41,7 +47,10 @@ net = layer()""",
     "densities": "wide.with_error.pdf([0.0, 1.0, 2.0])",
     "picture": "limit.plot(label='limit')\nwide.plot(label='width 64');",
     "pictures": "ns.plot(wide, limit, labels=['width 64', 'limit']);",
-    "audit": f"audit = ns.audit({SMALL!r}, tokens=4, draws=50, workers=1, progress=False)\naudit",
+    "audit": (
+        f"audit = ns.audit({SMALL!r}, tokens=4, draws=50, workers=1,"
+        " progress=False)\naudit"
+    ),
     "finding": "audit.findings[0]",
 }
 
@@ -51,9 +60,17 @@ def notebook(tmp_path_factory):
     """The page, and the outputs of each cell by its name."""
     folder = tmp_path_factory.mktemp("notebook")
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
-    made = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "python"}})
-    ExecutePreprocessor(timeout=600).preprocess(made, {"metadata": {"path": str(folder)}})
-    exporter = HTMLExporter(mathjax_url=f"{MATHJAX.as_uri()}?config=TeX-AMS-MML_HTMLorMML-full,Safe", require_js_url="")
+    made = nbformat.v4.new_notebook(
+        cells=cells,
+        metadata={"kernelspec": {"name": "python3", "display_name": "python"}},
+    )
+    ExecutePreprocessor(timeout=600).preprocess(
+        made, {"metadata": {"path": str(folder)}}
+    )
+    exporter = HTMLExporter(
+        mathjax_url=f"{MATHJAX.as_uri()}?config=TeX-AMS-MML_HTMLorMML-full,Safe",
+        require_js_url="",
+    )
     page, _ = exporter.from_notebook_node(made)
     path = folder / "notebook.html"
     path.write_text(page)
@@ -61,7 +78,9 @@ def notebook(tmp_path_factory):
 
 
 def test_every_output_has_a_form_for_notebooks(notebook):
-    """Pictures once, everything else as HTML; a program's formula by itself, as LaTeX, which VS Code sets only then."""
+    """Pictures once, everything else as HTML; a program's formula by itself, as LaTeX,
+    which VS Code sets only then.
+    """
     _, outputs = notebook
     for name, found in outputs.items():
         kinds = [set(output.get("data", {})) for output in found]
@@ -80,7 +99,9 @@ def test_every_output_has_a_form_for_notebooks(notebook):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page(browser, notebook, width):
-    """Equations are set without an error, densities and pictures are there, and nothing is wider than the screen."""
+    """Equations are set without an error, densities and pictures are there, and nothing
+    is wider than the screen.
+    """
     path, _ = notebook
     context = browser.new_context(viewport={"width": width, "height": 900})
     context.set_default_timeout(60_000)
@@ -95,7 +116,9 @@ def test_the_page(browser, notebook, width):
     assert page.locator(".MathJax .menclose").count() == 1  # the box
     assert page.locator("svg[role=img]").count() == 2  # a density for each law
     assert page.locator("img").count() == 2
-    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert page.evaluate(
+        "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     text = page.locator("body").inner_text()
     for words in (

@@ -21,7 +21,14 @@ WIDE = """([within, width]) => [...document.querySelectorAll(within)].filter(e =
 FLAGS = """--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update
            --disable-sync"""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
+SMALL = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 30,
+    "n_positions": 8,
+}
 PROGRAMS = """
 import netsor as ns
 
@@ -53,8 +60,12 @@ def tied(tokens=2):
 
 @pytest.fixture(scope="session")
 def browser():
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    assert path, "no Chromium is found: install Debian's chromium, or name one by CHROMIUM=PATH"
+    path = os.environ.get("CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
+    assert path, (
+        "no Chromium is found: install Debian's chromium, or name one by CHROMIUM=PATH"
+    )
     with sync_playwright() as play:
         found = play.chromium.launch(executable_path=path, args=FLAGS.split())
         yield found
@@ -62,7 +73,9 @@ def browser():
 
 
 class Served:
-    """`netsor explore` in its own process; an interrupt ends it, and so does the end of a `with` block."""
+    """`netsor explore` in its own process; an interrupt ends it, and so does the end of
+    a `with` block.
+    """
 
     def __init__(self, *arguments, folder):
         self.process = subprocess.Popen(
@@ -110,7 +123,10 @@ class Watched:
     def __init__(self, context, address):
         self.page = context.new_page()
         self.wrong = []
-        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "console",
+            lambda m: self.wrong.append(m.text) if m.type == "error" else None,
+        )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", self._request)
         self.page.goto(address)
@@ -145,7 +161,8 @@ class Watched:
         rows = self.answer.locator(".netsor-numbers tr[data-row]").all()
         return {
             row.get_attribute("data-row"): [
-                float(cell.get_attribute("data-value")) for cell in row.locator("td[data-value]").all()
+                float(cell.get_attribute("data-value"))
+                for cell in row.locator("td[data-value]").all()
             ]
             for row in rows
         }

@@ -25,7 +25,9 @@ def layer(tokens=4, heads=2):
 
 @ns.program
 def transformer(tokens=2, activation=ns.gelu):
-    """Norms, residuals, a causal mask, and two equal tokens at the end: a Gram matrix without full rank."""
+    """Norms, residuals, a causal mask, and two equal tokens at the end: a Gram matrix
+    without full rank.
+    """
     x = ns.gaussian(n, tokens)
     x = ns.join([x, x[:1]])
     x = x + ns.nn.attention(ns.rms_norm(x), 2, mask="causal")
@@ -40,7 +42,10 @@ def squashed(x):
 @ns.program
 def own_function():
     x = ns.nonlin(squashed, ns.weight(n, n, batch=3) @ ns.gaussian(n))
-    return ns.weight(n, n) @ (ns.apply(squashed, ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)) @ x)[0]
+    return (
+        ns.weight(n, n)
+        @ (ns.apply(squashed, ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)) @ x)[0]
+    )
 
 
 CASES = {
@@ -56,26 +61,39 @@ CASES = {
 
 def replicas(net, widths, seed=1, draws=DRAWS, **where):
     """One draw of each entry from every replica."""
-    found = conditional(net.outputs, widths, draws, seed, progress=False, backend=choose(**where))
+    found = conditional(
+        net.outputs, widths, draws, seed, progress=False, backend=choose(**where)
+    )
     std = np.sqrt(np.diagonal(found.cov, axis1=1, axis2=2))
-    return found.mean + std * np.random.default_rng([seed, 3]).standard_normal(std.shape), std
+    return found.mean + std * np.random.default_rng([seed, 3]).standard_normal(
+        std.shape
+    ), std
 
 
 def smallest_p(case, **where):
-    """The smallest p-value between numpy and another backend: outputs, and their conditional deviations."""
+    """The smallest p-value between numpy and another backend: outputs, and their
+    conditional deviations.
+    """
     net, widths = CASES[case]
     ours, theirs = replicas(net, widths, seed=1), replicas(net, widths, seed=2, **where)
     return smallest_ks((a[:, 0], b[:, 0]) for a, b in zip(ours, theirs, strict=True))
 
 
 def random_plans(seeds, replicas=16):
-    """Plans of random programs, at finite widths and at infinite ones, with numpy's draws and what it made of them."""
+    """Plans of random programs, at finite widths and at infinite ones, with numpy's
+    draws and what it made of them.
+    """
     for seed in seeds:
         for limit in (False, True):
             builder = LimitBuilder(seed, WIDTHS[:2]) if limit else Builder(seed, WIDTHS)
-            built = grown(builder, LIMIT_STEPS if limit else STEPS, 7 if limit else 9, 12)
+            built = grown(
+                builder, LIMIT_STEPS if limit else STEPS, 7 if limit else 9, 12
+            )
             try:
-                plan = make_plan(built.net.outputs, dict.fromkeys(built.widths, ns.inf) if limit else built.widths)
+                plan = make_plan(
+                    built.net.outputs,
+                    dict.fromkeys(built.widths, ns.inf) if limit else built.widths,
+                )
             except ValueError:
                 continue  # it has no limit, or none that is known
             streams, drawn = Streams(3, 0), {}
@@ -91,24 +109,31 @@ def random_plans(seeds, replicas=16):
 
 
 def products(rows, directions=None):
-    """Those of rows with each other, as far as they lie along orthonormal directions."""
+    """Those of rows with each other, as far as they lie along orthonormal
+    directions.
+    """
     along = rows if directions is None else rows @ np.swapaxes(directions, -1, -2)
     return along @ np.swapaxes(along, -1, -2)
 
 
-# What a law depends on, of steps that choose a basis: a vector that is 0 but for rounding turns it by any angle
+# What a law depends on, of steps that choose a basis: a vector that is 0 but for
+# rounding turns it by any angle
 INVARIANT = {
     "factor": lambda made, *_: products(made),
     "reduced": lambda made, *_: products(made),
     "oriented": lambda made, lower, *_: made @ np.swapaxes(lower, -1, -2),
     "residual": lambda made, *_: products(made),
     "basis": lambda made, rows: products(rows, made),
-    "span": lambda made, rows, *known: products(rows, made) + sum(products(rows, old) for old in known),
+    "span": lambda made, rows, *known: (
+        products(rows, made) + sum(products(rows, old) for old in known)
+    ),
 }
 
 
 def assert_same_steps(plan, drawn, compute):
-    """Each step of a plan, by `compute(step, arrays)`, agrees with numpy on the same arrays."""
+    """Each step of a plan, by `compute(step, arrays)`, agrees with numpy on the same
+    arrays.
+    """
 
     def both(step, given, _):
         ours = in_numpy(step, given, None)
@@ -117,7 +142,9 @@ def assert_same_steps(plan, drawn, compute):
             pair = [INVARIANT[step.kind](made, *given) for made in pair]
         one, two = np.broadcast_arrays(*pair)
         unit = np.abs(one).max(initial=0.0) or 1.0
-        np.testing.assert_allclose(two / unit, one / unit, rtol=0, atol=1e-11, err_msg=str(step))
+        np.testing.assert_allclose(
+            two / unit, one / unit, rtol=0, atol=1e-11, err_msg=str(step)
+        )
         return ours
 
     with np.errstate(all="ignore"):
@@ -126,6 +153,12 @@ def assert_same_steps(plan, drawn, compute):
 
 def assert_same(found, other, atol=1e-7):
     """Means and covariances agree; the coefficients themselves may be turned."""
-    for a, b in zip(*([mean, columns @ np.swapaxes(columns, -1, -2)] for mean, columns in (found, other)), strict=True):
+    for a, b in zip(
+        *(
+            [mean, columns @ np.swapaxes(columns, -1, -2)]
+            for mean, columns in (found, other)
+        ),
+        strict=True,
+    ):
         a, b = np.broadcast_arrays(a, b)
         np.testing.assert_allclose(b, a, rtol=0, atol=atol * (np.abs(a).max() or 1.0))

@@ -1,4 +1,6 @@
-"""Programs that once had a wrong law, silently: each against simulation, a closed form, or a large width."""
+"""Programs that once had a wrong law, silently: each against simulation, a closed form,
+or a large width.
+"""
 
 import numpy as np
 import pytest
@@ -13,12 +15,18 @@ LEVEL = 1e-7  # of each test against the literal interpreter; about 30 of them
 
 
 def near(net, draws=5000, wide=1000, **widths):
-    """Whether variances and means at infinity are those of a large width: 4.5 standard errors, and 1/√n of bias."""
+    """Whether variances and means at infinity are those of a large width: 4.5 standard
+    errors, and 1/√n of bias.
+    """
     limit = net.law(draws=draws, **(dict.fromkeys(net.widths, inf) | widths))
     finite = net.law(draws=draws, seed=1, **(dict.fromkeys(net.widths, wide) | widths))
     if isinstance(limit, ns.HeadSum):
         limit = limit.mixture
-    pairs = [(limit, finite)] if not isinstance(limit, ns.Joint) else zip(limit, finite, strict=True)
+    pairs = (
+        [(limit, finite)]
+        if not isinstance(limit, ns.Joint)
+        else zip(limit, finite, strict=True)
+    )
     for a, b in pairs:
         (x, e), (y, f) = a.with_error.var(), b.with_error.var()
         assert abs(x - y) < 4.5 * np.hypot(e, f) + 3 * y / np.sqrt(wide), (x, y)
@@ -40,14 +48,21 @@ def test_repeated_members_are_one_matrix():
         cov = copies.law(n=width, draws=20_000).cov()
         assert cov[0, 1] == pytest.approx(cov[0, 0], rel=1e-12)
         assert abs(cov[0, 2]) < 0.05  # 7 standard errors
-    assert smallest_p(ns.Program(w[[0, 1, 0]].each(ns.stack([x[0], x[1], x[1]]))), draws=4000, n=3) > LEVEL
+    assert (
+        smallest_p(
+            ns.Program(w[[0, 1, 0]].each(ns.stack([x[0], x[1], x[1]]))), draws=4000, n=3
+        )
+        > LEVEL
+    )
     assert smallest_p(summed_heads([0, 0, 1, 1]), draws=6000, n=8) > LEVEL
     near(summed_heads([0, 0, 1, 1]))
 
 
 def test_a_vector_in_a_score_and_in_a_nonlinearity():
     g, h = ns.gaussian(n), ns.gaussian(n)
-    both = ns.Program((ns.weight(n, n) @ ns.tanh(h) + ns.weight(n, n) @ ns.tanh(g), ns.mean_dot(g, h)))
+    both = ns.Program(
+        (ns.weight(n, n) @ ns.tanh(h) + ns.weight(n, n) @ ns.tanh(g), ns.mean_dot(g, h))
+    )
     square = integrate.quad(lambda u: np.tanh(u) ** 2 * stats.norm.pdf(u), -10, 10)[0]
     assert both.law(n=inf).cov()[0, 0] == pytest.approx(2 * square, rel=1e-9)
     x = ns.gaussian(n, 3)
@@ -91,7 +106,8 @@ def test_a_softmax_of_ones_own():
         return ns.Program(ns.weight(n, n) @ (f(ns.dot(q, k)) @ v))[0]
 
     own, usual = layer(lambda p: ns.apply(softmax, p, axes=1)), layer(ns.softmax)
-    assert own.law(n=inf).var() < 0.9 * usual.law(n=inf).var()  # a higher temperature mixes more
+    # a higher temperature mixes more
+    assert own.law(n=inf).var() < 0.9 * usual.law(n=inf).var()
     near(own)
     clipped = ns.Program(ns.weight(n, n) @ ns.nonlin(clip, ns.gaussian(n)))
     assert clipped.law(n=inf).var() < 0.25
@@ -99,12 +115,20 @@ def test_a_softmax_of_ones_own():
 
 @pytest.mark.parametrize(
     ("f", "sd", "variance"),
-    [(ns.tanh, 10, 0.9205368634), (ns.tanh, 30, 0.9734159888), (ns.sigmoid, 30, 0.4867261362)],
+    [
+        (ns.tanh, 10, 0.9205368634),
+        (ns.tanh, 30, 0.9734159888),
+        (ns.sigmoid, 30, 0.4867261362),
+    ],
 )
 def test_kernels_at_large_variance(f, sd, variance):
     function = {ns.tanh: np.tanh, ns.sigmoid: lambda u: 1 / (1 + np.exp(-u))}[f]
     right = integrate.quad(
-        lambda u: function(u) ** 2 * stats.norm.pdf(u / sd) / sd, -400, 400, points=[-5, 0, 5], limit=500
+        lambda u: function(u) ** 2 * stats.norm.pdf(u / sd) / sd,
+        -400,
+        400,
+        points=[-5, 0, 5],
+        limit=500,
     )
     assert right[0] == pytest.approx(variance, rel=1e-9)
     law = ns.Program(ns.weight(n, n) @ f(ns.gaussian(n, cov=float(sd**2)))).law(n=inf)
@@ -112,28 +136,44 @@ def test_kernels_at_large_variance(f, sd, variance):
 
 
 def test_a_narrow_function():
-    law = ns.Program(ns.weight(n, n) @ ns.nonlin(lambda u: np.exp(-300 * u**2), ns.gaussian(n))).law(n=inf)
+    law = ns.Program(
+        ns.weight(n, n) @ ns.nonlin(lambda u: np.exp(-300 * u**2), ns.gaussian(n))
+    ).law(n=inf)
     assert law.var() == pytest.approx(1 / np.sqrt(1201), rel=1e-8)
 
 
 def test_a_gate_is_a_product_of_expectations():
     g, u = ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n)
-    right = integrate.quad(lambda t: (t / (1 + np.exp(-t))) ** 2 * stats.norm.pdf(t), -12, 12)[0]
-    assert ns.Program(ns.weight(n, n) @ (ns.silu(g) * u)).law(n=inf).var() == pytest.approx(right, rel=1e-10)
-    assert ns.Program(ns.weight(n, n) @ (g * ns.sigmoid(g))).law(n=inf).var() == pytest.approx(right, rel=1e-8)
+    right = integrate.quad(
+        lambda t: (t / (1 + np.exp(-t))) ** 2 * stats.norm.pdf(t), -12, 12
+    )[0]
+    assert ns.Program(ns.weight(n, n) @ (ns.silu(g) * u)).law(
+        n=inf
+    ).var() == pytest.approx(right, rel=1e-10)
+    assert ns.Program(ns.weight(n, n) @ (g * ns.sigmoid(g))).law(
+        n=inf
+    ).var() == pytest.approx(right, rel=1e-8)
     near(ns.Program(ns.weight(n, n) @ (ns.silu(g + u) * u)), wide=1000, draws=2000)
 
 
 @pytest.mark.parametrize("width", [1000, inf])
 def test_means_that_vanish_count_in_scores(width):
-    """n^(−1/2) ⟨g − mean(g), 1 + h⟩: the part of order 1/√n along (1, …, 1) counts, and takes off what ⟨g, 1⟩ adds."""
+    """n^(−1/2) ⟨g − mean(g), 1 + h⟩: the part of order 1/√n along (1, …, 1) counts, and
+    takes off what ⟨g, 1⟩ adds.
+    """
     net = ns.Program(ns.dot(ns.layer_norm(ns.gaussian(n)), ns.gaussian(n, mean=1)))
-    assert net.law(n=width, draws=20_000).var() == pytest.approx(1.0, abs=0.04)  # 4 standard errors
-    w, x = ns.weight(n, n), ns.gaussian(n, 2)  # E[Z^x Z^x'] = 0, and yet the variance is 2: both orders count
-    assert ns.Program(ns.dot(w @ x[0], w @ x[1])).law(n=width, draws=20_000).var() == pytest.approx(2.0, abs=0.09)
+    # 4 standard errors
+    assert net.law(n=width, draws=20_000).var() == pytest.approx(1.0, abs=0.04)
+    # E[Z^x Z^x'] = 0, and yet the variance is 2: both orders count
+    w, x = ns.weight(n, n), ns.gaussian(n, 2)
+    assert ns.Program(ns.dot(w @ x[0], w @ x[1])).law(
+        n=width, draws=20_000
+    ).var() == pytest.approx(2.0, abs=0.09)
 
 
-@pytest.mark.parametrize("f", [lambda x: ns.dot(x, x), lambda x: ns.dot(ns.relu(x[0]), ns.relu(x[1]))])
+@pytest.mark.parametrize(
+    "f", [lambda x: ns.dot(x, x), lambda x: ns.dot(ns.relu(x[0]), ns.relu(x[1]))]
+)
 def test_what_has_no_limit_has_no_law(f):
     net = ns.Program(f(ns.gaussian(n, 2)))
     assert net.check().verdict == "no limit"
@@ -165,8 +205,14 @@ def test_a_clip_of_data_clips():
 @pytest.mark.parametrize("width", [5, inf])
 def test_scales_do_not_matter(scale, width):
     w, x = ns.weight(n, n), ns.gaussian(n, 2)
-    cov = ns.Program(ns.stack([w @ x[0], w @ (scale * x[1]), w @ x[1]])).law(n=width, draws=2000).cov()
-    assert cov[1, 2] / np.sqrt(cov[1, 1]) / np.sqrt(cov[2, 2]) == pytest.approx(1.0, abs=1e-12)
+    cov = (
+        ns.Program(ns.stack([w @ x[0], w @ (scale * x[1]), w @ x[1]]))
+        .law(n=width, draws=2000)
+        .cov()
+    )
+    assert cov[1, 2] / np.sqrt(cov[1, 1]) / np.sqrt(cov[2, 2]) == pytest.approx(
+        1.0, abs=1e-12
+    )
     assert cov[1, 2] / scale == pytest.approx(cov[2, 2], rel=1e-12)
 
 
@@ -178,7 +224,9 @@ def test_a_tied_score_of_small_vectors_is_refused_too():
 
 @pytest.mark.slow
 def test_a_recurrent_state_that_nearly_converged():
-    """Ten steps of a contraction: states differ by 1e-10 and less, and the matrix acts on all of them."""
+    """Ten steps of a contraction: states differ by 1e-10 and less, and the matrix acts
+    on all of them.
+    """
     w = ns.weight(n, n, std=0.1)
     b = ns.gaussian(n)
     x = b
@@ -186,7 +234,9 @@ def test_a_recurrent_state_that_nearly_converged():
         x = w @ ns.tanh(x) + b
     assert smallest_p(ns.Program((x, w @ x)), draws=3000, n=4) > LEVEL
     law = ns.Program(x).law(n=inf)
-    assert law.var() == pytest.approx(ns.Program(x).law(n=300, draws=3000).var(), rel=0.15)
+    assert law.var() == pytest.approx(
+        ns.Program(x).law(n=300, draws=3000).var(), rel=0.15
+    )
 
 
 CRASHED = {
@@ -195,11 +245,14 @@ CRASHED = {
     "one token and one key matrix": lambda x: (
         ns.weight(n, 2 * d)
         @ ns.concat(
-            ns.softmax(ns.dot(ns.weight(d, n, 2) @ x[:1], ns.weight(d, n, 1) @ x)) @ (ns.weight(d, n, 1) @ x), axis=0
+            ns.softmax(ns.dot(ns.weight(d, n, 2) @ x[:1], ns.weight(d, n, 1) @ x))
+            @ (ns.weight(d, n, 1) @ x),
+            axis=0,
         )
     ),
     "two batches on one value": lambda x: (
-        ns.weight(n, n, 3).each(ns.stack([x, x], axis=1)) + ns.weight(n, n, (3, 2)).each(ns.stack([x, x], axis=1))
+        ns.weight(n, n, 3).each(ns.stack([x, x], axis=1))
+        + ns.weight(n, n, (3, 2)).each(ns.stack([x, x], axis=1))
     ),
     "a mask for each head": lambda x: ns.nn.attention(
         x, 2, d, mask=np.tri(3, dtype=bool)[None] | np.eye(2, dtype=bool)[:, :1, None]
@@ -216,7 +269,9 @@ def test_valid_programs_that_crashed(name):
 
 
 def test_norms_inside_a_head():
-    """QK-LayerNorm: both factors have a mean of order 1/√n along (1, …, 1), whose product vanishes."""
+    """QK-LayerNorm: both factors have a mean of order 1/√n along (1, …, 1), whose
+    product vanishes.
+    """
     x = ns.gaussian(n, 3)
     q, k = ns.layer_norm(ns.weight(n, n) @ x), ns.layer_norm(ns.weight(n, n) @ x)
     near(ns.Program(ns.dot(q, k)))
@@ -225,15 +280,23 @@ def test_norms_inside_a_head():
 def test_rotary_positions_at_finite_width():
     x = ns.gaussian(n, 3)
     q, k = ns.weight(d, n, 2) @ x, ns.weight(d, n, 1)[[0, 0]] @ x
-    a = ns.softmax(ns.dot(ns.rotary(q, fraction=0.5), ns.rotary(k, fraction=0.5)) + ns.normal((3,), 0.5), "causal")
-    net = ns.Program((a[0, 2], ns.weight(n, 2 * d) @ ns.concat(a @ (ns.weight(d, n, 2) @ x), axis=0)))
+    a = ns.softmax(
+        ns.dot(ns.rotary(q, fraction=0.5), ns.rotary(k, fraction=0.5))
+        + ns.normal((3,), 0.5),
+        "causal",
+    )
+    net = ns.Program(
+        (a[0, 2], ns.weight(n, 2 * d) @ ns.concat(a @ (ns.weight(d, n, 2) @ x), axis=0))
+    )
     assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL
     near(net, draws=1500, wide=600, d=4)
 
 
 def test_constants_in_the_limit_have_sane_errors():
     x = ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 2.0]])
-    law = ns.Program((ns.weight(n, n) @ (x * x), ns.mean_dot(x * x, x))).law(n=inf, draws=200)
+    law = ns.Program((ns.weight(n, n) @ (x * x), ns.mean_dot(x * x, x))).law(
+        n=inf, draws=200
+    )
     assert law.origin.quadrature_error < 1e-6
 
 
@@ -241,7 +304,8 @@ def test_a_matrix_acts_again_on_a_concatenation_with_more_directions():
     x, wo = ns.gaussian(n), ns.weight(n, 2 * d)
     y = wo @ ns.concat(ns.weight(d, n, 2) @ x, axis=0)
     z = wo @ ns.concat(ns.weight(d, n, 2) @ y, axis=0)
-    net = ns.Program(ns.mean_dot(y, z))  # mean 0; 0.47 when blocks were mistaken for each other
+    # mean 0; 0.47 when blocks were mistaken for each other
+    net = ns.Program(ns.mean_dot(y, z))
     assert smallest_p(net, draws=4000, n=16, d=8) > LEVEL
 
 
@@ -251,7 +315,9 @@ def test_stretched_rotary_frequencies():
     theta = 100.0 ** (-2 * np.arange(8) / 16)
     wavelength = 2 * np.pi / theta
     smooth = (64.0 / wavelength - 1.0) / 3.0
-    right = np.where(wavelength < 16.0, theta, (1 - smooth) * theta / 8 + smooth * theta)
+    right = np.where(
+        wavelength < 16.0, theta, (1 - smooth) * theta / 8 + smooth * theta
+    )
     right = np.where(wavelength > 64.0, theta / 8, right)
     assert (wavelength < 16).any()
     assert (wavelength > 64).any()
@@ -259,6 +325,9 @@ def test_stretched_rotary_frequencies():
     turned = ns.rotary(ns.gaussian(16, 3), at, base=100.0, stretch=stretch)
     np.testing.assert_allclose(turned.op.angles(16), np.outer(at, right), rtol=1e-12)
     x = ns.gaussian(n, 3, cov=[[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
-    q, k = (ns.rotary(ns.weight(d, n) @ x, at, base=100.0, stretch=stretch) for _ in range(2))
+    q, k = (
+        ns.rotary(ns.weight(d, n) @ x, at, base=100.0, stretch=stretch)
+        for _ in range(2)
+    )
     net = ns.Program(ns.dot(q, k))
     assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL

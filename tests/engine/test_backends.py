@@ -1,4 +1,6 @@
-"""Backends: the same law on each, the same bits from one seed, and clear words where there is no device."""
+"""Backends: the same law on each, the same bits from one seed, and clear words where
+there is no device.
+"""
 
 import pickle
 import time
@@ -42,7 +44,9 @@ QUICK = ("transformer", "few degrees of freedom")
 
 @pytest.fixture
 def jax_program():
-    """The module, which imports JAX: not before a test needs it, for every process of the suite reads this file."""
+    """The module, which imports JAX: not before a test needs it, for every process of
+    the suite reads this file.
+    """
     from netsor.engine.backends import _jax_program
 
     return _jax_program
@@ -52,7 +56,10 @@ def jax_program():
     ("case", "precision"),
     [
         # single precision is the harder one
-        *keep([(case, "float32") for case in CASES], *((case, "float32") for case in QUICK)),
+        *keep(
+            [(case, "float32") for case in CASES],
+            *((case, "float32") for case in QUICK),
+        ),
         *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES),
     ],
 )
@@ -60,7 +67,9 @@ def test_jax_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **JAX, precision=precision) > LEVEL
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)]
+)
 def test_jax_computes_what_numpy_computes(jax_program, seeds):
     """Random programs, on the same random numbers."""
     import jax
@@ -78,16 +87,31 @@ def test_jax_computes_what_numpy_computes(jax_program, seeds):
                     }
                     for step in piece.steps:
                         if step not in drawn:
-                            args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = compute(jax_program.LIBRARY, step.kind, args, step.params)
+                            args = [
+                                here[r] if r.value is None else jnp.asarray(r.value)
+                                for r in step.args
+                            ]
+                            here[step.out] = compute(
+                                jax_program.LIBRARY, step.kind, args, step.params
+                            )
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
                     arrays |= jax_program.block([piece], [None], 0, 0, 16, arrays)
                 else:
-                    arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
+                    arrays |= dict(
+                        zip(
+                            piece.writes,
+                            jax.jit(traced)([arrays[r] for r in piece.reads]),
+                            strict=True,
+                        )
+                    )
             assert_same(
-                found, [np.asarray(arrays[r] if r.value is None else r.value) for r in (plan.mean, plan.columns)]
+                found,
+                [
+                    np.asarray(arrays[r] if r.value is None else r.value)
+                    for r in (plan.mean, plan.columns)
+                ],
             )
         compared += 1
     assert compared >= len(seeds)
@@ -117,10 +141,14 @@ def test_jax_compares_where_it_runs(monkeypatch):
 
 @pytest.mark.slow
 def test_jax_sees_small_parts(jax_program):
-    """Directions of rows that are nearly equal, well apart, and equal, side by side, as numpy has them."""
+    """Directions of rows that are nearly equal, well apart, and equal, side by side, as
+    numpy has them.
+    """
     import jax
 
-    rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
+    rows = np.concatenate(
+        [small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)]
+    )
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
         c = np.asarray(jax.jit(jax_program.LIBRARY.reduced)(products, rows))
@@ -136,7 +164,9 @@ def test_jax_sees_small_parts(jax_program):
 @pytest.mark.parametrize("few", [4, 32])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_jax_factors_singular_matrices(jax_program, precision, few):
-    """By the library's own factors, and by loops: the directions of numpy in double precision."""
+    """By the library's own factors, and by loops: the directions of numpy in double
+    precision.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -157,7 +187,11 @@ def test_jax_factors_singular_matrices(jax_program, precision, few):
 def test_the_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
     monkeypatch.setattr(jax_program, "_programs", {})
     monkeypatch.setattr(
-        _chi.Chi, "of", lambda self, xp, z: 1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
+        _chi.Chi,
+        "of",
+        lambda self, xp, z: (
+            1.05 + 0.0 * z[..., : self.scale.size + self.squares.shape[1]]
+        ),
     )
     assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
 
@@ -166,44 +200,72 @@ def test_the_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
 def test_numpy_computes_in_the_precision_that_is_asked_for(precision):
     """Its law is held above."""
     plan = make_plan(layer()[0].outputs, {"n": 64})
-    found = [columns for _, columns in choose("numpy", precision=precision).sample(plan, 1, range(100), 8192, int)]
+    found = [
+        columns
+        for _, columns in choose("numpy", precision=precision).sample(
+            plan, 1, range(100), 8192, int
+        )
+    ]
     assert {columns.dtype for columns in found} == {np.dtype(precision)}
 
 
 @pytest.mark.parametrize("case", factor_cases.CASES)
 def test_numpy_factors_singular_matrices_in_single_precision(case):
     """The directions of numpy in double precision."""
-    factor_cases.assert_factors(case, "float32", lambda kind, *arrays: getattr(NUMPY, kind)(*arrays))
+    factor_cases.assert_factors(
+        case, "float32", lambda kind, *arrays: getattr(NUMPY, kind)(*arrays)
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-4])
 def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
-    """Rows that differ by little: their own factor, and others along the directions that it has."""
+    """Rows that differ by little: their own factor, and others along the directions
+    that it has.
+    """
     rng = np.random.default_rng(0)
-    rows, others = (rng.standard_normal((50, k, 200)).astype(np.float32) for k in (6, 2))
+    rows, others = (
+        rng.standard_normal((50, k, 200)).astype(np.float32) for k in (6, 2)
+    )
     rows = rows[:, :1] + np.float32(delta) * rows
 
     def made(rows, others):
         c = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
-        return np.diagonal(c, axis1=-2, axis2=-1)[:, 1:], NUMPY.oriented(c, rows, others)
+        return np.diagonal(c, axis1=-2, axis2=-1)[:, 1:], NUMPY.oriented(
+            c, rows, others
+        )
 
     def error():
-        single, exact = made(rows, others), made(rows.astype(np.float64), others.astype(np.float64))
+        single, exact = (
+            made(rows, others),
+            made(rows.astype(np.float64), others.astype(np.float64)),
+        )
         assert {a.dtype for a in single} == {np.dtype(np.float32)}
-        return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True))
+        return max(
+            np.abs(a - b).max() / np.abs(b).max()
+            for a, b in zip(single, exact, strict=True)
+        )
 
     assert error() < 2e-6
-    monkeypatch.setattr(_psd_cholesky, "SINGLE_SURE", 0.0)  # by products of single precision alone
+    # by products of single precision alone
+    monkeypatch.setattr(_psd_cholesky, "SINGLE_SURE", 0.0)
     if delta > 1e-4:  # of less, no pivot is left
         assert error() > 1e-3
 
 
 def test_the_same_seed_gives_the_same_bits():
     net, widths = CASES["few degrees of freedom"]
-    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX, precision="float32"))
+    run = partial(
+        conditional,
+        net.outputs,
+        widths,
+        seed=5,
+        progress=False,
+        backend=choose(**JAX, precision="float32"),
+    )
     one, two, few = run(draws=DRAWS), run(draws=DRAWS), run(draws=300)
     assert one.cov.tobytes() == two.cov.tobytes()
-    np.testing.assert_allclose(one.cov[:300], few.cov, rtol=1e-12)  # blocks of other sizes may add in another order
+    # blocks of other sizes may add in another order
+    np.testing.assert_allclose(one.cov[:300], few.cov, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -211,12 +273,17 @@ def test_blocks_and_workers_change_nothing(monkeypatch):
     net, widths = CASES["layer"]
     whole = replicas(net, widths, **JAX, draws=1000)[1]
     monkeypatch.setattr(_base, "MAX_BLOCK_REPLICAS", 128)
-    np.testing.assert_allclose(replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12)
+    np.testing.assert_allclose(
+        replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12
+    )
 
 
 @pytest.mark.slow
 def test_one_seed_couples_two_widths_in_jax():
-    one, two = (layer()[0].law(n=width, draws=2000, seed=4, progress=False, **JAX) for width in (1024, 4096))
+    one, two = (
+        layer()[0].law(n=width, draws=2000, seed=4, progress=False, **JAX)
+        for width in (1024, 4096)
+    )
     assert np.corrcoef(one.component_var, two.component_var)[0, 1] > 0.95
     other = layer()[0].law(n=1024, draws=2000, seed=5, progress=False, **JAX)
     assert abs(np.corrcoef(one.component_var, other.component_var)[0, 1]) < 0.1
@@ -225,13 +292,18 @@ def test_one_seed_couples_two_widths_in_jax():
 def test_jax_draws_what_is_not_random():
     """Nothing is left to compute: it was refused with an error of Python's own."""
     x = ns.data(np.arange(6.0).reshape(2, 3))
-    found = ns.Program(ns.mean_dot(x, x)).draw(draws=3, progress=False, backend="jax", device="cpu")
-    np.testing.assert_allclose(found, np.broadcast_to([[5 / 3, 14 / 3], [14 / 3, 50 / 3]], (3, 2, 2)))
+    found = ns.Program(ns.mean_dot(x, x)).draw(
+        draws=3, progress=False, backend="jax", device="cpu"
+    )
+    np.testing.assert_allclose(
+        found, np.broadcast_to([[5 / 3, 14 / 3], [14 / 3, 50 / 3]], (3, 2, 2))
+    )
 
 
 @pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program(jax_program, monkeypatch):
-    monkeypatch.setattr(jax_program, "_programs", {})  # none of other tests: the cache may be full of them
+    # none of other tests: the cache may be full of them
+    monkeypatch.setattr(jax_program, "_programs", {})
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
     first = set(jax_program._programs)
@@ -242,11 +314,17 @@ def test_laws_of_one_structure_share_a_compiled_program(jax_program, monkeypatch
 
 
 def test_equal_pieces_are_compiled_once(jax_program, monkeypatch):
-    """A program that two pieces share was compiled again for every block of replicas."""
+    """A program that two pieces share was compiled again for every block of
+    replicas.
+    """
     plan = make_plan(layer()[0].outputs, {"n": 64})
     made = []
     monkeypatch.setattr(jax_program, "_programs", {})
-    monkeypatch.setattr(jax_program.Piece, "compiled", lambda piece, replicas: made.append(replicas) or len(made))
+    monkeypatch.setattr(
+        jax_program.Piece,
+        "compiled",
+        lambda piece, replicas: made.append(replicas) or len(made),
+    )
     equal = [jax_program.pieces(plan, "float64")[0] for _ in range(3)]
     for count in (8, 8, 16):
         assert len(set(jax_program.programs(equal, count, choose(**JAX)._within))) == 1
@@ -268,7 +346,10 @@ def test_draws_beyond_the_counters_of_the_generator_differ():
     plan = make_plan(layer()[0].outputs, {"n": 64})
     backend = choose(**JAX)
     starts = [0, 2**32, 2**33]
-    found = [next(iter(backend.sample(plan, 1, range(s, s + 64), 64, lambda draws: None)))[1] for s in starts]
+    found = [
+        next(iter(backend.sample(plan, 1, range(s, s + 64), 64, lambda draws: None)))[1]
+        for s in starts
+    ]
     assert len({np.asarray(columns).tobytes() for columns in found}) == 3
 
 
@@ -277,26 +358,41 @@ def test_draws_beyond_the_counters_of_the_generator_differ():
 
 @pytest.mark.parametrize("freedom", [16, 17, 40, 333, 1024])
 def test_chi_is_the_quantile(freedom):
-    """Its probability is that of the normal, to 1e-11 of a standard deviation, as far out as a generator goes."""
+    """Its probability is that of the normal, to 1e-11 of a standard deviation, as far
+    out as a generator goes.
+    """
     z = np.array([-8.3, -4.0, -1.0, 0.0, 0.3, 2.0, 8.3])
     made = _chi.chi([freedom], "float64")
     found = made.of(np, z[:, None])[:, 0]
-    tail = np.where(z < 0, special.gammainc(freedom / 2, found**2 / 2), special.gammaincc(freedom / 2, found**2 / 2))
+    tail = np.where(
+        z < 0,
+        special.gammainc(freedom / 2, found**2 / 2),
+        special.gammaincc(freedom / 2, found**2 / 2),
+    )
     off = (tail - special.ndtr(-np.abs(z))) / stats.norm.pdf(z)
     assert np.abs(off).max() < 1e-11
 
 
 @pytest.mark.parametrize("freedom", [2**14 + 1, 10**5, 10**9, 2**60])
 def test_chi_of_many_degrees_of_freedom(freedom):
-    """Against the series of Cornish and Fisher for χ², whose next term is of order ν^(−3) relative to the first."""
+    """Against the series of Cornish and Fisher for χ², whose next term is of order
+    ν^(−3) relative to the first.
+    """
     z = np.linspace(-5, 5, 41)
     made = _chi.chi([freedom], "float64")
     x = made.of(np, z[:, None])[:, 0]
     e = np.sqrt(2 / freedom)
-    square = z + e * (z**2 - 1) / 3 + e**2 * (z**3 - 7 * z) / 36 - e**3 * (6 * z**4 + 14 * z**2 - 32) / 1620
+    square = (
+        z
+        + e * (z**2 - 1) / 3
+        + e**2 * (z**3 - 7 * z) / 36
+        - e**3 * (6 * z**4 + 14 * z**2 - 32) / 1620
+    )
     square += e**4 * (9 * z**5 + 256 * z**3 - 433 * z) / 38880
     expected = (square * e + 1) ** 0.5
-    np.testing.assert_allclose(x / np.sqrt(freedom), expected, rtol=2 * e**6 + 1e-12 * e + 4e-16)
+    np.testing.assert_allclose(
+        x / np.sqrt(freedom), expected, rtol=2 * e**6 + 1e-12 * e + 4e-16
+    )
 
 
 @pytest.mark.parametrize("freedom", [[3, 2, 1], [20, 18, 2, 1], [16, 15]])
@@ -315,18 +411,29 @@ def test_rows_of_chi(freedom):
 
 def test_what_is_not_there_is_refused():
     net = layer()[0]
-    for wrong in ({"backend": "cupy"}, {"backend": 3}, {"precision": "float16"}, {"device": "tpu"}, {"device": 0}):
+    for wrong in (
+        {"backend": "cupy"},
+        {"backend": 3},
+        {"precision": "float16"},
+        {"device": "tpu"},
+        {"device": 0},
+    ):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
             net.law(n=4, draws=2, **wrong)
     with pytest.raises(NoDeviceError, match=r"device='cuda' must be 'cpu' for numpy"):
         net.law(n=4, draws=2, device="cuda")
-    with pytest.raises(NoDeviceError, match=r"device='cuda:77' must be one that JAX sees here"):
+    with pytest.raises(
+        NoDeviceError, match=r"device='cuda:77' must be one that JAX sees here"
+    ):
         net.law(n=4, draws=2, backend="jax", device="cuda:77")
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 1000.0)
-    with pytest.raises(NoDeviceError, match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer"):
+    with pytest.raises(
+        NoDeviceError,
+        match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer",
+    ):
         layer()[0].law(n=64, draws=100, **JAX)
 
 
@@ -346,9 +453,13 @@ def test_a_missing_library_is_named(monkeypatch):
 
 
 def test_a_backend_can_be_sent():
-    backend, (net, widths) = choose(**JAX, precision="float32"), CASES["few degrees of freedom"]
+    backend, (net, widths) = (
+        choose(**JAX, precision="float32"),
+        CASES["few degrees of freedom"],
+    )
     assert pickle.loads(pickle.dumps(backend)) == backend
-    law = net.law(draws=DRAWS, progress=False, **widths, **JAX, precision="float32")  # as compiled above
+    # as compiled above
+    law = net.law(draws=DRAWS, progress=False, **widths, **JAX, precision="float32")
     assert "jax on cpu in float32" in law.method
 
 

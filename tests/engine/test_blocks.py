@@ -1,4 +1,6 @@
-"""What costs the same for every block or chunk is paid once: a few replicas take Python as long as thousands do."""
+"""What costs the same for every block or chunk is paid once: a few replicas take Python
+as long as thousands do.
+"""
 
 import numpy as np
 
@@ -30,9 +32,17 @@ def test_no_step_reshapes_what_another_reshaped():
         for width in (16, ns.inf):
             steps = net.plan(n=width).steps
             reshaped = {step.out for step in steps if step.kind == "reshape"}
-            again = [step for step in steps if step.kind == "reshape" and step.args[0] in reshaped]
+            again = [
+                step
+                for step in steps
+                if step.kind == "reshape" and step.args[0] in reshaped
+            ]
             assert not again
-            assert all(step.out.shape != step.args[0].shape for step in steps if step.kind == "reshape")
+            assert all(
+                step.out.shape != step.args[0].shape
+                for step in steps
+                if step.kind == "reshape"
+            )
 
 
 def test_blocks_of_a_chunk_are_as_few_as_fit_and_of_one_size():
@@ -58,6 +68,10 @@ def test_draws_do_not_depend_on_how_a_chunk_is_cut():
 def test_small_matrices_are_stored_with_the_replicas_innermost_however_many_heads_there_are():
     for heads in (2, 256, 2048):
         plan = layer(heads=heads)[0].plan(n=64)
-        drawn = [Streams(0, 0).draw(step, 3) for step in plan.steps if step.kind in ("normals", "chi")]
+        drawn = [
+            Streams(0, 0).draw(step, 3)
+            for step in plan.steps
+            if step.kind in ("normals", "chi")
+        ]
         assert sum(a[0].size for a in drawn) == plan.random_numbers
         assert all(a.strides[0] == a.itemsize for a in drawn)

@@ -1,4 +1,6 @@
-"""Scores that are outputs are Gaussian given one factor: against the literal interpreter, and where that is not so."""
+"""Scores that are outputs are Gaussian given one factor: against the literal
+interpreter, and where that is not so.
+"""
 
 from functools import cache
 
@@ -29,7 +31,9 @@ def data_and_query():
 
 def each():
     x = ns.gaussian(n, (2, 3))
-    return ns.dot(ns.weight(n, n, batch=2).each(x), ns.weight(n, n, batch=2).each(2 * x))
+    return ns.dot(
+        ns.weight(n, n, batch=2).each(x), ns.weight(n, n, batch=2).each(2 * x)
+    )
 
 
 def of_data():
@@ -77,14 +81,22 @@ def through_softmax():
     return ns.softmax(p), p
 
 
-DRAWN = {"shared matrix": shared, "factors used again": used_again, "scores used again": through_softmax}
+DRAWN = {
+    "shared matrix": shared,
+    "factors used again": used_again,
+    "scores used again": through_softmax,
+}
 
 
 @cache
 def found(make):
     net = ns.Program(make())
     bound = {name: {"n": 5, "d": 3}[name] for name in net.widths}
-    return net, bound, conditional(net.outputs, bound, DRAWS, 9, progress=False, picked=[0, 2])
+    return (
+        net,
+        bound,
+        conditional(net.outputs, bound, DRAWS, 9, progress=False, picked=[0, 2]),
+    )
 
 
 @pytest.mark.parametrize("name", [*GAUSSIAN, *DRAWN, "query"])
@@ -95,7 +107,9 @@ def test_scores_have_the_law_of_the_literal_interpreter(name):
 
 
 def test_a_law_of_data_that_is_too_wide_is_seen():
-    """Its plan is constant: all draws come from the only replica, and a tenth more of spread fails."""
+    """Its plan is constant: all draws come from the only replica, and a tenth more of
+    spread fails.
+    """
     net, bound, law = found(of_data)
     assert len(law.cov) == 1
     right, drawn_literally = drawn(law), literal(net, bound, [0, 2])
@@ -108,7 +122,9 @@ def test_a_sample_of_one_draw_is_refused(compare):
     """The standard error of one draw, from that draw alone, would be its size."""
     many = np.random.default_rng(0).standard_normal((DRAWS, 2))
     for samples in ((many[:1], many), (many, many[:1])):
-        with pytest.raises(AssertionError, match="1 draws are too few for a test of a law"):
+        with pytest.raises(
+            AssertionError, match="1 draws are too few for a test of a law"
+        ):
             compare(*samples)
 
 
@@ -144,7 +160,11 @@ def test_a_score_at_infinite_width_is_gaussian():
     one = ns.Program(all_scores()[0, 0, 0]).law(n=ns.inf, d=ns.inf)
     assert one.replicas == 1
     several = ns.Program(all_scores()[0]).law(n=ns.inf, d=ns.inf)
-    kernel = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n))).law(n=ns.inf).var()
+    kernel = (
+        ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
+        .law(n=ns.inf)
+        .var()
+    )
     np.testing.assert_allclose(several.cov(), kernel**2 * np.eye(4), atol=1e-9)
 
 
@@ -157,6 +177,8 @@ def test_given_its_query_it_has_chi_squared_variance():
 
 
 def test_a_score_of_zero_is_an_atom():
-    law = ns.Program(ns.dot(0 * ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))).law(n=4, draws=10)
+    law = ns.Program(ns.dot(0 * ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))).law(
+        n=4, draws=10
+    )
     ((at, mass),) = law.atoms
     assert (at, mass.value) == (0, pytest.approx(1))

@@ -1,4 +1,6 @@
-"""Which products of vectors are of order 1 at infinite width, against sums over a grid; and what stays undecided."""
+"""Which products of vectors are of order 1 at infinite width, against sums over a grid;
+and what stays undecided.
+"""
 
 import numpy as np
 import pytest
@@ -24,25 +26,34 @@ PHI = {
 
 
 def on_grid(correlation):
-    """E[φ(u) ψ(v)] for all pairs of functions, (u, v) Gaussian with this correlation: a sum over 501 × 501 points."""
+    """E[φ(u) ψ(v)] for all pairs of functions, (u, v) Gaussian with this correlation: a
+    sum over 501 × 501 points.
+    """
     points = np.linspace(-8.0, 8.0, 501)
     weights = np.exp(-(points**2) / 2) / np.exp(-(points**2) / 2).sum()
     v = correlation * points[:, None] + np.sqrt(1 - correlation**2) * points
     h = ns.data(np.stack([points.repeat(501), v.ravel()]))
     first, second = np.moveaxis(
-        np.stack(ns.Program(tuple(phi(h) for phi in PHI.values())).simulate(draws=1))[:, 0], 1, 0
+        np.stack(ns.Program(tuple(phi(h) for phi in PHI.values())).simulate(draws=1))[
+            :, 0
+        ],
+        1,
+        0,
     )
     return (first * np.outer(weights, weights).ravel()) @ second.T
 
 
 @pytest.mark.parametrize("correlation", keep([-1.0, 0.0, 0.5], 0.5))
 def test_what_is_not_zero_is_told(correlation):
-    """All pairs of functions of two Gaussian vectors: none is overlooked, and none that is 0 is called certain."""
+    """All pairs of functions of two Gaussian vectors: none is overlooked, and none that
+    is 0 is called certain.
+    """
     h = ns.gaussian(n, 2, cov=[[1, correlation], [correlation, 1]])
     x, y = (ns.stack([phi(h[k]) for phi in PHI.values()]) for k in range(2))
     (found,) = certain([(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
     size = np.abs(on_grid(correlation))
-    assert not ((size > 1e-4) & (size < 1e-3)).any()  # the grid is good to 1e-4, and leaves nothing open
+    # the grid is good to 1e-4, and leaves nothing open
+    assert not ((size > 1e-4) & (size < 1e-3)).any()
     np.testing.assert_array_equal(found, size > 1e-3)
 
 
@@ -60,7 +71,9 @@ def test_scores_inside_the_factors_stay_random():
 
 
 def test_one_that_is_refused_hides_no_other():
-    """At infinite width the engine refuses rotated vectors; of other scores it tells."""
+    """At infinite width the engine refuses rotated vectors; of other scores it
+    tells.
+    """
     x = ns.gaussian(n, 2)
     turned = ns.rotary(ns.weight(2 * n, n) @ x).sum()
     refused, tied = ns.dot(turned, turned), ns.dot(x[0], x[0])
@@ -73,4 +86,5 @@ def test_one_that_is_refused_hides_no_other():
 def test_a_score_after_a_transpose_is_left_open():
     w, x = ns.weight(n, n), ns.gaussian(n)
     assert ns.Program(ns.dot(w.T @ (w @ x), x)).check().verdict == "conjectured"
-    assert ns.Program((ns.dot(w @ x, w @ x), w.T @ x)).check().verdict == "no limit"  # before it
+    # before it
+    assert ns.Program((ns.dot(w @ x, w @ x), w.T @ x)).check().verdict == "no limit"

@@ -20,17 +20,29 @@ def test_random_numbers_of_all_tokens():
     s, heads = 4, 2
     count = attention_layer.net().law(n=64, draws=10).random_numbers
     triangle = s * (s + 1) // 2
-    assert count == 1 + triangle + heads * (triangle + s * s + triangle)  # tokens; queries, scores, values
+    # tokens; queries, scores, values
+    assert count == 1 + triangle + heads * (triangle + s * s + triangle)
 
 
 def test_a_relu_costs_its_coordinates():
-    net = ns.Program(ns.nn.attention(ns.relu(ns.weight(n, n, 4) @ ns.gaussian(n)), 2)[0])
+    net = ns.Program(
+        ns.nn.attention(ns.relu(ns.weight(n, n, 4) @ ns.gaussian(n)), 2)[0]
+    )
     assert net.law(n=100, draws=10).random_numbers == 1 + 4 * 100 + 2 * (4 + 2)
     assert mixture(net.law(n=ns.inf, draws=10)).random_numbers == 2 * 4
 
 
 def test_a_bias_is_fused():
     x = ns.tanh(ns.gaussian(n, 2))
-    plain = ns.Program(ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x)).law(n=8, d=9, draws=4).random_numbers
+    plain = (
+        ns.Program(ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x))
+        .law(n=8, d=9, draws=4)
+        .random_numbers
+    )
     biased = ns.weight(d, n) @ x + ns.gaussian(d, 2)
-    assert ns.Program(ns.mean_dot(biased, ns.weight(d, n) @ x)).law(n=8, d=9, draws=4).random_numbers == plain
+    assert (
+        ns.Program(ns.mean_dot(biased, ns.weight(d, n) @ x))
+        .law(n=8, d=9, draws=4)
+        .random_numbers
+        == plain
+    )

@@ -1,4 +1,6 @@
-"""Many inputs on a curve at infinite width: their outputs depend on each other but for parts near rounding."""
+"""Many inputs on a curve at infinite width: their outputs depend on each other but for
+parts near rounding.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ def arcsine(gram):
 @pytest.mark.parametrize("count", [50, 100, 300])
 def test_inputs_on_a_circle_have_the_kernel_of_erf(count):
     x = circle(count)
-    law = ns.Program(ns.weight(1, n) @ ns.erf(ns.weight(n, 3) @ ns.data(x))).law(n=ns.inf)
+    law = ns.Program(ns.weight(1, n) @ ns.erf(ns.weight(n, 3) @ ns.data(x))).law(
+        n=ns.inf
+    )
     np.testing.assert_allclose(law.cov(), arcsine(x @ x.T / 3), atol=1e-11)
 
 
@@ -59,7 +63,9 @@ def test_a_difference_that_counts_as_zero_is_refused_where_it_is_amplified(f):
 
 @pytest.mark.parametrize("second", ["v", "u"])
 def test_equal_tokens_of_two_nonlinearities_have_no_large_errors(second):
-    """What is left out must not turn the directions of tokens that depend on each other in the plan with a shift."""
+    """What is left out must not turn the directions of tokens that depend on each other
+    in the plan with a shift.
+    """
     x, y = np.random.default_rng(71).standard_normal((2, 2, 4))
     u, v = (ns.weight(n, 4) @ ns.data(a[[0, 0, 1]]) for a in (x, y))
     tokens = ns.relu(u) + ns.tanh(v if second == "v" else u)

@@ -1,4 +1,6 @@
-"""Deep networks: what a plan draws and holds grows no faster than the program, and turned frames are as accurate."""
+"""Deep networks: what a plan draws and holds grows no faster than the program, and
+turned frames are as accurate.
+"""
 
 import itertools
 import math
@@ -25,8 +27,18 @@ def _spread(p):
     return p.std(axis=(-3, -2, -1))
 
 
-def transformer(blocks, tokens=16, heads=4, norm=ns.rms_norm, widths=(n, d, h), vector=False, start=None):
-    """Pre-norm blocks; of each the Gram matrix of the stream, and a number for all its scores."""
+def transformer(
+    blocks,
+    tokens=16,
+    heads=4,
+    norm=ns.rms_norm,
+    widths=(n, d, h),
+    vector=False,
+    start=None,
+):
+    """Pre-norm blocks; of each the Gram matrix of the stream, and a number for all its
+    scores.
+    """
     wide, narrow, hidden = widths
     x = ns.gaussian(wide, tokens) if start is None else start
     outputs = []
@@ -34,21 +46,35 @@ def transformer(blocks, tokens=16, heads=4, norm=ns.rms_norm, widths=(n, d, h), 
         y = norm(x, eps=1e-3)
         q, k, v = (ns.weight(narrow, wide, heads) @ y for _ in range(3))
         p = ns.dot(q, k)
-        x = x + ns.weight(wide, heads * narrow) @ ns.concat(ns.softmax(p, "causal") @ v, axis=0)
-        x = x + ns.weight(wide, hidden) @ ns.gelu(ns.weight(hidden, wide) @ norm(x, eps=1e-3))
+        x = x + ns.weight(wide, heads * narrow) @ ns.concat(
+            ns.softmax(p, "causal") @ v, axis=0
+        )
+        x = x + ns.weight(wide, hidden) @ ns.gelu(
+            ns.weight(hidden, wide) @ norm(x, eps=1e-3)
+        )
         outputs += [ns.mean_dot(x, x), ns.apply(_spread, p, axes=3)]
     return ns.Program((*outputs, x) if vector else tuple(outputs))
 
 
 @pytest.mark.parametrize(
     ("norm", "vector"),
-    keep(itertools.product([ns.rms_norm, ns.layer_norm], [False, True]), (ns.rms_norm, False), (ns.layer_norm, True)),
+    keep(
+        itertools.product([ns.rms_norm, ns.layer_norm], [False, True]),
+        (ns.rms_norm, False),
+        (ns.layer_norm, True),
+    ),
 )
 def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):
-    plans = [transformer(k, norm=norm, vector=vector).plan(n=4000, d=64, h=500) for k in (4, 8, 16)]
+    plans = [
+        transformer(k, norm=norm, vector=vector).plan(n=4000, d=64, h=500)
+        for k in (4, 8, 16)
+    ]
     numbers, work = [p.random_numbers for p in plans], [p.operations for p in plans]
-    for amounts in (numbers, work):  # one part in a hundred: where frames are turned falls differently
-        assert amounts[2] - amounts[1] == pytest.approx(2 * (amounts[1] - amounts[0]), rel=0.01)
+    # one part in a hundred: where frames are turned falls differently
+    for amounts in (numbers, work):
+        assert amounts[2] - amounts[1] == pytest.approx(
+            2 * (amounts[1] - amounts[0]), rel=0.01
+        )
     outputs = 8 * (256 + 1) * 12  # those of 12 more blocks are kept
     assert plans[2].bytes - plans[0].bytes < 1.2 * outputs
     outputs = transformer(16, norm=norm, vector=vector).outputs
@@ -57,20 +83,28 @@ def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):
 
 
 def test_at_infinite_width_too():
-    plans = [transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf) for k in (2, 4, 8)]
+    plans = [
+        transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf)
+        for k in (2, 4, 8)
+    ]
     work = [p.operations for p in plans]
     assert work[2] - work[1] == pytest.approx(2 * (work[1] - work[0]), rel=0.02)
 
 
 def test_the_order_of_outputs_does_not_matter():
     outputs = transformer(12, vector=True).outputs
-    plans = [ns.Program(order).plan(n=4000, d=64, h=500) for order in (outputs, outputs[::-1])]
+    plans = [
+        ns.Program(order).plan(n=4000, d=64, h=500)
+        for order in (outputs, outputs[::-1])
+    ]
     assert plans[0].random_numbers == plans[1].random_numbers
     assert plans[0].bytes == plans[1].bytes
 
 
 def llama(blocks):
-    """The shape of the largest Llama 3, every weight N(0, 0.02²): grouped queries, rotary positions, gates."""
+    """The shape of the largest Llama 3, every weight N(0, 0.02²): grouped queries,
+    rotary positions, gates.
+    """
     wide, heads, groups, narrow, hidden, tokens = 16_384, 128, 8, 128, 53_248, 16
 
     def weight(out, into, batch=()):
@@ -81,10 +115,16 @@ def llama(blocks):
         y = ns.rms_norm(x, eps=1e-5)
         q, k, v = (weight(narrow, wide, count) @ y for count in (heads, groups, groups))
         q, k = ns.rotary(q, base=5e5), ns.rotary(k, base=5e5)
-        a = ns.softmax(ns.dot(q.reshape(groups, heads // groups, tokens), k[:, None]), "causal")
-        x = x + weight(wide, heads * narrow) @ ns.concat((a @ v[:, None]).reshape(heads, tokens), axis=0)
+        a = ns.softmax(
+            ns.dot(q.reshape(groups, heads // groups, tokens), k[:, None]), "causal"
+        )
+        x = x + weight(wide, heads * narrow) @ ns.concat(
+            (a @ v[:, None]).reshape(heads, tokens), axis=0
+        )
         z = ns.rms_norm(x, eps=1e-5)
-        x = x + weight(wide, hidden) @ (ns.silu(weight(hidden, wide) @ z) * (weight(hidden, wide) @ z))
+        x = x + weight(wide, hidden) @ (
+            ns.silu(weight(hidden, wide) @ z) * (weight(hidden, wide) @ z)
+        )
         outputs.append(ns.mean_dot(x, x))
     return ns.Program(tuple(outputs))
 
@@ -98,7 +138,10 @@ def test_a_block_of_a_huge_model_takes_what_its_coordinates_take():
 
 def test_a_width_that_happens_to_be_that_of_a_concatenation_is_one_space():
     fixed = transformer(3, tokens=3, heads=3, widths=(12, 4, 10)).plan()
-    assert fixed.random_numbers == transformer(3, tokens=3, heads=3).plan(n=12, d=4, h=10).random_numbers
+    assert (
+        fixed.random_numbers
+        == transformer(3, tokens=3, heads=3).plan(n=12, d=4, h=10).random_numbers
+    )
 
 
 def test_what_can_meet_a_concatenation_has_its_blocks():
@@ -123,13 +166,17 @@ def recurrent():
 
 
 def gradients(norm=ns.rms_norm):
-    """The way back through five blocks: most vectors in use lie in the directions of the way forward."""
+    """The way back through five blocks: most vectors in use lie in the directions of
+    the way forward.
+    """
     start = x = ns.gaussian(n, 2)
     for _ in range(5):
         x = x + ns.weight(n, h) @ ns.tanh(ns.weight(h, n, std=1.3) @ norm(x, eps=0.1))
     first, p = ns.mean_dot(x, start), ns.dot(x, ns.gaussian(n, 1))
     g = ns.grad(p, start)
-    return ns.Program((ns.mean_dot(g, g), ns.mean_dot(g, start), ns.mean_dot(g, x), first, p))
+    return ns.Program(
+        (ns.mean_dot(g, g), ns.mean_dot(g, start), ns.mean_dot(g, x), first, p)
+    )
 
 
 DEEP = {
@@ -137,30 +184,51 @@ DEEP = {
     "gradients": gradients,
     "gradients of layer norm": lambda: gradients(ns.layer_norm),
     "rms": lambda: transformer(3, tokens=2, heads=2, vector=True),
-    "layer norm": lambda: transformer(3, tokens=2, heads=2, norm=ns.layer_norm, vector=True),
+    "layer norm": lambda: transformer(
+        3, tokens=2, heads=2, norm=ns.layer_norm, vector=True
+    ),
     "means": lambda: transformer(
-        3, heads=1, norm=ns.layer_norm, vector=True, start=ns.gaussian(n, 2, mean=[2.0, -1.0])
+        3,
+        heads=1,
+        norm=ns.layer_norm,
+        vector=True,
+        start=ns.gaussian(n, 2, mean=[2.0, -1.0]),
     ),
     "equal tokens": lambda: transformer(2, heads=1, vector=True, start=repeated()),
     "one token": lambda: transformer(4, tokens=1, heads=1, vector=True),
-    "coordinates of the stream": lambda: transformer(2, heads=1, vector=True, start=ns.tanh(ns.gaussian(n, 2))),
+    "coordinates of the stream": lambda: transformer(
+        2, heads=1, vector=True, start=ns.tanh(ns.gaussian(n, 2))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", keep(DEEP, *(set(DEEP) - {"gradients"})))
 def test_turned_frames_have_the_literal_law(name, monkeypatch):
-    """With a ratio so low that every frame is turned whenever it has a direction too many."""
+    """With a ratio so low that every frame is turned whenever it has a direction too
+    many.
+    """
     monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     spanned = []
     span = _rebase._span
-    monkeypatch.setattr(_rebase, "_span", lambda *args: (spanned.append(args[3:]), span(*args)))
-    # nine networks with at most 35 comparisons each, at 1e-7: a false alarm with probability 3e-5
+    monkeypatch.setattr(
+        _rebase, "_span", lambda *args: (spanned.append(args[3:]), span(*args))
+    )
+    # nine networks with at most 35 comparisons each, at 1e-7: a false alarm with
+    # probability 3e-5
     net = DEEP[name]()
     wide = 40 if name.startswith("gradients") else 9  # the way back needs room for more
-    assert smallest_p(net, draws=3000, **{w: {"n": wide, "d": 3, "h": 5}[w] for w in net.widths}) > 1e-7
+    assert (
+        smallest_p(
+            net, draws=3000, **{w: {"n": wide, "d": 3, "h": 5}[w] for w in net.widths}
+        )
+        > 1e-7
+    )
     assert (len(spanned) > 2) == (name != "recurrent")
-    assert any(first > 0 for (first,) in filter(None, spanned)) == name.startswith("gradients")  # part of a frame
+    # part of a frame
+    assert any(first > 0 for (first,) in filter(None, spanned)) == name.startswith(
+        "gradients"
+    )
 
 
 # 25 programs with 13 comparisons each, at 1e-8: a false alarm with probability 3e-6
@@ -181,7 +249,10 @@ def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypat
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     widths = dict.fromkeys(("n", "d", "h"), ns.inf)
     net = DEEP[name]()
-    turned, plain = (conditional(net.outputs, widths, 50, without=w, progress=False) for w in ((), ("turn",)))
+    turned, plain = (
+        conditional(net.outputs, widths, 50, without=w, progress=False)
+        for w in ((), ("turn",))
+    )
     np.testing.assert_allclose(turned.mean, plain.mean, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(turned.cov, plain.cov, rtol=1e-9, atol=1e-10)
 
@@ -192,7 +263,9 @@ def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     u, v, w = ((ns.weight(n, n, 4) @ ns.gaussian(n)).sum(0) / 2 for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
-    late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
+    late = ns.weight(n, n) @ (
+        ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n)
+    )
     small = ((both + late) - (large + late))[None]
     net = ns.Program(ns.mean_dot(small, small))
     assert "turn the frame" in str(net.plan(n=30))
@@ -219,7 +292,9 @@ def test_factors_of_any_size_and_rank(size, rank):
 
 
 def test_functions_of_rows_go_by_pieces():
-    """Axes in front, of which an argument may have one entry, are cut; the last ones are seen whole."""
+    """Axes in front, of which an argument may have one entry, are cut; the last ones
+    are seen whole.
+    """
     rng = np.random.default_rng(0)
     scores, mask = rng.standard_normal((2, 3, 150, 150)), np.tri(150)[None, None]
     made = _ops.apply(np, scores, mask, f=row_softmax, shape=scores.shape[1:], axes=1)
@@ -231,7 +306,9 @@ def test_functions_of_many_coordinates_go_by_pieces(few, monkeypatch):
     """Pieces of any size, written over an argument or not, make the same numbers."""
     x = ns.gaussian(n, 2)
     y = ns.nonlin(lambda a, b: np.tanh(a) * b + a, x, x[::-1])
-    z = ns.silu(ns.weight(n, n) @ y) * (ns.weight(n, n) @ y) + ns.nonlin(np.cos, y[0] if few else y)
+    z = ns.silu(ns.weight(n, n) @ y) * (ns.weight(n, n) @ y) + ns.nonlin(
+        np.cos, y[0] if few else y
+    )
     outputs = ns.Program((z, ns.mean_dot(z, x), ns.mean_dot(y, y))).outputs
     whole = conditional(outputs, {"n": 40}, 60, progress=False)
     monkeypatch.setattr(_ops, "FUNCTION_ENTRIES_PER_BATCH", 1)

@@ -1,4 +1,6 @@
-"""Exact draws of the outputs: the literal law, the rules of seeds, and no array that grows with the square of them."""
+"""Exact draws of the outputs: the literal law, the rules of seeds, and no array that
+grows with the square of them.
+"""
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,9 @@ def block():
     x = ns.gaussian(n, 3)
     q, k = ns.weight(d, n, 2) @ x, ns.weight(d, n, 2) @ x
     p = ns.dot(q, k)
-    y = ns.weight(n, 2 * n) @ ns.concat(ns.softmax(p) @ (ns.weight(n, n, 2) @ x), axis=0)
+    y = ns.weight(n, 2 * n) @ ns.concat(
+        ns.softmax(p) @ (ns.weight(n, n, 2) @ x), axis=0
+    )
     return ns.Program((y, p, ns.mean_dot(y, y)))
 
 
@@ -46,14 +50,17 @@ def test_the_shapes_are_those_of_the_outputs():
 
 @pytest.mark.parametrize("widths", [{"n": 6, "d": 3}, {"n": ns.inf, "d": ns.inf}])
 def test_a_coordinate_is_drawn_jointly_with_the_scalars(widths):
-    """The mean of y_i y_j given the Gram matrix is its entry; at infinite width y is N(0, Gram)."""
+    """The mean of y_i y_j given the Gram matrix is its entry; at infinite width y is
+    N(0, Gram).
+    """
     y, _, gram = block().draw(draws=20_000, progress=False, **widths)
     products = y[:, :, None] * y[:, None, :]
     error = products - gram
     # a standard error each, at 5: nine means, a false alarm with probability 5e-6
     assert (np.abs(error.mean(axis=0)) < 5 * error.std(axis=0) / 20_000**0.5).all()
     slope = [np.polyfit(gram[:, i, i], products[:, i, i], 1)[0] for i in range(3)]
-    np.testing.assert_allclose(slope, 1.0, atol=0.25)  # independent of the Gram matrix they would be 0
+    # independent of the Gram matrix they would be 0
+    np.testing.assert_allclose(slope, 1.0, atol=0.25)
     if widths["n"] == ns.inf:
         unit = y[:, 0] / np.sqrt(gram[:, 0, 0])
         assert stats.kstest(unit, "norm").pvalue > 1e-4
@@ -62,18 +69,29 @@ def test_a_coordinate_is_drawn_jointly_with_the_scalars(widths):
 def test_draws_are_the_same_for_any_workers_and_blocks_and_begin_alike(monkeypatch):
     net, at = block(), {"n": 6, "d": 3, "progress": False, "seed": 4}
     first = flat(net.draw(draws=700, workers=1, **at), 700)
-    np.testing.assert_array_equal(first, flat(net.draw(draws=700, workers=3, **at), 700))
+    np.testing.assert_array_equal(
+        first, flat(net.draw(draws=700, workers=3, **at), 700)
+    )
     with ThreadPoolExecutor(2) as pool:
-        np.testing.assert_array_equal(first, flat(net.draw(draws=700, executor=pool, **at), 700))
+        np.testing.assert_array_equal(
+            first, flat(net.draw(draws=700, executor=pool, **at), 700)
+        )
     np.testing.assert_array_equal(first[:45], flat(net.draw(draws=45, **at), 45))
     for size, draws in ((7, 700), (1, 70)):
         monkeypatch.setattr(_numpy, "block_of", lambda *_, size=size: size)
-        np.testing.assert_allclose(first[:draws], flat(net.draw(draws=draws, **at), draws), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            first[:draws],
+            flat(net.draw(draws=draws, **at), draws),
+            rtol=1e-9,
+            atol=1e-12,
+        )
     assert len(np.unique(first[:, 0])) == 700  # no two chunks draw the same
 
 
 def reused():
-    """One matrix thrice on three vectors of a narrow space: they are dependent, and some factors are made again."""
+    """One matrix thrice on three vectors of a narrow space: they are dependent, and
+    some factors are made again.
+    """
     w, x = ns.weight(n, n), ns.gaussian(n, 3)
     for _ in range(3):
         x = ns.relu(w @ x)
@@ -83,11 +101,15 @@ def reused():
 @pytest.mark.parametrize("most", [2, 3, 5])
 @pytest.mark.parametrize("net", [block(), reused()])
 def test_bits_do_not_depend_on_what_is_computed_together(net, most, monkeypatch):
-    """Sums are added in one order, whether few draws or many are in a block, and none is alone in one."""
+    """Sums are added in one order, whether few draws or many are in a block, and none
+    is alone in one.
+    """
     at = {"progress": False, "seed": 4, **dict.fromkeys(net.widths, 4)}
     whole = flat(net.draw(draws=41, workers=1, **at), 41)
     for draws, workers in ((9, 2), (17, 3), (41, 5)):
-        np.testing.assert_array_equal(whole[:draws], flat(net.draw(draws=draws, workers=workers, **at), draws))
+        np.testing.assert_array_equal(
+            whole[:draws], flat(net.draw(draws=draws, workers=workers, **at), draws)
+        )
     monkeypatch.setattr(_numpy, "block_of", lambda *_: most)
     np.testing.assert_array_equal(whole, flat(net.draw(draws=41, workers=1, **at), 41))
 
@@ -117,7 +139,13 @@ def test_chunks_side_by_side_are_whole_and_as_many_as_workers_need():
         assert {part.start for part in found} <= {part.start for part in parts}
         assert max(map(len, found)) <= max(most, max(map(len, parts)))
         assert len(found) >= workers
-    assert [len(part) for part in _rng_keys.merge_chunks(parts, 24, 1)] == [24, 24, 16, 16, 20]
+    assert [len(part) for part in _rng_keys.merge_chunks(parts, 24, 1)] == [
+        24,
+        24,
+        16,
+        16,
+        20,
+    ]
 
 
 def test_streams_of_several_chunks_are_those_of_each():
@@ -127,13 +155,21 @@ def test_streams_of_several_chunks_are_those_of_each():
     together = _numpy.Streams(3, [range(8), range(8, 20), range(20, 21)])
     apart = [_numpy.Streams(3, start) for start in (0, 8, 20)]
     for step in drawn:
-        found = np.concatenate([together.draw(step, count) for count in (5, 1, 15)])  # no piece ends with a chunk
-        wanted = np.concatenate([each.draw(step, count) for each, count in zip(apart, (8, 12, 1), strict=True)])
+        # no piece ends with a chunk
+        found = np.concatenate([together.draw(step, count) for count in (5, 1, 15)])
+        wanted = np.concatenate(
+            [
+                each.draw(step, count)
+                for each, count in zip(apart, (8, 12, 1), strict=True)
+            ]
+        )
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_what_is_the_same_in_all_replicas_is_drawn_for_each():
-    y = ns.Program(ns.gaussian(n, 2, cov=4.0)).draw(draws=4000, n=ns.inf, progress=False)
+    y = ns.Program(ns.gaussian(n, 2, cov=4.0)).draw(
+        draws=4000, n=ns.inf, progress=False
+    )
     assert stats.kstest(y[:, 0] / 2, "norm").pvalue > 1e-4
     assert abs(np.corrcoef(y.T)[0, 1]) < 0.08  # five standard errors
 
@@ -151,7 +187,15 @@ def test_thousands_of_scalars_form_no_covariance():
     assert peak < 8 * 4096**2  # one covariance
 
 
-@pytest.mark.parametrize("wrong", [{"draws": 0}, {"draws": 2.5}, {"draws": 3, "seed": -1}, {"draws": 3, "workers": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"draws": 0},
+        {"draws": 2.5},
+        {"draws": 3, "seed": -1},
+        {"draws": 3, "workers": 0},
+    ],
+)
 def test_wrong_arguments_are_named(wrong):
     name = "draws" if wrong["draws"] != 3 else next(k for k in wrong if k != "draws")
     with pytest.raises(ValueError, match=f"{name}="):
@@ -159,7 +203,12 @@ def test_wrong_arguments_are_named(wrong):
 
 
 def test_what_is_not_finite_is_refused():
-    net = ns.Program(ns.apply(lambda p: np.where(p < 9, np.nan, p), ns.mean_dot(ns.gaussian(n, 1), ns.gaussian(n, 1))))
+    net = ns.Program(
+        ns.apply(
+            lambda p: np.where(p < 9, np.nan, p),
+            ns.mean_dot(ns.gaussian(n, 1), ns.gaussian(n, 1)),
+        )
+    )
     with pytest.raises(ValueError, match="not finite"):
         net.draw(draws=3, n=4, progress=False)
 
@@ -173,11 +222,17 @@ def test_what_has_no_limit_is_refused():
 
 @pytest.mark.parametrize("width", [16, ns.inf])
 def test_a_part_has_the_seeds_of_the_whole(width):
-    """Asked for alone, an output is drawn from the same numbers as together with the others."""
+    """Asked for alone, an output is drawn from the same numbers as together with the
+    others.
+    """
     x = ns.gaussian(n, 3)
     y = ns.nn.attention(x, heads=2)
     net = ns.Program((ns.weight(n, n) @ x, ns.mean_dot(y, y)))
-    whole, part = (net.draw(n=width, draws=4, seed=3)[1], net[1].draw(n=width, draws=4, seed=3))
+    whole, part = (
+        net.draw(n=width, draws=4, seed=3)[1],
+        net[1].draw(n=width, draws=4, seed=3),
+    )
     np.testing.assert_allclose(part, whole, rtol=1e-12)
-    other = ns.Program(net.outputs[1]).draw(n=width, draws=4, seed=3)  # a program of its own has its own
+    # a program of its own has its own
+    other = ns.Program(net.outputs[1]).draw(n=width, draws=4, seed=3)
     assert not np.allclose(other, whole)

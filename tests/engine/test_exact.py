@@ -1,11 +1,19 @@
-"""The exact engine against the literal interpreter, program by program and rule by rule."""
+"""The exact engine against the literal interpreter, program by program and rule by
+rule.
+"""
 
 from dataclasses import replace
 
 import array_api_strict
 import numpy as np
 import pytest
-from examples import attention_layer, causal_attention, cross_attention, recurrent, residual_block
+from examples import (
+    attention_layer,
+    causal_attention,
+    cross_attention,
+    recurrent,
+    residual_block,
+)
 from hypothesis import given, seed, settings
 
 import netsor as ns
@@ -21,7 +29,8 @@ from netsor.language._operation import MatMul
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p
 
-# About 50 programs with 13 comparisons each, at 1e-8: a false alarm with probability 7e-6.
+# About 50 programs with 13 comparisons each, at 1e-8: a false alarm with probability
+# 7e-6.
 LEVEL = 1e-8
 
 
@@ -60,27 +69,43 @@ def residual():
 
 
 def data_and_nonlinear():
-    """Data that meets, after the last nonlinearity, vectors whose frame has been turned."""
+    """Data that meets, after the last nonlinearity, vectors whose frame has been
+    turned.
+    """
     x = ns.relu(ns.gaussian(3))
     return ns.Program((x, ns.dot(x, ns.data([1.0, -0.5, 2.0]))))
 
 
 def grouped():
-    """Grouped queries: two heads share a key and a value matrix; and a matrix that meets several vectors by `each`."""
+    """Grouped queries: two heads share a key and a value matrix; and a matrix that
+    meets several vectors by `each`.
+    """
     x, twice = ns.gaussian(n, 2), [0, 0, 1, 1]
-    q, k, v = ns.weight(d, n, 4) @ x, ns.weight(d, n, 2)[twice] @ x, ns.weight(d, n, 2)[twice] @ x
+    q, k, v = (
+        ns.weight(d, n, 4) @ x,
+        ns.weight(d, n, 2)[twice] @ x,
+        ns.weight(d, n, 2)[twice] @ x,
+    )
     y = ns.weight(n, 4 * d) @ ns.concat(ns.softmax(ns.dot(q, k)) @ v, axis=0)
     z = ns.weight(n, n, 2)[[0, 1, 0]].each(ns.stack([y, x, x + y]))
     return ns.Program((y, z, ns.dot(z[0], z[2])))
 
 
 def repeated():
-    """Sums of initial vectors, some with a part in common: fused, they are clusters of unequal size."""
-    return ns.Program(ns.nn.attention(ns.gaussian(n, 2)[[0, 0, 1]] + ns.gaussian(n, 3, cov=0.25), 2, d))
+    """Sums of initial vectors, some with a part in common: fused, they are clusters of
+    unequal size.
+    """
+    return ns.Program(
+        ns.nn.attention(
+            ns.gaussian(n, 2)[[0, 0, 1]] + ns.gaussian(n, 3, cov=0.25), 2, d
+        )
+    )
 
 
 def turned_blocks():
-    """Rotary positions in a space that is a concatenation elsewhere: coordinates go from block to block."""
+    """Rotary positions in a space that is a concatenation elsewhere: coordinates go
+    from block to block.
+    """
     y = ns.concat(ns.weight(n, n, 2).each(ns.tanh(ns.gaussian(n, (2, 3)))), 0)
     z = ns.rotary(y, [0, 3, 5], 10.0)
     q = ns.rotary(ns.weight(2 * n, 2 * n) @ y, [1, 2, 7], 5.0)
@@ -100,22 +125,33 @@ NETS = {
     "residual": (residual, {"n": 6, "d": 3}),
     "grouped queries": (grouped, {"n": 4, "d": 3}),
     "transformer block": (residual_block.net, {"n": 4}),
-    "relu tokens": (lambda: ns.Program(ns.nn.attention(ns.relu(ns.gaussian(n, 3)), 2, sigma_q=5)), {"n": 6}),
+    "relu tokens": (
+        lambda: ns.Program(ns.nn.attention(ns.relu(ns.gaussian(n, 3)), 2, sigma_q=5)),
+        {"n": 6},
+    ),
     "width 1": (attention_layer.net, {"n": 1}),
     "width 2": (attention_layer.net, {"n": 2}),
     "width 3": (attention_layer.net, {"n": 3}),
     "sigmas": (
-        lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 2), 2, sigma_q=2, sigma_k=1.5, sigma_v=1.5, sigma_o=0.5)),
+        lambda: ns.Program(
+            ns.nn.attention(
+                ns.gaussian(n, 2), 2, sigma_q=2, sigma_k=1.5, sigma_v=1.5, sigma_o=0.5
+            )
+        ),
         {"n": 5},
     ),
-    "1/n scaling": (lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 3), 2, scaling="linear")), {"n": 4}),
+    "1/n scaling": (
+        lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 3), 2, scaling="linear")),
+        {"n": 4},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_networks_have_the_literal_law(name):
     make, widths = NETS[name]
-    # 18 networks with at most 24 comparisons each, at 1e-7: a false alarm with probability 3e-5
+    # 18 networks with at most 24 comparisons each, at 1e-7: a false alarm with
+    # probability 3e-5
     assert smallest_p(make(), draws=4000, **widths) > 1e-7
 
 
@@ -151,7 +187,9 @@ def _no_projection(monkeypatch):
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 
-    monkeypatch.setattr(LinalgBackend, "span", lambda self, rows, *known: span(self, rows))
+    monkeypatch.setattr(
+        LinalgBackend, "span", lambda self, rows, *known: span(self, rows)
+    )
     monkeypatch.setattr(LinalgBackend, "along", along)
 
 
@@ -173,11 +211,16 @@ def _gram_for_its_factor(monkeypatch):
 
 def _wrong_orientation(monkeypatch):
     spheres = LinalgBackend.spheres
-    monkeypatch.setattr(LinalgBackend, "spheres", lambda self, *a: 1.3 * spheres(self, *a))
+    monkeypatch.setattr(
+        LinalgBackend, "spheres", lambda self, *a: 1.3 * spheres(self, *a)
+    )
 
 
 def _members_never_distinct(monkeypatch):
-    monkeypatch.setattr("netsor.engine.passes.simplify.deduplicate_products", lambda outputs, context: list(outputs))
+    monkeypatch.setattr(
+        "netsor.engine.passes.simplify.deduplicate_products",
+        lambda outputs, context: list(outputs),
+    )
 
 
 MUTATIONS = {
@@ -204,7 +247,9 @@ def test_a_broken_rule_is_caught(name, monkeypatch):
 # Streams
 
 
-@pytest.mark.parametrize("widths", [{"n": 9, "d": 3}, {"n": ns.inf, "d": 3}, {"n": ns.inf, "d": ns.inf}])
+@pytest.mark.parametrize(
+    "widths", [{"n": 9, "d": 3}, {"n": ns.inf, "d": 3}, {"n": ns.inf, "d": ns.inf}]
+)
 def test_bits_do_not_depend_on_the_workers(widths):
     net = cross_attention.net()
     laws = [net.law(draws=9000, workers=k, **widths) for k in (1, 2, 7)]
@@ -218,7 +263,10 @@ def test_bits_do_not_depend_on_the_executor():
     net = attention_layer.net()
     alone = net.law(n=8, draws=9000, workers=1)
     with ProcessPoolExecutor(2) as executor:
-        assert np.array_equal(net.law(n=8, draws=9000, executor=executor).component_cov, alone.component_cov)
+        assert np.array_equal(
+            net.law(n=8, draws=9000, executor=executor).component_cov,
+            alone.component_cov,
+        )
 
 
 def test_bits_do_not_depend_on_the_size_of_a_block(monkeypatch):
@@ -226,7 +274,9 @@ def test_bits_do_not_depend_on_the_size_of_a_block(monkeypatch):
     alone = net.law(n=5, draws=300)
     monkeypatch.setattr("netsor.engine.backends._numpy.BLOCK_BYTES", 2**14)
     again = net.law(n=5, draws=300)
-    np.testing.assert_allclose(again.component_mean, alone.component_mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        again.component_mean, alone.component_mean, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_one_seed_couples_two_widths():
@@ -241,7 +291,9 @@ def test_one_seed_couples_two_widths():
 
 def test_progress_and_interrupt():
     seen = []
-    attention_layer.net().law(n=4, draws=10_000, progress=lambda done, total: seen.append((done, total)))
+    attention_layer.net().law(
+        n=4, draws=10_000, progress=lambda done, total: seen.append((done, total))
+    )
     assert seen[-1] == (10_000, 10_000)
 
     def stop(done, total):
@@ -267,35 +319,48 @@ def test_singular_kernels(width):
     x = ns.join([x, x, 0.0 * x])  # twice the same, and zero
     law = ns.Program(ns.nn.attention(x, 2)).law(n=width, draws=500)
     assert np.isfinite(law.component_cov).all()
-    np.testing.assert_allclose(law.component_cov[:, 0, 0], law.component_cov[:, 2, 2], atol=1e-9)
+    np.testing.assert_allclose(
+        law.component_cov[:, 0, 0], law.component_cov[:, 2, 2], atol=1e-9
+    )
 
 
 def test_a_large_nonlinearity_is_refused_before_it_is_tried():
-    with pytest.raises(ns.ExactError, match=r"needs .* bytes for one replica .*or width inf"):
+    with pytest.raises(
+        ns.ExactError, match=r"needs .* bytes for one replica .*or width inf"
+    ):
         ns.Program(ns.relu(ns.gaussian(n))).law(n=10**11)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_function_that_gives_nan_is_reported():
     with pytest.raises(ValueError, match="a function of the program gave NaN"):
-        ns.Program(ns.weight(n, n) @ ns.nonlin(np.log, ns.gaussian(n))).law(n=8, draws=10)
+        ns.Program(ns.weight(n, n) @ ns.nonlin(np.log, ns.gaussian(n))).law(
+            n=8, draws=10
+        )
 
 
 def test_laws_say_what_they_are():
     law = attention_layer.net().law(n=ns.inf, draws=100)
     assert (law.status, law.random_numbers, law.replicas) == ("proved", 32, 100)
-    assert law.notes == ("clip at 100 acts as the identity: it clips with probability e^-5000",)
+    assert law.notes == (
+        "clip at 100 acts as the identity: it clips with probability e^-5000",
+    )
     assert attention_layer.net()[0].law(n=9, draws=100).status == "exact"
     assert cross_attention.net().law(n=ns.inf, d=4, draws=100).status == "conjectured"
     assert "exact engine at n = inf" in repr(law)
     # a clip that does clip is a nonlinearity
-    clipped = ns.Program(ns.weight(n, n) @ ns.clip(ns.gaussian(n), 2.0)).law(n=9, draws=10)
+    clipped = ns.Program(ns.weight(n, n) @ ns.clip(ns.gaussian(n), 2.0)).law(
+        n=9, draws=10
+    )
     assert clipped.notes == ()
     assert clipped.random_numbers == 9
 
 
 def test_what_does_not_vary_is_computed_once():
-    perceptron = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3))))  # three points
+    # three points
+    perceptron = ns.Program(
+        ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3)))
+    )
     assert perceptron.law(n=ns.inf).replicas == 1
     assert perceptron.law(n=ns.inf).random_numbers == 0
     assert perceptron.law(n=8, draws=60).replicas == 60
@@ -317,7 +382,8 @@ STRICT = {
 
 def _joint(plan, xp):
     def strict(step, given, _):
-        if step.kind in ("kernel", "moments"):  # numpy's alone, unless there is a formula
+        # numpy's alone, unless there is a formula
+        if step.kind in ("kernel", "moments"):
             return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
         return compute(linalg, step.kind, given, step.params)
 
@@ -345,7 +411,9 @@ def test_shortcuts_save_random_numbers():
     layer = attention_layer.net(tokens=4)[0]
     all_in = make_plan(layer.outputs, {"n": 16}).random_numbers
     for names in (["linearise"], ["commute", "fuse"], ["leaves"], ["undrawn"]):
-        assert make_plan(layer.outputs, {"n": 16}, without=names).random_numbers > all_in, names
+        assert (
+            make_plan(layer.outputs, {"n": 16}, without=names).random_numbers > all_in
+        ), names
     x = ns.relu(ns.gaussian(n, 3))
     y = ns.Program(ns.mean_dot(x, x + ns.nn.attention(x, 2)))
     turned = make_plan(y.outputs, {"n": 64}).random_numbers
@@ -353,14 +421,18 @@ def test_shortcuts_save_random_numbers():
 
 
 def test_large_scores_leave_the_first_draws_as_they_are():
-    """A replica's bits do not depend on its neighbours, also where a softmax has to be shifted."""
+    """A replica's bits do not depend on its neighbours, also where a softmax has to be
+    shifted.
+    """
     net = ns.paper.layer(sigma_q=10.0, sigma_k=10.0)
     few, many = (net.law(n=64, draws=draws).component_var for draws in (100, 8000))
     assert (few == many[:100]).all()
 
 
 def test_a_function_that_hands_its_argument_back():
-    """Its result is an array of its own: sums are written over arrays that nothing reads any more."""
+    """Its result is an array of its own: sums are written over arrays that nothing
+    reads any more.
+    """
     x = ns.gaussian(n, 2)
     y = ns.nonlin(lambda u: u, x)
     z = y + ns.weight(n, n) @ y

@@ -1,4 +1,6 @@
-"""Expectations of functions that nothing is known of: poles, spikes, growth, oscillation; against closed forms."""
+"""Expectations of functions that nothing is known of: poles, spikes, growth,
+oscillation; against closed forms.
+"""
 
 import numpy as np
 import pytest
@@ -16,12 +18,19 @@ n = ns.Width("n")
 
 def law(f, std=1.0):
     """Of an output coordinate of W f(std · g): N(0, E f(std g)²)."""
-    return ns.Program(ns.weight(n, n) @ ns.nonlin(f, std * ns.gaussian(n))).law(n=ns.inf)
+    return ns.Program(ns.weight(n, n) @ ns.nonlin(f, std * ns.gaussian(n))).law(
+        n=ns.inf
+    )
 
 
 def pole(power, at=0.0):
     """|u − b|^−a and E of its square."""
-    true = 2**-power * special.gamma(0.5 - power) / np.sqrt(np.pi) * special.hyp1f1(power, 0.5, -(at**2) / 2)
+    true = (
+        2**-power
+        * special.gamma(0.5 - power)
+        / np.sqrt(np.pi)
+        * special.hyp1f1(power, 0.5, -(at**2) / 2)
+    )
     return Function("pole", lambda u: np.abs(u - at) ** -power), true
 
 
@@ -42,21 +51,29 @@ POLES = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("name", "breaks"),
-    [*((name, None) for name in sorted(POLES)), *((name, ()) for name in ("integrable", "one side", "small"))],
+    [
+        *((name, None) for name in sorted(POLES)),
+        *((name, ()) for name in ("integrable", "one side", "small")),
+    ],
 )
 def test_poles_are_refused(name, breaks):
     """Also if the function is declared to have none."""
     std = {"small": 1e-8, "large": 1e8}.get(name, 1.0)
-    match = "mine is infinite at u = .*; expectations of functions with poles are not supported"
+    match = (
+        "mine is infinite at u = .*; expectations of functions with poles are not"
+        " supported"
+    )
     with pytest.raises(ns.ExactError, match=match):
         law(Function("mine", POLES[name], breaks=breaks), std)
 
 
 def test_a_pole_out_of_reach_does_no_harm():
     f = Function("mine", lambda u: 1 / (u - 100.0))
-    value, error = one(f, f, 1.0, 1.0, 1.0)  # E (100 − u)^−2 = Σ_k (2k + 1) E u^2k 100^(−2k − 2)
+    # E (100 − u)^−2 = Σ_k (2k + 1) E u^2k 100^(−2k − 2)
+    value, error = one(f, f, 1.0, 1.0, 1.0)
     assert abs(value - (1e-4 + 3e-8 + 15e-12 + 105e-16 + 945e-20)) <= error < 1e-10
-    near = Function("mine", lambda u: 1 / (np.abs(u) + 1e-10) ** 0.1)  # large, not infinite
+    # large, not infinite
+    near = Function("mine", lambda u: 1 / (np.abs(u) + 1e-10) ** 0.1)
     assert one(near, near, 1.0, 1.0, 1.0)[0] == pytest.approx(pole(0.1)[1], rel=1e-7)
 
 
@@ -69,7 +86,9 @@ def test_logarithms_and_weak_poles_are_integrated(at):
     # the second derivative of E |u − b|^(2a) by 2a, at 0
     step = 1e-3
     around = [pole(-k * step / 2, at)[1] for k in (-2, -1, 0, 1, 2)]
-    true = (-around[0] + 16 * around[1] - 30 * around[2] + 16 * around[3] - around[4]) / (12 * step**2)
+    true = (
+        -around[0] + 16 * around[1] - 30 * around[2] + 16 * around[3] - around[4]
+    ) / (12 * step**2)
     value, error = one(f, f, 1.0, 1.0, 1.0)
     assert abs(value - true) <= error + 1e-8
     assert error < 1e-8
@@ -108,7 +127,8 @@ def test_heavy_tails_that_have_a_second_moment():
         f = Function("heavy", lambda u, c=power: np.exp(c * u**2))
         value, error = one(f, f, 1.0, 1.0, 1.0)
         assert abs(value - 1 / np.sqrt(1 - 4 * power)) <= error
-    f = Function("slow", lambda u: np.exp(u**2 / 4) / np.sqrt(1 + u**2))  # f² density is 1/(1 + u²), up to √2π
+    # f² density is 1/(1 + u²), up to √2π
+    f = Function("slow", lambda u: np.exp(u**2 / 4) / np.sqrt(1 + u**2))
     value, error = one(f, f, 1.0, 1.0, 1.0)
     assert abs(value - np.sqrt(np.pi / 2)) <= error < 1.0
 
@@ -144,7 +164,9 @@ def test_steps_of_any_place_and_scale(scale):
     for _ in range(4):
         at = scale * rng.uniform(0.05, 4.0) * rng.choice([-1.0, 1.0])
         width = abs(at) * 10 ** rng.uniform(-4.0, -2.0)
-        f = Function("step", lambda u, at=at, end=at + width: ((u > at) & (u < end)) * 1.0)
+        f = Function(
+            "step", lambda u, at=at, end=at + width: ((u > at) & (u < end)) * 1.0
+        )
         octave = int(np.floor(np.log2(8 * scale)))
         breaks = features(f, octave - 10, octave).breaks
         np.testing.assert_allclose(breaks, [at, at + width], rtol=1e-11)
@@ -160,13 +182,22 @@ def test_poles_at_a_place_that_differs_by_replica():
     place = np.random.default_rng(14).normal(size=(20, 1))
 
     def square(power):
-        x = BatchedFunction(Function("mine", lambda u, t: np.abs(u - t) ** -power), np.zeros((1, 1, 1)), (place,))
+        x = BatchedFunction(
+            Function("mine", lambda u, t: np.abs(u - t) ** -power),
+            np.zeros((1, 1, 1)),
+            (place,),
+        )
         one = np.ones((1, 1, 1, 1))
         return (made[:, 0, 0] for made in kernel(x, x, one, one[..., None], one))
 
     for power in (0.1, 0.2, 0.4):
         value, error = square(power)
-        true = 2**-power * special.gamma(0.5 - power) / np.sqrt(np.pi) * special.hyp1f1(power, 0.5, -(place**2) / 2)
+        true = (
+            2**-power
+            * special.gamma(0.5 - power)
+            / np.sqrt(np.pi)
+            * special.hyp1f1(power, 0.5, -(place**2) / 2)
+        )
         assert np.all(np.abs(value - true[:, 0]) <= error)
         if power < 0.3:
             assert error.max() < 0.1

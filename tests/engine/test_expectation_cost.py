@@ -1,4 +1,6 @@
-"""Expectations of functions of several vectors at infinite width: their cost is announced, bounded and cancellable."""
+"""Expectations of functions of several vectors at infinite width: their cost is
+announced, bounded and cancellable.
+"""
 
 import threading
 
@@ -29,7 +31,9 @@ def next_state(h, x, delta, a, b):
 
 @ns.program
 def selective(tokens=3):
-    """A selective state-space layer: its state is a function of up to 2 · tokens + 1 vectors and random scalars."""
+    """A selective state-space layer: its state is a function of up to 2 · tokens + 1
+    vectors and random scalars.
+    """
     x = ns.weight(n, n, name="W") @ ns.gaussian(n, tokens)
     delta = ns.weight(n, n, name="D") @ x
     decay = ns.gaussian(n)
@@ -44,7 +48,9 @@ def selective(tokens=3):
 
 @pytest.fixture
 def points(monkeypatch):
-    """A list of the points of each call of an integrand; the integrals are not computed."""
+    """A list of the points of each call of an integrand; the integrals are not
+    computed.
+    """
     found = []
 
     def counted(integrand, rank, outputs):
@@ -68,7 +74,9 @@ def test_the_estimate_counts_the_points(replicas, points):
 def test_plans_announce_expectations():
     plan = selective().plan(n=ns.inf)
     assert plan.seconds(50_000) > 300  # it took minutes
-    assert "min for expectations of functions of several vectors" in " ".join(str(plan).split())
+    assert "min for expectations of functions of several vectors" in " ".join(
+        str(plan).split()
+    )
     assert selective().plan(n=16).integration_seconds(50_000) == 0
     assert ns.paper.layer().plan(n=ns.inf).integration_seconds(50_000) == 0
 
@@ -94,11 +102,15 @@ ASKED = [
 
 
 @pytest.mark.parametrize("ask", ASKED)
-def test_draws_beyond_the_bound_are_refused_before_any_integral(ask, points, monkeypatch):
+def test_draws_beyond_the_bound_are_refused_before_any_integral(
+    ask, points, monkeypatch
+):
     net = selective()
     net.plan(n=ns.inf)
     monkeypatch.setattr(_plan, "MAX_SECONDS", 10.0)
-    with pytest.raises(ns.ExactError, match=r"1,000 draws at width inf would take about .* of one core") as found:
+    with pytest.raises(
+        ns.ExactError, match=r"1,000 draws at width inf would take about .* of one core"
+    ) as found:
         ask(net)
     for remedy in ("finite widths", "method='extrapolate'"):
         assert remedy in str(found.value)
@@ -111,7 +123,8 @@ def test_fewer_draws_are_a_remedy_that_works(monkeypatch):
         plan.check_integration(10**8)
     fewer = str(found.value).split("at most ")[1].split(" draws")[0]
     plan.check_integration(int(fewer.replace(",", "")))
-    monkeypatch.setattr(_plan, "MAX_SECONDS", plan.probing_seconds / 2)  # too long for any number of draws
+    # too long for any number of draws
+    monkeypatch.setattr(_plan, "MAX_SECONDS", plan.probing_seconds / 2)
     with pytest.raises(ns.ExactError) as found:
         plan.check_integration(1)
     assert "at most" not in str(found.value)

@@ -1,4 +1,6 @@
-"""Scores of vectors that both come after nonlinearities, at infinite width: white noise on quadrature nodes."""
+"""Scores of vectors that both come after nonlinearities, at infinite width: white noise
+on quadrature nodes.
+"""
 
 import itertools
 
@@ -15,7 +17,10 @@ from .compare import exact_draws
 n = ns.Width("n")
 POINTS, WEIGHTS = np.polynomial.hermite_e.hermegauss(150)
 WEIGHTS /= WEIGHTS.sum()
-TANH_SQUARE, TANH_SLOPE = WEIGHTS @ np.tanh(POINTS) ** 2, WEIGHTS @ (1 - np.tanh(POINTS) ** 2)
+TANH_SQUARE, TANH_SLOPE = (
+    WEIGHTS @ np.tanh(POINTS) ** 2,
+    WEIGHTS @ (1 - np.tanh(POINTS) ** 2),
+)
 
 
 def change_along_something_new(e, g, x, y):
@@ -32,17 +37,29 @@ SIN_SQUARE, SIN_SLOPE = (1 - np.exp(-2)) / 2, np.exp(-0.5)
 CASES = {
     "two functions of one vector": (lambda x, y, u, v: ns.dot(x, x * x - 1), 10.0),
     "a wave": (lambda x, y, u, v: ns.dot(ns.sin(x), ns.cos(x)), (1 - np.exp(-8)) / 8),
-    "of two vectors": (lambda x, y, u, v: ns.dot(ns.tanh(y), ns.relu(x)), TANH_SQUARE / 2),
+    "of two vectors": (
+        lambda x, y, u, v: ns.dot(ns.tanh(y), ns.relu(x)),
+        TANH_SQUARE / 2,
+    ),
     "gates": (lambda x, y, u, v: ns.dot(ns.relu(x) * y, ns.relu(x) * u), 1.5),
-    "with a mean": (lambda x, y, u, v: ns.dot(ns.sin(x), x * x + 2), WEIGHTS @ (np.sin(POINTS) * (POINTS**2 + 2)) ** 2),
-    "of one matrix": (one_matrix, TANH_SQUARE * SIN_SQUARE + (TANH_SLOPE * SIN_SLOPE) ** 2),  # ⟨x, y⟩ counts too
+    "with a mean": (
+        lambda x, y, u, v: ns.dot(ns.sin(x), x * x + 2),
+        WEIGHTS @ (np.sin(POINTS) * (POINTS**2 + 2)) ** 2,
+    ),
+    # ⟨x, y⟩ counts too
+    "of one matrix": (
+        one_matrix,
+        TANH_SQUARE * SIN_SQUARE + (TANH_SLOPE * SIN_SLOPE) ** 2,
+    ),
     "a change": (change_along_something_new, TANH_SQUARE + 9 * TANH_SLOPE**2),
 }
 
 
 def variance_off(score, expected):
     """By how many standard errors the variance of a score is off."""
-    law = ns.Program(score(*(ns.gaussian(n) for _ in range(4)))).law(n=ns.inf, draws=450, seed=3)
+    law = ns.Program(score(*(ns.gaussian(n) for _ in range(4)))).law(
+        n=ns.inf, draws=450, seed=3
+    )
     found = law.with_error.var()
     return abs(found.value - expected) / found.error
 
@@ -54,14 +71,27 @@ def test_the_variance_is_a_covariance_of_functions(case):
 
 def test_the_comparison_sees_other_noise(monkeypatch):
     noise = NodeFrame.white_noise
-    monkeypatch.setattr(NodeFrame, "white_noise", lambda self: self.build.step("scale", noise(self), by=1.3))
+    monkeypatch.setattr(
+        NodeFrame,
+        "white_noise",
+        lambda self: self.build.step("scale", noise(self), by=1.3),
+    )
     assert variance_off(*CASES["of two vectors"]) > 4
 
 
 def test_covariances_of_several_scores():
     x, y = ns.gaussian(n), ns.gaussian(n)
-    pairs = [(x, x * x - 1), (ns.sin(x), ns.cos(x)), (ns.tanh(x), y), (ns.erf(y), ns.relu(x))]
-    found = np.column_stack(ns.Program(tuple(ns.dot(a, b) for a, b in pairs)).draw(n=ns.inf, draws=1000, seed=1))
+    pairs = [
+        (x, x * x - 1),
+        (ns.sin(x), ns.cos(x)),
+        (ns.tanh(x), y),
+        (ns.erf(y), ns.relu(x)),
+    ]
+    found = np.column_stack(
+        ns.Program(tuple(ns.dot(a, b) for a, b in pairs)).draw(
+            n=ns.inf, draws=1000, seed=1
+        )
+    )
     correlation = np.corrcoef(found.T)
     product = (POINTS * (POINTS**2 - 1)) * np.sin(POINTS) * np.cos(POINTS)
     expected = WEIGHTS @ product / np.sqrt(10 * (1 - np.exp(-8)) / 8)
@@ -80,9 +110,17 @@ def test_attention_with_feature_maps():
     q, k = ns.tanh(ns.weight(n, n) @ x), ns.gelu(ns.weight(n, n) @ x)
     scores = ns.dot(q, k)
     net = ns.Program((scores, ns.softmax(scores) @ (ns.weight(n, n) @ x)))
-    limit, wide = (exact_draws(net, 300, seed=seed, n=width) for seed, width in ((1, ns.inf), (2, 1000)))
-    assert min(stats.ks_2samp(a, b).pvalue for a, b in zip(limit.T, wide.T, strict=True)) > 1e-4
-    assert np.abs(np.corrcoef(limit.T) - np.corrcoef(wide.T)).max() < 4 * (2 / 300) ** 0.5
+    limit, wide = (
+        exact_draws(net, 300, seed=seed, n=width)
+        for seed, width in ((1, ns.inf), (2, 1000))
+    )
+    assert (
+        min(stats.ks_2samp(a, b).pvalue for a, b in zip(limit.T, wide.T, strict=True))
+        > 1e-4
+    )
+    assert (
+        np.abs(np.corrcoef(limit.T) - np.corrcoef(wide.T)).max() < 4 * (2 / 300) ** 0.5
+    )
 
 
 def test_what_diverges_is_refused():
@@ -100,7 +138,9 @@ FUNCTIONS = {  # by parity
 
 
 def test_zeros_by_signs_are_zeros():
-    """Products of functions of combinations of three sources: where structure says 0, quadrature does."""
+    """Products of functions of combinations of three sources: where structure says 0,
+    quadrature does.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     e = np.array(list(itertools.product(nodes, repeat=3))).T
     weight = np.prod(list(itertools.product(weights, repeat=3)), axis=1)
@@ -110,11 +150,24 @@ def test_zeros_by_signs_are_zeros():
         values, factors = np.ones(e.shape[1]), []
         for _ in range(rng.integers(1, 4)):
             parity = [-1, 1, None][rng.integers(3)]
-            f, some, mean = FUNCTIONS[parity][rng.integers(2)], rng.random(3) < 0.5, rng.random() < 0.2
+            f, some, mean = (
+                FUNCTIONS[parity][rng.integers(2)],
+                rng.random(3) < 0.5,
+                rng.random() < 0.2,
+            )
             values = values * f(0.5 * mean + (rng.standard_normal(3) * some) @ e * 0.5)
-            factors.append(SignFactor(sum(1 << k for k in range(3) if some[k]), parity == -1, parity is None or mean))
+            factors.append(
+                SignFactor(
+                    sum(1 << k for k in range(3) if some[k]),
+                    parity == -1,
+                    parity is None or mean,
+                )
+            )
         means = [weight @ values, *(weight @ (values * row) for row in e)]
-        known = [has_mean_zero(factors), *(not slopes(factors) >> k & 1 for k in range(3))]
+        known = [
+            has_mean_zero(factors),
+            *(not slopes(factors) >> k & 1 for k in range(3)),
+        ]
         assert np.abs(means)[known].max(initial=0.0) <= 1e-9 * (weight @ np.abs(values))
         zeros += sum(known)
     assert zeros > 60

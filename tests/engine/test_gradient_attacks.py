@@ -1,4 +1,6 @@
-"""Gradients where they are easy to get wrong, with vectors of sizes 1e-8, 1 and 1e8: the engine against the literal."""
+"""Gradients where they are easy to get wrong, with vectors of sizes 1e-8, 1 and 1e8:
+the engine against the literal.
+"""
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ WIDTHS = {"n": 5, "d": 3}
 
 
 def _found(p, x, *weights):
-    """A scalar, and its gradient: its square, its product with x, squares of gradients of weights."""
+    """A scalar, and its gradient: its square, its product with x, squares of gradients
+    of weights.
+    """
     g = ns.grad(p, x)
-    return ns.Program((p, ns.mean_dot(g, g), ns.dot(g, x), *(ns.grad_norm(p, w) for w in weights)))
+    return ns.Program(
+        (p, ns.mean_dot(g, g), ns.dot(g, x), *(ns.grad_norm(p, w) for w in weights))
+    )
 
 
 def _read(y, size):
@@ -72,16 +78,27 @@ def _rotary(size):
     x = ns.gaussian(n, 3, cov=size**2)
     q, k, v = (ns.weight(4, n, 2) @ ns.rms_norm(x) for _ in range(3))
     a = ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k)), "causal")
-    return _found(_read((x + size * (ns.weight(n, 8) @ ns.concat(a @ v, 0)))[2], size), x)
+    return _found(
+        _read((x + size * (ns.weight(n, 8) @ ns.concat(a @ v, 0)))[2], size), x
+    )
 
 
 def _gates(size):
-    """Two gated perceptrons with the same matrices; in the second both factors are of one of them."""
-    x, a, b, c = ns.gaussian(n, 2, cov=size**2), ns.weight(d, n), ns.weight(d, n), ns.weight(n, d)
+    """Two gated perceptrons with the same matrices; in the second both factors are of
+    one of them.
+    """
+    x, a, b, c = (
+        ns.gaussian(n, 2, cov=size**2),
+        ns.weight(d, n),
+        ns.weight(d, n),
+        ns.weight(n, d),
+    )
     u = ns.rms_norm(x)
     y = x + size * (c @ (ns.silu(a @ u) * (b @ u)))
     u = ns.rms_norm(y)
-    return _found(_read((y + size * (c @ (ns.gelu(a @ u) * (a @ u))))[0], size), x, a, c)
+    return _found(
+        _read((y + size * (c @ (ns.gelu(a @ u) * (a @ u))))[0], size), x, a, c
+    )
 
 
 CASES = {
@@ -103,4 +120,6 @@ CASES = {
 def test_the_engine_against_the_literal_interpreter(name, size):
     """Level 1e-5 of the smallest of some 15 p-values."""
     net = CASES[name](size)
-    assert smallest_p(net, 1000, **{width: WIDTHS[width] for width in net.widths}) > 1e-5
+    assert (
+        smallest_p(net, 1000, **{width: WIDTHS[width] for width in net.widths}) > 1e-5
+    )

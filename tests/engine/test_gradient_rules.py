@@ -1,4 +1,6 @@
-"""Derivatives of functions, and every rule of the derivative table, against differences of the literal network."""
+"""Derivatives of functions, and every rule of the derivative table, against differences
+of the literal network.
+"""
 
 import numpy as np
 import pytest
@@ -24,13 +26,31 @@ from .differences import evaluated, slopes
     ],
 )
 def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
-    """An output of relu is 0 with probability ½, so that a kink at 0 counts for what is made of it."""
-    np.testing.assert_array_equal(derivatives.derivative(f)(np.array([-0.5, 0.0, 0.5])), right)
+    """An output of relu is 0 with probability ½, so that a kink at 0 counts for what is
+    made of it.
+    """
+    np.testing.assert_array_equal(
+        derivatives.derivative(f)(np.array([-0.5, 0.0, 0.5])), right
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize(
-    "name", ["RELU", "ABS", "ERF", "TANH", "SIGMOID", "GELU", "GELU_TANH", "SILU", "SIN", "COS", "clip", "leaky_relu"]
+    "name",
+    [
+        "RELU",
+        "ABS",
+        "ERF",
+        "TANH",
+        "SIGMOID",
+        "GELU",
+        "GELU_TANH",
+        "SILU",
+        "SIN",
+        "COS",
+        "clip",
+        "leaky_relu",
+    ],
 )
 def test_derivatives_of_named_functions(name, order):
     f = getattr(activations, name)
@@ -55,11 +75,26 @@ def test_derivatives_of_named_functions(name, order):
         np.testing.assert_allclose(made.smoothed(x, np.zeros(41)), made(x), atol=1e-12)
         m, s, h = np.linspace(-2.0, 2.0, 9), np.full(9, 0.7), 1e-5
         np.testing.assert_allclose(
-            made.smoothed(m, s), (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h), atol=1e-9
+            made.smoothed(m, s),
+            (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h),
+            atol=1e-9,
         )
 
 
-@pytest.mark.parametrize("f", [np.tanh, np.sin, np.cos, np.exp, np.log, np.sqrt, np.square, np.reciprocal, np.abs])
+@pytest.mark.parametrize(
+    "f",
+    [
+        np.tanh,
+        np.sin,
+        np.cos,
+        np.exp,
+        np.log,
+        np.sqrt,
+        np.square,
+        np.reciprocal,
+        np.abs,
+    ],
+)
 def test_derivatives_of_numpys_functions(f):
     x = np.linspace(0.3, 3.0, 20)
     function = ns.Function(f.__name__, f)
@@ -67,7 +102,12 @@ def test_derivatives_of_numpys_functions(f):
         made = derivatives.derivative(function)
         if isinstance(made, float):
             break
-        np.testing.assert_allclose(made(x), (function(x + 1e-5) - function(x - 1e-5)) / 2e-5, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(
+            made(x),
+            (function(x + 1e-5) - function(x - 1e-5)) / 2e-5,
+            rtol=1e-7,
+            atol=1e-9,
+        )
         function = made
 
 
@@ -75,7 +115,9 @@ def test_derivatives_of_numpys_functions(f):
 
 
 def _after_a_step():
-    """A matrix that was moved, on vectors that the step does not know: it is in the past of the gradient."""
+    """A matrix that was moved, on vectors that the step does not know: it is in the
+    past of the gradient.
+    """
     w, seen, x = ns.weight(n, n), ns.gaussian(n, 2), ns.gaussian(n, 3)
     loss = (ns.dot(ns.gaussian(n), ns.tanh(w @ seen)) ** 2).sum()
     return read(ns.step(ns.tanh(w @ x), loss, 0.3, weights=[w])), x
@@ -99,7 +141,8 @@ def test_a_rule_against_differences(name):
     assert _error(name) < 1e-7
 
 
-FACTORS = [1.1, -1.0, 0.0]  # a rule that is a tenth too large, of the wrong sign, forgotten
+# a rule that is a tenth too large, of the wrong sign, forgotten
+FACTORS = [1.1, -1.0, 0.0]
 
 
 def _times(factor, rule):
@@ -107,7 +150,12 @@ def _times(factor, rule):
 
     def broken(*arguments):
         for k, made in rule(*arguments):
-            yield k, {u: factor * c for u, c in made.items()} if isinstance(made, dict) else factor * made
+            yield (
+                k,
+                {u: factor * c for u, c in made.items()}
+                if isinstance(made, dict)
+                else factor * made,
+            )
 
     return broken
 
@@ -130,11 +178,14 @@ BREAKS = {
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(
     "rule",
-    [kind for kind in _derivative.RULES if kind is not SteppedParameter],  # no gradient passes what a step has moved
+    # no gradient passes what a step has moved
+    [kind for kind in _derivative.RULES if kind is not SteppedParameter],
     ids=lambda kind: kind.__name__,
 )
 def test_a_broken_rule_is_caught(rule, factor, monkeypatch):
-    monkeypatch.setitem(_derivative.RULES, rule, _times(factor, _derivative.RULES[rule]))
+    monkeypatch.setitem(
+        _derivative.RULES, rule, _times(factor, _derivative.RULES[rule])
+    )
     assert _error(BREAKS[rule.__name__]) > 1e-4
 
 
@@ -153,8 +204,12 @@ BROKEN_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__)
+@pytest.mark.parametrize(
+    "key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__
+)
 def test_a_broken_function_is_caught(key, factor, monkeypatch):
     rule = _derivative.FUNCTIONS[key]
-    monkeypatch.setitem(_derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments))
+    monkeypatch.setitem(
+        _derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments)
+    )
     assert _error(BROKEN_FUNCTIONS[getattr(key, "name", None) or key.__name__]) > 1e-4

@@ -1,4 +1,6 @@
-"""Gradients: the exact engine against the literal interpreter, and infinite width against large ones."""
+"""Gradients: the exact engine against the literal interpreter, and infinite width
+against large ones.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,12 @@ LEVEL = 1e-8  # of the smallest of some 20 p-values
 
 
 @seed(20)
-@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=40,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(built=gradients(steps=4, most=45))
 def test_exact_against_literal(built):
     assert smallest_p(built.net, draws=400, **built.widths) > LEVEL
@@ -26,25 +33,38 @@ def test_exact_against_literal(built):
 
 @pytest.mark.slow
 @seed(21)
-@settings(max_examples=3000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=3000,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(built=gradients(steps=8))
 def test_exact_against_literal_at_length(built):
-    exact, literal = exact_draws(built.net, 1500, **built.widths), literal_draws(built.net, 1500, **built.widths)
-    if np.abs(literal).max() < 1e-13:  # 0 up to rounding: for example the gradient of a sum of attention weights
+    exact, literal = (
+        exact_draws(built.net, 1500, **built.widths),
+        literal_draws(built.net, 1500, **built.widths),
+    )
+    # 0 up to rounding: for example the gradient of a sum of attention weights
+    if np.abs(literal).max() < 1e-13:
         assert np.abs(exact).max() < 1e-12
     else:
         assert smallest_of(exact, literal) > LEVEL
 
 
 def blocks(count=2, heads=1, norm=lambda v: v, tokens=2, mask=None):
-    """Attention with residuals: output, tangent kernel, squares of gradients, products of gradients and inputs."""
+    """Attention with residuals: output, tangent kernel, squares of gradients, products
+    of gradients and inputs.
+    """
     x, y = (ns.gaussian(n, tokens),) * 2
     for _ in range(count):
         y = y + ns.nn.attention(norm(y), heads, mask=mask)
     p = ns.dot(ns.gaussian(n), y[-1])
     g = ns.grad(p, x)
     own = [ns.dot(g[i], x[i]) for i in range(tokens)]
-    return ns.Program((p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *own))
+    return ns.Program(
+        (p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *own)
+    )
 
 
 def _ranks(draws):
@@ -53,20 +73,33 @@ def _ranks(draws):
 
 
 def disagreement(net, draws, width=2000, against=None, blur=0.0):
-    """The smallest p-value, of marginals and of rank correlations, between infinite width and a large one."""
+    """The smallest p-value, of marginals and of rank correlations, between infinite
+    width and a large one.
+    """
     return smallest_p_of_draws(
-        exact_draws(net, draws, n=np.inf), exact_draws(against or net, draws, seed=12, n=width), width, blur
+        exact_draws(net, draws, n=np.inf),
+        exact_draws(against or net, draws, seed=12, n=width),
+        width,
+        blur,
     )
 
 
 def smallest_p_of_draws(limit, wide, width, blur=0.0):
-    """The same of draws, as many of each; atoms of a limit are spread by 1/√n, which a blur hides."""
+    """The same of draws, as many of each; atoms of a limit are spread by 1/√n, which a
+    blur hides.
+    """
     draws = len(limit)
     size = np.abs(wide).max(axis=0)
-    # Behind a norm, ⟨gradient, input⟩ is 0 up to rounding; a limit taken at a width of 2^34 fluctuates by 1e-5
-    random = (np.ptp(limit, axis=0) > 1e-9 * size.max()) & (np.ptp(limit, axis=0) > 1e-3 * size)
+    # Behind a norm, ⟨gradient, input⟩ is 0 up to rounding; a limit taken at a width of
+    # 2^34 fluctuates by 1e-5
+    random = (np.ptp(limit, axis=0) > 1e-9 * size.max()) & (
+        np.ptp(limit, axis=0) > 1e-3 * size
+    )
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
-        assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
+        assert (
+            np.abs(wide[:, i] - limit[0, i]).mean()
+            < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
+        )
     limit, wide = limit[:, random], wide[:, random]
     noise = (
         blur
@@ -75,7 +108,9 @@ def smallest_p_of_draws(limit, wide, width, blur=0.0):
         * np.random.default_rng(5).standard_normal((2, draws, wide.shape[1]))
     )
     limit, wide = limit + noise[0], wide + noise[1]
-    found = [stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])]
+    found = [
+        stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])
+    ]
     if limit.shape[1] > 1:
         z = (_ranks(limit) - _ranks(wide)) / np.sqrt(2.0 / (draws - 3))
         found += (2 * stats.norm.sf(np.abs(z))).tolist()
@@ -83,14 +118,18 @@ def smallest_p_of_draws(limit, wide, width, blur=0.0):
 
 
 LIMITS = {
-    "heads, masked, with a norm": lambda: blocks(heads=2, norm=ns.rms_norm, mask="causal"),
+    "heads, masked, with a norm": lambda: blocks(
+        heads=2, norm=ns.rms_norm, mask="causal"
+    ),
     "one token": lambda: blocks(norm=lambda v: ns.layer_norm(v, 0.1), tokens=1),
 }
 MORE_LIMITS = {
     "two blocks": blocks,
     "three blocks": lambda: blocks(3),
     "layer_norm": lambda: blocks(norm=ns.layer_norm),
-    "three tokens": lambda: blocks(heads=3, tokens=3, norm=lambda v: ns.rms_norm(v, 0.1)),
+    "three tokens": lambda: blocks(
+        heads=3, tokens=3, norm=lambda v: ns.rms_norm(v, 0.1)
+    ),
 }
 
 
@@ -107,20 +146,29 @@ def test_more_gradients_at_infinite_width(name):
 
 @pytest.mark.parametrize("number", range(5))
 def test_random_gradients_at_infinite_width(number):
-    """The same programs with every version of hypothesis: some are refused, and some converge slowly."""
+    """The same programs with every version of hypothesis: some are refused, and some
+    converge slowly.
+    """
     assert disagreement(example(random_limit_gradient, number, seed=3), 800) > 1e-7
 
 
 @pytest.mark.slow
 def test_more_random_gradients_at_infinite_width():
-    """Against n = 10⁶: at 4,000 some programs are far from their limit still (p = 7e-11).
+    """Against n = 10⁶: at 4,000 some programs are far from their limit still (p =
+    7e-11).
 
-    At most 3 of 250 may be refused (1 is): those in which one matrix acts again and again, as W and as W^T.
+    At most 3 of 250 may be refused (1 is): those in which one matrix acts again and
+    again, as W and as W^T.
     """
     compared, refused = [], []
 
     @seed(4)
-    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=250,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(net=limit_gradients())
     def each(net):
         try:
@@ -144,7 +192,9 @@ def _correlation(net, **widths):
 
 @pytest.mark.parametrize("width", [pytest.param(2000, marks=pytest.mark.slow), np.inf])
 def test_a_transpose_is_no_fresh_matrix(width, monkeypatch):
-    """Second moments of gradients cannot tell; the output against ⟨gradient, input⟩ of the token that is read can."""
+    """Second moments of gradients cannot tell; the output against ⟨gradient, input⟩ of
+    the token that is read can.
+    """
     assert abs(_correlation(blocks(), n=width) - 0.80) < 0.03
     _fresh_transposes(monkeypatch)
     assert _correlation(blocks(), n=width) < 0.65
@@ -154,12 +204,20 @@ def _fresh_transposes(monkeypatch):
     """From here on a gradient has matrices of its own where W^T stands."""
     fresh = {}
     monkeypatch.setattr(
-        Weight, "adjoint", property(lambda w: fresh.setdefault((w.source, w.transposed), ns.weight(n, n, w.batch)))
+        Weight,
+        "adjoint",
+        property(
+            lambda w: fresh.setdefault(
+                (w.source, w.transposed), ns.weight(n, n, w.batch)
+            )
+        ),
     )
 
 
 def _heads(groups):
-    """The gradient of an output of grouped attention, and its product with what it is the gradient of."""
+    """The gradient of an output of grouped attention, and its product with what it is
+    the gradient of.
+    """
     x, r = ns.gaussian(n, 3), ns.gaussian(n, 3)
     y = x + ns.nn.attention(x, heads=4, head_dim=d, groups=groups, sigma_q=2.0)
     p = ns.dot(r[:, None], y[:, None])[:, 0, 0].sum()
@@ -173,7 +231,10 @@ def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
     net, widths = _heads(groups), {"n": 5, "d": 2}
     assert smallest_p(net, 1500, **widths) > 1e-4
     assert smallest_p(net, 1500, without=("stacked",), **widths) > 1e-4
-    one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
+    one, many = (
+        make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
+        for w in ((), ("stacked",))
+    )
     assert one < many / 2
 
 
@@ -189,25 +250,37 @@ def test_a_gate_and_its_gradient_at_infinite_width():
 
 
 def _gated_perceptron():
-    """The gradient of an output of a gated perceptron, whose matrices have standard deviations of their own."""
+    """The gradient of an output of a gated perceptron, whose matrices have standard
+    deviations of their own.
+    """
     x, r, m = ns.gaussian(n, 3), ns.gaussian(n, 3), d
     up, gate = ns.weight(m, n, std=0.5), ns.weight(m, n, std=2.0)
     y = x + ns.weight(n, m) @ (ns.silu(gate @ x) * (up @ x))
     p = ns.dot(r[:, None], y[:, None])[:, 0, 0].sum()
     g = ns.grad(p, x)
-    return ns.Program((p, ns.mean_dot(g, g), ns.dot(g, x), ns.grad_norm(p, up), ns.grad_norm(p, gate)))
+    return ns.Program(
+        (p, ns.mean_dot(g, g), ns.dot(g, x), ns.grad_norm(p, up), ns.grad_norm(p, gate))
+    )
 
 
 def test_two_matrices_whose_transposes_are_summed_are_one():
-    """Level 1e-4. Without the factors of the standard deviations p is 1e-6, with the parts exchanged 8e-6."""
+    """Level 1e-4. Without the factors of the standard deviations p is 1e-6, with the
+    parts exchanged 8e-6.
+    """
     net, widths = _gated_perceptron(), {"n": 5, "d": 4}
     assert smallest_p(net, 1500, **widths) > 1e-4
-    one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
-    assert many - one == 3 * 9 + 3 + 3  # three sources of the stream less, in a frame of nine directions
+    one, many = (
+        make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
+        for w in ((), ("stacked",))
+    )
+    # three sources of the stream less, in a frame of nine directions
+    assert many - one == 3 * 9 + 3 + 3
 
 
 def gated(function, first="gate"):
-    """Attention, a gated perceptron and attention: output, cotangents of scores, gradients against forward vectors."""
+    """Attention, a gated perceptron and attention: output, cotangents of scores,
+    gradients against forward vectors.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     p = ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)
     y = x + ns.weight(n, n) @ (ns.softmax(p) @ (ns.weight(n, n) @ x))
@@ -218,7 +291,14 @@ def gated(function, first="gate"):
     end = ns.dot(r, y[0])
     dp, dx, dg, dv = ns.grad(end, [p, x, g, v])
     return ns.Program(
-        (end, dp[0, 0], ns.mean_dot(dx, dx)[0, 0], ns.dot(dx[0], x[0]), ns.dot(dg[0], g), ns.dot(dv, v)[0, 0])
+        (
+            end,
+            dp[0, 0],
+            ns.mean_dot(dx, dx)[0, 0],
+            ns.dot(dx[0], x[0]),
+            ns.dot(dg[0], g),
+            ns.dot(dv, v)[0, 0],
+        )
     )
 
 
@@ -230,7 +310,9 @@ def test_gradients_of_gates_at_infinite_width(first):
 
 
 def swiglu():
-    """Norm and attention, norm and gated perceptron, norm and attention: forward and backward quantities."""
+    """Norm and attention, norm and gated perceptron, norm and attention: forward and
+    backward quantities.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     u = ns.rms_norm(x)
     p = ns.dot(ns.weight(n, n) @ u, ns.weight(n, n) @ u)
@@ -242,7 +324,16 @@ def swiglu():
     end = ns.dot(r, y[1])
     dp, dx, dg, dv = ns.grad(end, [p, x, g, v])
     inside = ns.dot(dg[1], g[1]), ns.dot(dv[1], v[1])
-    return ns.Program((end, p[1, 0], dp[1, 0], ns.mean_dot(dx, dx)[1, 1], ns.dot(dx[0], x[0]), *inside))
+    return ns.Program(
+        (
+            end,
+            p[1, 0],
+            dp[1, 0],
+            ns.mean_dot(dx, dx)[1, 1],
+            ns.dot(dx[0], x[0]),
+            *inside,
+        )
+    )
 
 
 def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
@@ -251,7 +342,9 @@ def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
 
 @pytest.mark.slow
 def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
-    """Level 1e-5 of 28 tests; with independent matrices instead of transposes, rank correlations reject at 1e-7."""
+    """Level 1e-5 of 28 tests; with independent matrices instead of transposes, rank
+    correlations reject at 1e-7.
+    """
     right = swiglu()
     assert disagreement(right, 2000) > 1e-5
     _fresh_transposes(monkeypatch)
@@ -260,7 +353,9 @@ def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
 
 @pytest.mark.slow
 def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
-    """relu(g) ⊙ v is linear in v and in g > 0: ⟨g, dg⟩ = ⟨v, dv⟩ = ⟨relu(g) ⊙ v, du⟩, at order n^(−1/2) too."""
+    """relu(g) ⊙ v is linear in v and in g > 0: ⟨g, dg⟩ = ⟨v, dv⟩ = ⟨relu(g) ⊙ v, du⟩,
+    at order n^(−1/2) too.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     y = x + ns.nn.attention(x, 1)
     up, gate, out = (ns.weight(n, n) for _ in range(3))
@@ -277,9 +372,13 @@ def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
 def test_gradients_of_rotary_scores_need_heads_of_finite_width():
     x, r = ns.gaussian(n, 3), ns.gaussian(n)
     q, k, v = (ns.weight(d, n) @ x for _ in range(3))
-    p = ns.dot(r, ns.weight(n, d) @ (ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k))) @ v)[0])
+    p = ns.dot(
+        r, ns.weight(n, d) @ (ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k))) @ v)[0]
+    )
     g = ns.grad(p, x)
     net = ns.Program((p, ns.mean_dot(g, g)))
-    with pytest.raises(ns.ExactError, match=r"rotary positions .*d=64.*method='extrapolate'"):
+    with pytest.raises(
+        ns.ExactError, match=r"rotary positions .*d=64.*method='extrapolate'"
+    ):
         net.plan(n=ns.inf, d=ns.inf)
     assert net.plan(n=ns.inf, d=8).random_numbers > 0

@@ -1,7 +1,9 @@
-"""Gradients with respect to every value that a user holds, against differences of programs that are traced again.
+"""Gradients with respect to every value that a user holds, against differences of
+programs that are traced again.
 
-The oracle knows nothing of graphs. It traces a random program once more, adds t times a direction to one of its values
-where the program makes it, and differentiates the literal network by t.
+The oracle knows nothing of graphs. It traces a random program once more, adds t times a
+direction to one of its values where the program makes it, and differentiates the
+literal network by t.
 """
 
 import numpy as np
@@ -14,8 +16,29 @@ from ..gradients import GradientBuilder
 from .differences import STEP, drawn, evaluated
 
 WIDTHS = (ns.Width(4), ns.Width(6), ns.Width(3))
-STEPS = ["rearrange"] * 6 + ["norm", "norm", "attention", "mix", "reduce", "several", "residual", "add", "scale"]
-STEPS += ["concat", "dot", "dot", "function", "function", "function", "embedding", "matmul", "shared", "transposed"]
+STEPS = ["rearrange"] * 6 + [
+    "norm",
+    "norm",
+    "attention",
+    "mix",
+    "reduce",
+    "several",
+    "residual",
+    "add",
+    "scale",
+]
+STEPS += [
+    "concat",
+    "dot",
+    "dot",
+    "function",
+    "function",
+    "function",
+    "embedding",
+    "matmul",
+    "shared",
+    "transposed",
+]
 
 
 def read(y):
@@ -26,7 +49,9 @@ def read(y):
 
 
 class Held(list):
-    """The values that a user holds; t times a direction is added to one of them, chosen by its number."""
+    """The values that a user holds; t times a direction is added to one of them, chosen
+    by its number.
+    """
 
     def __init__(self, moved=None, direction=None):
         super().__init__()
@@ -36,7 +61,11 @@ class Held(list):
         if any(value is known for known in self):  # an array in its own shape is itself
             return value
         if len(self) == self.moved:
-            step = ns.data(self.direction) if isinstance(value, ns.Vector) else self.direction
+            step = (
+                ns.data(self.direction)
+                if isinstance(value, ns.Vector)
+                else self.direction
+            )
             value = value + ns.hyperparameter("t") * step
         self.append(value)
         return value
@@ -49,7 +78,8 @@ def random_program(seed, held, steps=7):
     for _ in range(steps):
         vectors, scalars = len(builder.vectors), len(builder.scalars)
         builder.grow(STEPS)
-        if len(builder.vectors) > vectors:  # scores that attention made on the way are used already
+        # scores that attention made on the way are used already
+        if len(builder.vectors) > vectors:
             builder.vectors[-1] = held.hold(builder.vectors[-1])
         elif len(builder.scalars) > scalars:
             builder.scalars[-1] = held.hold(builder.scalars[-1])
@@ -58,13 +88,17 @@ def random_program(seed, held, steps=7):
 
 
 def embedded(held):
-    """Vectors selected from a table, used through further indices, and the table used beside them."""
+    """Vectors selected from a table, used through further indices, and the table used
+    beside them.
+    """
     table = held.hold(ns.gaussian(4, 2))
     x = held.hold(table[[0, 1, 0]])
     turned = held.hold(x[::-1])
     twice = held.hold(turned[::-1])
     normed = held.hold(ns.rms_norm(x))
-    return read(normed) + read(twice) + read(turned[1]) + read(x[:2] * x[1:]) + read(table)
+    return (
+        read(normed) + read(twice) + read(turned[1]) + read(x[:2] * x[1:]) + read(table)
+    )
 
 
 def regrouped(held):
@@ -81,10 +115,26 @@ def regrouped(held):
 def trivial(held):
     """Operations that change nothing: factors 1, terms 0, sums of one, the identity."""
     x = held.hold(ns.gaussian(4, 3))
-    values = [1.0 * x, x + 0.0, np.eye(3) @ x, x[None].sum(0), x[None].mean(0), ns.identity(x), x / 1.0, ns.join([x])]
+    values = [
+        1.0 * x,
+        x + 0.0,
+        np.eye(3) @ x,
+        x[None].sum(0),
+        x[None].mean(0),
+        ns.identity(x),
+        x / 1.0,
+        ns.join([x]),
+    ]
     values += [ns.concat(x[None]), ns.stack([x])[0], x.broadcast_to((1, 3))[0]]
     p = held.hold(ns.dot(x, x[0]))
-    scalars = [1.0 * p, p + 0.0, p**1, ns.identity(p), p[None].sum(0), p.reshape(3, 1)[:, 0]]
+    scalars = [
+        1.0 * p,
+        p + 0.0,
+        p**1,
+        ns.identity(p),
+        p[None].sum(0),
+        p.reshape(3, 1)[:, 0],
+    ]
     return sum(read(held.hold(value)) for value in values + scalars) + read(x) + read(p)
 
 
@@ -96,18 +146,37 @@ def scores(held):
     last = held.hold(causal[-1])
     weights = held.hold(ns.softmax(causal[:, ::-1]))
     mean = held.hold(ns.mean_dot(x, x)[0])
-    return read(weights @ x) + read(last[::2]) + read(causal.T) + read(mean[1:] * mean[:2]) + read(p)
+    return (
+        read(weights @ x)
+        + read(last[::2])
+        + read(causal.T)
+        + read(mean[1:] * mean[:2])
+        + read(p)
+    )
 
 
-WRITTEN = {"embedded": embedded, "regrouped": regrouped, "trivial": trivial, "scores": scores}
-RANDOM = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 4 else []) for seed in range(60)]
+WRITTEN = {
+    "embedded": embedded,
+    "regrouped": regrouped,
+    "trivial": trivial,
+    "scores": scores,
+}
+RANDOM = [
+    pytest.param(seed, marks=[pytest.mark.slow] if seed >= 4 else [])
+    for seed in range(60)
+]
 
 
 def differences(trace, count):
-    """d/dt when each value in turn moves in a random direction, and these directions."""
+    """d/dt when each value in turn moves in a random direction, and these
+    directions.
+    """
     plain = Held()
     p = trace(plain)
-    shapes = [(*v.shape, v.width.factor) if isinstance(v, ns.Vector) else v.shape for v in plain]
+    shapes = [
+        (*v.shape, v.width.factor) if isinstance(v, ns.Vector) else v.shape
+        for v in plain
+    ]
     rng = np.random.default_rng(5)
     directions = [rng.standard_normal(shape) for shape in shapes]
     order = source_order(topological_order([p])).values()
@@ -131,7 +200,9 @@ def errors(trace):
     size = np.abs(slopes).max() + 1e-3
     worst = []
     for gradients in (together, alone):
-        for value, gradient, direction, slope in zip(held, gradients, directions, slopes, strict=True):
+        for value, gradient, direction, slope in zip(
+            held, gradients, directions, slopes, strict=True
+        ):
             unit = value.width.factor**-0.5 if isinstance(value, ns.Vector) else 1.0
             made = unit * np.sum(found.drawn[gradient][0] * direction)
             worst.append(abs(made - slope) / size)
@@ -173,20 +244,29 @@ def mixed(table, ids):
 
 
 def trained(rows, quantity):
-    """A quantity of a network whose input, and parameter, is made of rows of a table."""
+    """A quantity of a network whose input, and parameter, is made of rows of a
+    table.
+    """
     n = ns.Width("n")
-    table, w, r = ns.gaussian(n, 2, name="table"), ns.weight(n, n, name="w"), ns.gaussian(n, name="r")
+    table, w, r = (
+        ns.gaussian(n, 2, name="table"),
+        ns.weight(n, n, name="w"),
+        ns.gaussian(n, name="r"),
+    )
     x = rows(table, [0, 1, 0])
     y = x + ns.tanh(w @ ns.rms_norm(x, 0.1))
     p = ns.dot(r, y)
     loss = ((p - 1.0) ** 2).sum()
-    return p, quantity(p, loss, [w, table, r])  # p comes first, so that both programs draw the same numbers
+    # p comes first, so that both programs draw the same numbers
+    return p, quantity(p, loss, [w, table, r])
 
 
 ADAM = ns.optim.AdamW(0.1, weight_decay=0.1)
 QUANTITIES = {
     "ntk": lambda p, loss, given: ns.ntk(p, weights=given),
-    "ntk, standard": lambda p, loss, given: ns.ntk(p[1:], p, given, parametrisation="standard"),
+    "ntk, standard": lambda p, loss, given: ns.ntk(
+        p[1:], p, given, parametrisation="standard"
+    ),
     "grad_norm": lambda p, loss, given: ns.grad_norm(loss, given[1]),
     "sgd": lambda p, loss, given: ns.step(p, loss, 0.1, weights=given, clip_norm=1.0),
     "adam": lambda p, loss, given: ns.step(p, loss, 0.1, "adam", weights=given),
@@ -197,8 +277,12 @@ QUANTITIES = {
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_steps_and_kernels_do_not_depend_on_how_rows_are_selected(name):
-    index, combination = (ns.Program(trained(rows, QUANTITIES[name])) for rows in (selected, mixed))
-    (p, found), (same_p, expected) = (net.simulate(n=4, draws=3) for net in (index, combination))
+    index, combination = (
+        ns.Program(trained(rows, QUANTITIES[name])) for rows in (selected, mixed)
+    )
+    (p, found), (same_p, expected) = (
+        net.simulate(n=4, draws=3) for net in (index, combination)
+    )
     np.testing.assert_allclose(p, same_p, rtol=1e-12)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
@@ -211,4 +295,6 @@ def test_a_value_after_a_step_has_a_gradient():
     f = ns.dot(ns.gaussian(n), ns.rms_norm(x)).sum()
     moved, after = ns.step([x, f], f**2, 0.1)
     g = ns.grad(after, moved)
-    assert np.abs(ns.Program(ns.dot(g[0], moved[0])).simulate(n=5, draws=20)).max() < 1e-12
+    assert (
+        np.abs(ns.Program(ns.dot(g[0], moved[0])).simulate(n=5, draws=20)).max() < 1e-12
+    )

@@ -1,4 +1,6 @@
-"""Where no thread and no process can start, as in a browser, the same numbers are computed in the calling thread."""
+"""Where no thread and no process can start, as in a browser, the same numbers are
+computed in the calling thread.
+"""
 
 import subprocess
 import sys
@@ -12,7 +14,14 @@ import netsor as ns
 from netsor import _executors
 from netsor._executors import InlineExecutor, process_pool, thread_pool
 
-SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
+SMALL = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 30,
+    "n_positions": 8,
+}
 
 
 @pytest.fixture
@@ -64,7 +73,9 @@ def test_laws_have_the_same_bits(alone, request):
 
     found = numbers()
     reported = []
-    net.law(n=32, draws=3_000, progress=lambda done, total: reported.append((done, total)))
+    net.law(
+        n=32, draws=3_000, progress=lambda done, total: reported.append((done, total))
+    )
     assert reported[-1] == (3_000, 3_000)
     request.getfixturevalue("monkeypatch").undo()
     _executors.threads_start.cache_clear()
@@ -73,11 +84,17 @@ def test_laws_have_the_same_bits(alone, request):
 
 
 def test_studies_have_the_same_numbers(alone, request):
-    """An audit, whose parts are done by processes elsewhere; here by threads, to start none in a test."""
+    """An audit, whose parts are done by processes elsewhere; here by threads, to start
+    none in a test.
+    """
 
     def numbers(executor=None):
-        found = ns.audit(SMALL, tokens=4, draws=20, workers=2, executor=executor, progress=False)
-        return np.concatenate([found[name].median for name in ("mean_square", "entropy")])
+        found = ns.audit(
+            SMALL, tokens=4, draws=20, workers=2, executor=executor, progress=False
+        )
+        return np.concatenate(
+            [found[name].median for name in ("mean_square", "entropy")]
+        )
 
     found = numbers()
     request.getfixturevalue("monkeypatch").undo()
@@ -93,5 +110,7 @@ import netsor as ns
 every = [getattr(ns, name) for name in ns.__all__]
 print([name for name in ("multiprocessing", "resource", "matplotlib", "tqdm") if name in sys.modules])
 """
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert made.stdout.splitlines()[-1] == "[]"

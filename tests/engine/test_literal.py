@@ -1,4 +1,6 @@
-"""The literal interpreter: numbers of the paper's layer, determinism, chunks, executors, interruption."""
+"""The literal interpreter: numbers of the paper's layer, determinism, chunks,
+executors, interruption.
+"""
 
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -14,19 +16,28 @@ n = ns.Width("n")
 
 @pytest.fixture(scope="module")
 def paper():
-    """All tokens and coordinates at width 16, (10,000 draws, 64): those of one draw are dependent, so draws count."""
-    return attention_layer.net().simulate(n=16, draws=10_000, seed=1).reshape(10_000, -1)
+    """All tokens and coordinates at width 16, (10,000 draws, 64): those of one draw are
+    dependent, so draws count.
+    """
+    return (
+        attention_layer.net().simulate(n=16, draws=10_000, seed=1).reshape(10_000, -1)
+    )
 
 
 def test_the_papers_layer_has_the_known_moments(paper):
-    # E[y²] = 0.4339 (standard error of that figure 0.0004), E[y⁴] = 0.940 (0.003); z below 4, level 1e-4
+    # E[y²] = 0.4339 (standard error of that figure 0.0004), E[y⁴] = 0.940 (0.003); z
+    # below 4, level 1e-4
     for power, known, error in ((2, 0.4339, 0.0004), (4, 0.940, 0.003)):
         sample = (paper**power).mean(axis=1)
-        assert abs(sample.mean() - known) < 4 * np.hypot(sample.std() / np.sqrt(sample.size), error)
+        assert abs(sample.mean() - known) < 4 * np.hypot(
+            sample.std() / np.sqrt(sample.size), error
+        )
 
 
 def test_the_moments_would_show_a_wrong_law(paper):
-    """The limit law has E[y²] = 0.392, and 1/n scaling 0.25 · 1.19: both far outside the error."""
+    """The limit law has E[y²] = 0.392, and 1/n scaling 0.25 · 1.19: both far outside
+    the error.
+    """
     sample = (paper**2).mean(axis=1)
     assert abs(sample.mean() - 0.392) > 12 * sample.std() / np.sqrt(sample.size)
 
@@ -38,17 +49,26 @@ def test_linear_scaling_collapses_the_scores():
         q, k = ns.weight(n, n) @ x, ns.weight(n, n) @ x
         return scaling(q, k)
 
-    # Var p = E|x_i|²/n E|x_j|²/n ≈ 1 under 1/√n, and 1/n of it under 1/n: 9 × 2,000 draws, within 15%
+    # Var p = E|x_i|²/n E|x_j|²/n ≈ 1 under 1/√n, and 1/n of it under 1/n: 9 × 2,000
+    # draws, within 15%
     assert scores(ns.dot).simulate(n=32, draws=2000).var() == pytest.approx(1, rel=0.15)
-    assert scores(ns.mean_dot).simulate(n=32, draws=2000).var() == pytest.approx(1 / 32, rel=0.15)
+    assert scores(ns.mean_dot).simulate(n=32, draws=2000).var() == pytest.approx(
+        1 / 32, rel=0.15
+    )
 
 
 def test_attention_is_what_its_docstring_says():
-    """With every matrix read off by its action on unit vectors, attention is recomputed by hand."""
+    """With every matrix read off by its action on unit vectors, attention is recomputed
+    by hand.
+    """
     x = ns.data(np.random.default_rng(0).standard_normal((3, 4)))
     y = ns.nn.attention(x, heads=2, head_dim=5, sigma_q=2.0, mask="causal")
     (drawn,) = ns.Program((y,)).simulate(draws=50)
-    matmuls = {v.op.weight.source.name: v.op.weight for v in _values(y) if hasattr(v.op, "weight")}
+    matmuls = {
+        v.op.weight.source.name: v.op.weight
+        for v in _values(y)
+        if hasattr(v.op, "weight")
+    }
     read = [matmuls[f"W^{k}"] @ ns.data(np.eye(10 if k == "O" else 4)) for k in "QKVO"]
     again, wq, wk, wv, wo = ns.Program((y, *read)).simulate(draws=50)
     np.testing.assert_allclose(again, drawn)
@@ -71,7 +91,11 @@ def _values(value):
 
 def _same(net, **arguments):
     alone = net.simulate(draws=700, workers=1, **arguments)
-    return [alone, net.simulate(draws=700, workers=2, **arguments), net.simulate(draws=700, workers=7, **arguments)]
+    return [
+        alone,
+        net.simulate(draws=700, workers=2, **arguments),
+        net.simulate(draws=700, workers=7, **arguments),
+    ]
 
 
 def test_bits_do_not_depend_on_the_workers():
@@ -84,7 +108,9 @@ def test_bits_do_not_depend_on_the_executor():
     alone = net.simulate(n=8, d=5, draws=5000, workers=1)
     with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(2) as processes:
         for executor in (threads, processes):
-            assert np.array_equal(alone, net.simulate(n=8, d=5, draws=5000, executor=executor))
+            assert np.array_equal(
+                alone, net.simulate(n=8, d=5, draws=5000, executor=executor)
+            )
 
 
 def test_fewer_draws_are_the_first_of_more():
@@ -113,21 +139,37 @@ def test_coordinates():
     net = attention_layer.net()
     every = net.simulate(n=6, draws=3)
     assert np.array_equal(net.simulate(n=6, draws=3, coordinates=2), every[..., 2])
-    assert np.array_equal(net.simulate(n=6, draws=3, coordinates=[0, 5]), every[..., [0, 5]])
-    assert np.array_equal(net.simulate(n=6, draws=3, coordinates=slice(2)), every[..., :2])
+    assert np.array_equal(
+        net.simulate(n=6, draws=3, coordinates=[0, 5]), every[..., [0, 5]]
+    )
+    assert np.array_equal(
+        net.simulate(n=6, draws=3, coordinates=slice(2)), every[..., :2]
+    )
 
 
 def test_one_query_for_one_token():
     from netsor.language._graph import narrow, topological_order
 
     (first,) = narrow(attention_layer.net()[0].outputs)
-    shapes = {v.op.weight.source.name: v.shape for v in topological_order([first]) if hasattr(v.op, "weight")}
-    assert shapes == {None: (4,), "W^Q": (2, 1), "W^K": (2, 4), "W^V": (2, 4), "W^O": (1,)}
+    shapes = {
+        v.op.weight.source.name: v.shape
+        for v in topological_order([first])
+        if hasattr(v.op, "weight")
+    }
+    assert shapes == {
+        None: (4,),
+        "W^Q": (2, 1),
+        "W^K": (2, 4),
+        "W^V": (2, 4),
+        "W^O": (1,),
+    }
 
 
 def test_progress_is_reported():
     seen = []
-    attention_layer.net().simulate(n=128, draws=40, progress=lambda done, total: seen.append((done, total)))
+    attention_layer.net().simulate(
+        n=128, draws=40, progress=lambda done, total: seen.append((done, total))
+    )
     assert seen[-1] == (40, 40)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 

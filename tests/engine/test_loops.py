@@ -1,4 +1,6 @@
-"""Loops: where equal blocks of a plan repeat, and that nothing but the printing and the compiling depends on it."""
+"""Loops: where equal blocks of a plan repeat, and that nothing but the printing and the
+compiling depends on it.
+"""
 
 import numpy as np
 import pytest
@@ -9,19 +11,26 @@ from netsor.engine._ir import Loop, loops
 
 
 def decoder(layers):
-    model = ns.models.nanogpt({"n_layer": layers, "n_head": 2, "n_embd": 288, "vocab_size": 100})
+    model = ns.models.nanogpt(
+        {"n_layer": layers, "n_head": 2, "n_embd": 288, "vocab_size": 100}
+    )
     return model.program(tokens=17)[-1], model.widths()
 
 
 def test_loops_are_found_where_they_are():
-    block, other = list("abcdefghijklmnop"), [f"{c}'" for c in "abcdefghijklmnopqrstuvwxyz"]
+    block, other = (
+        list("abcdefghijklmnop"),
+        [f"{c}'" for c in "abcdefghijklmnopqrstuvwxyz"],
+    )
     assert loops([*"first", *block * 3, *"last"]) == [Loop(5, 16, 3)]
     # the step before the loop is that at its end, so that it may begin a step earlier
     assert loops(["x", "p", *block * 3]) == [Loop(1, 16, 3)]
-    assert loops([*other * 2, "x", *block * 4]) == [Loop(0, 26, 2), Loop(53, 16, 4)]  # an encoder and a decoder
+    # an encoder and a decoder
+    assert loops([*other * 2, "x", *block * 4]) == [Loop(0, 26, 2), Loop(53, 16, 4)]
     assert loops([*block[:8] * 2]) == []  # saves too little
     assert loops(list(range(100))) == loops([]) == []
-    assert loops([*block * 2, *block[:7], "other", *block[8:]]) == [Loop(0, 16, 2)]  # two whole ones, not three
+    # two whole ones, not three
+    assert loops([*block * 2, *block[:7], "other", *block[8:]]) == [Loop(0, 16, 2)]
 
 
 def test_a_deep_plan_prints_as_a_shallow_one():
@@ -30,7 +39,9 @@ def test_a_deep_plan_prints_as_a_shallow_one():
     assert len(lines[0]) == len(lines[1])
     (found,) = deep.plan(**widths).loops
     assert found.times > 16
-    assert f"  {found.times} times, with new random numbers each time:" in "\n".join(lines[1])
+    assert f"  {found.times} times, with new random numbers each time:" in "\n".join(
+        lines[1]
+    )
 
 
 def test_blocks_are_told_apart_by_what_they_compute():
@@ -59,11 +70,16 @@ def test_blocks_are_compiled_once():
         net, widths = decoder(layers)
         plan = net.plan(**widths)
         pieces = _jax_pieces.pieces(plan, "float64")
-        assert max(len(piece.steps) for piece in pieces) <= _jax_pieces.LONGEST < len(plan.steps)
+        assert (
+            max(len(piece.steps) for piece in pieces)
+            <= _jax_pieces.LONGEST
+            < len(plan.steps)
+        )
         found.append((len(pieces), {piece.structure for piece in pieces}))
     (few, once), (more, again) = found
     assert once == again  # programs to compile
-    assert more - few == 3 * (few - len(once)) / (6 - 3)  # the blocks between the first and the last have those of one
+    # the blocks between the first and the last have those of one
+    assert more - few == 3 * (few - len(once)) / (6 - 3)
 
 
 @pytest.mark.slow
@@ -76,4 +92,9 @@ def test_loops_unrolled_give_the_same_draws(monkeypatch):
     monkeypatch.setattr(_plan.Plan, "loops", [])
     monkeypatch.setattr(_jax_pieces, "LONGEST", 10**6)
     assert len(_jax_pieces.pieces(net.plan(**widths), "float64")) == 1
-    np.testing.assert_allclose(net.draw(draws=8, seed=3, backend="jax", **widths), looped, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        net.draw(draws=8, seed=3, backend="jax", **widths),
+        looped,
+        rtol=1e-10,
+        atol=1e-12,
+    )

@@ -1,4 +1,6 @@
-"""A thousand random networks at infinite width against a large one; and how many are refused."""
+"""A thousand random networks at infinite width against a large one; and how many are
+refused.
+"""
 
 from collections import Counter
 
@@ -15,10 +17,15 @@ NETWORKS = 1000
 LEVEL = 1e-4  # of all comparisons together
 WIDTHS = 2000, 4000
 DRAWS = 400
-VANISHES = 1e-6  # relative to the largest entry: what varies less is not random in the limit
-FALL = 0.4  # of the distance to a limit that is a number, at 64 times the width: n^(−1/2) falls to an eighth
+# relative to the largest entry: what varies less is not random in the limit
+VANISHES = 1e-6
+# of the distance to a limit that is a number, at 64 times the width: n^(−1/2) falls to
+# an eighth
+FALL = 0.4
 BLUR = (
-    4.0  # times the largest entry's size, over √n: noise that both laws get, for it hides what vanishes like n^(−1/2)
+    # times the largest entry's size, over √n: noise that both laws get, for it hides
+    # what vanishes like n^(−1/2)
+    4.0
 )
 
 
@@ -29,16 +36,29 @@ def smallest_p(net, seed):
     wide = exact_draws(net, DRAWS, seed=seed + 1, n=width)
     assert np.isfinite(limit).all()
     random = np.ptp(limit, axis=0) > VANISHES * np.abs(wide).max()
-    # what is not random in the limit is near it, or comes nearer: a loss that explodes is far at all these widths
-    far = ~random & (np.abs(wide - limit[0]).mean(axis=0) >= 8 * np.maximum(1.0, np.abs(limit[0])) / width**0.5)
+    # what is not random in the limit is near it, or comes nearer: a loss that explodes
+    # is far at all these widths
+    far = ~random & (
+        np.abs(wide - limit[0]).mean(axis=0)
+        >= 8 * np.maximum(1.0, np.abs(limit[0])) / width**0.5
+    )
     if far.any():
         wider = exact_draws(net, DRAWS // 10, seed=seed + 1, n=64 * width)
-        before, after = (np.median(np.abs(u - limit[0]), axis=0)[far] for u in (wide, wider))
+        before, after = (
+            np.median(np.abs(u - limit[0]), axis=0)[far] for u in (wide, wider)
+        )
         assert (after < FALL * before).all()
     size = np.sqrt((wide**2).mean(axis=0)).max()
-    blur = BLUR * size / width**0.5 * np.random.default_rng(seed).standard_normal((2, *wide.shape))
+    blur = (
+        BLUR
+        * size
+        / width**0.5
+        * np.random.default_rng(seed).standard_normal((2, *wide.shape))
+    )
     limit, wide = limit + blur[0], wide + blur[1]
-    found = [stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in np.flatnonzero(random)]
+    found = [
+        stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in np.flatnonzero(random)
+    ]
     return min(found, default=1.0) * max(len(found), 1)
 
 
@@ -65,7 +85,10 @@ def test_a_few_networks():
 def test_networks(part):
     count = NETWORKS // 20
     found, refused = compared(range(part * count, (part + 1) * count))
-    print(f"\n{len(found)} compared, smallest {min(found.values()):.2g}; refused: {dict(refused)}")
+    print(
+        f"\n{len(found)} compared, smallest {min(found.values()):.2g}; refused:"
+        f" {dict(refused)}"
+    )
     assert min(found.values()) > LEVEL / NETWORKS
     assert sum(refused.values()) <= 3
 
@@ -73,5 +96,14 @@ def test_networks(part):
 def test_the_comparison_sees_a_limit_that_is_off():
     _, net = network(0)
     wrong = ns.Program(tuple(1.5 * output for output in net.outputs))
-    limit, wide = exact_draws(wrong, 4 * DRAWS, n=np.inf), exact_draws(net, 4 * DRAWS, seed=12, n=500)
-    assert min(stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])) < LEVEL / NETWORKS
+    limit, wide = (
+        exact_draws(wrong, 4 * DRAWS, n=np.inf),
+        exact_draws(net, 4 * DRAWS, seed=12, n=500),
+    )
+    assert (
+        min(
+            stats.ks_2samp(limit[:, i], wide[:, i]).pvalue
+            for i in range(limit.shape[1])
+        )
+        < LEVEL / NETWORKS
+    )

@@ -1,4 +1,6 @@
-"""Runs of work by chunks: the same bits whoever does it, heard as it goes, and left at once."""
+"""Runs of work by chunks: the same bits whoever does it, heard as it goes, and left at
+once.
+"""
 
 import pickle
 import signal
@@ -29,7 +31,10 @@ def doubled(part, tick):
 
 
 def collected(**how):
-    return sorted((part.start, found) for part, found in run(doubled, chunks(1000, 30), progress=False, **how))
+    return sorted(
+        (part.start, found)
+        for part, found in run(doubled, chunks(1000, 30), progress=False, **how)
+    )
 
 
 def test_any_executor_gives_the_same():
@@ -39,8 +44,18 @@ def test_any_executor_gives_the_same():
         assert collected(executor=threads) == right
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         assert collected(executor=processes) == right
-        with pytest.raises(ValueError, match=r"executor: .* cannot be pickled .* Write its functions with def"):
-            list(run(lambda part, tick: [], chunks(10, 5), executor=processes, progress=False))
+        with pytest.raises(
+            ValueError,
+            match=r"executor: .* cannot be pickled .* Write its functions with def",
+        ):
+            list(
+                run(
+                    lambda part, tick: [],
+                    chunks(10, 5),
+                    executor=processes,
+                    progress=False,
+                )
+            )
 
 
 def test_ticks_count_for_themselves_in_another_process():
@@ -52,7 +67,12 @@ def test_ticks_count_for_themselves_in_another_process():
 
 def test_progress_counts_every_draw_once_and_never_falls():
     heard = []
-    for _ in run(doubled, chunks(1000, 300), workers=2, progress=lambda done, total: heard.append((done, total))):
+    for _ in run(
+        doubled,
+        chunks(1000, 300),
+        workers=2,
+        progress=lambda done, total: heard.append((done, total)),
+    ):
         pass
     assert heard[-1] == (1000, 1000)
     assert heard == sorted(set(heard))
@@ -126,7 +146,9 @@ for _ in run(work, chunks(9, 1), workers=2):
 def test_an_interrupt_is_not_held_up_by_busy_threads():
     """The process ends long before the block that its threads are in."""
     script = INTERRUPTED.format(long=2 * HANG)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         try:
             process.stdout.readline()
             process.send_signal(signal.SIGINT)
@@ -140,10 +162,14 @@ def test_an_interrupt_is_not_held_up_by_busy_threads():
 def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**30)
     check_memory(2.0**30, "x", "y")
-    with pytest.raises(ValueError, match=r"x would need 2 GiB of memory \(available: 1 GiB\); y"):
+    with pytest.raises(
+        ValueError, match=r"x would need 2 GiB of memory \(available: 1 GiB\); y"
+    ):
         check_memory(2.0**31, "x", "y")
     net = ns.paper.layer()
-    with pytest.raises(ValueError, match=r"one draw of all matrices at n=20000 would need .* GiB"):
+    with pytest.raises(
+        ValueError, match=r"one draw of all matrices at n=20000 would need .* GiB"
+    ):
         net.simulate(n=20000, draws=1, progress=False)
     with pytest.raises(ValueError, match="draws=1000000000 of 16 numbers would need"):
         net.simulate(n=16, draws=10**9, progress=False)
@@ -155,18 +181,24 @@ def test_memory_is_what_the_process_may_use():
     assert 2**26 < _memory.memory() < 2**60
 
 
-@pytest.mark.parametrize("wrong", [{"progress": 3}, {"progress": "yes"}, {"executor": 2}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"progress": 3}, {"progress": "yes"}, {"executor": 2}, {"workers": 0}]
+)
 def test_wrong_ways_to_run_are_named(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
         ns.paper.layer().simulate(n=4, draws=2, **wrong)
 
 
 def test_the_memory_of_a_joint_law_is_what_is_said(monkeypatch):
-    """It was a third of it: the law was copied twice, and chunks that wait were not counted."""
+    """It was a third of it: the law was copied twice, and chunks that wait were not
+    counted.
+    """
     n = ns.Width("n")
     net = ns.Program(ns.weight(n, n) @ ns.gaussian(n, 24))
     said = []
-    monkeypatch.setattr(_sampler, "check_memory", lambda size, *words: said.append(size))
+    monkeypatch.setattr(
+        _sampler, "check_memory", lambda size, *words: said.append(size)
+    )
     net.law(n=4, draws=20, progress=False)
     tracemalloc.start()
     try:
@@ -191,4 +223,5 @@ def test_what_cannot_change_is_not_copied():
     assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is not cov
     cov.flags.writeable = False
     assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is cov
-    assert ns.Joint(mean, cov[:], Provenance("exact", "given")).component_cov is not cov  # another one may be written
+    # another one may be written
+    assert ns.Joint(mean, cov[:], Provenance("exact", "given")).component_cov is not cov

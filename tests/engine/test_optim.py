@@ -1,4 +1,6 @@
-"""Optimisers that remember: textbook training in numpy, which matrices are drawn, hyperparameters, infinite width."""
+"""Optimisers that remember: textbook training in numpy, which matrices are drawn,
+hyperparameters, infinite width.
+"""
 
 from functools import cache
 
@@ -20,7 +22,11 @@ STEPS, CLIP = 3, 0.8
 
 
 def network(read=ns.dot):
-    w, v, r = ns.weight(n, 3, name="in"), ns.weight(n, n, name="hidden"), ns.gaussian(n, name="out")
+    w, v, r = (
+        ns.weight(n, 3, name="in"),
+        ns.weight(n, n, name="hidden"),
+        ns.gaussian(n, name="out"),
+    )
     h = ns.tanh(w @ ns.data(X))
     f = read(r, ns.tanh(v @ h))
     return ((f - T) ** 2).mean(), [w, v, r]
@@ -49,7 +55,9 @@ class Textbook:
             self.m = 0.95 * self.m + 0.05 * g
             lr = factor * 0.1
             tall = max(1.0, w.shape[0] / w.shape[1]) ** 0.5
-            return (1 - 0.1 * lr) * w - lr * tall * newton_schulz(0.05 * g + 0.95 * self.m)
+            return (1 - 0.1 * lr) * w - lr * tall * newton_schulz(
+                0.05 * g + 0.95 * self.m
+            )
         lr = factor * 0.05
         self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
         size = np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8
@@ -62,7 +70,10 @@ def trained(kind, width, count, seed):
     rng = np.random.default_rng(seed)
     losses = np.empty((count, STEPS + 1))
     for k in range(count):
-        w = [rng.standard_normal((width, 3)) / 3**0.5, rng.standard_normal((width, width)) / width**0.5]
+        w = [
+            rng.standard_normal((width, 3)) / 3**0.5,
+            rng.standard_normal((width, width)) / width**0.5,
+        ]
         w.append(rng.standard_normal(width))
         by = [Textbook(kind) for _ in w]
         for t in range(STEPS + 1):
@@ -74,7 +85,10 @@ def trained(kind, width, count, seed):
             g = [((dy @ w[1]) * (1 - h * h)).T @ X, dy.T @ h, away @ y / width**0.5]
             norm = np.sqrt(sum((each**2).sum() for each in g))
             g = [each * min(1.0, CLIP / (norm + 1e-6)) for each in g]
-            w = [o.step(a, b, min(1.0, (t + 1) / 3)) for o, a, b in zip(by, w, g, strict=True)]
+            w = [
+                o.step(a, b, min(1.0, (t + 1) / 3))
+                for o, a, b in zip(by, w, g, strict=True)
+            ]
     return losses
 
 
@@ -87,12 +101,23 @@ OURS = {
 
 def losses_of(kind):
     loss, weights = network()
-    after = ns.train(loss, loss, OURS[kind](), STEPS, weights, schedule=lambda t: min(1.0, (t + 1) / 3), clip_norm=CLIP)
+    after = ns.train(
+        loss,
+        loss,
+        OURS[kind](),
+        STEPS,
+        weights,
+        schedule=lambda t: min(1.0, (t + 1) / 3),
+        clip_norm=CLIP,
+    )
     return ns.Program(tuple(after))
 
 
 def smallest(ours, real):
-    return min(stats.ks_2samp(a, b, method="asymp").pvalue for a, b in zip(ours.T, real.T, strict=True))
+    return min(
+        stats.ks_2samp(a, b, method="asymp").pvalue
+        for a, b in zip(ours.T, real.T, strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -104,7 +129,9 @@ def test_steps_have_the_law_of_training(kind):
 
 def test_another_momentum_is_seen(monkeypatch):
     real = trained("nesterov", 12, 300, 1)
-    monkeypatch.setitem(OURS, "nesterov", lambda: ns.optim.SGD(0.1, momentum=0.2, nesterov=True))
+    monkeypatch.setitem(
+        OURS, "nesterov", lambda: ns.optim.SGD(0.1, momentum=0.2, nesterov=True)
+    )
     ours = np.stack(losses_of("nesterov").draw(n=12, draws=1000, seed=2), axis=1)
     assert smallest(ours, real) < 1e-6
 
@@ -116,14 +143,21 @@ def drawn(optimiser, width, steps):
     """The names of the matrices whose entries are numbers of the plan."""
     loss, weights = network()
     outputs = [ns.train(loss, loss, optimiser, steps, weights)[-1]]
-    context = Context({"n": width}, {value: k for k, value in enumerate(topological_order(outputs))})
+    context = Context(
+        {"n": width}, {value: k for k, value in enumerate(topological_order(outputs))}
+    )
     values = topological_order(expand_steps(outputs, context))
-    return {value.op.weight.source.name for value in values if isinstance(value.op, MaterialisedMatMul)}
+    return {
+        value.op.weight.source.name
+        for value in values
+        if isinstance(value.op, MaterialisedMatMul)
+    }
 
 
 def test_a_matrix_is_drawn_if_it_acts_on_more_vectors_than_it_has_columns():
     sgd = ns.optim.SGD(0.1, momentum=0.9)
-    assert "hidden" not in drawn(sgd, 64, 3)  # 2 inputs forward and back, before each of 3 steps, and forward: 14
+    # 2 inputs forward and back, before each of 3 steps, and forward: 14
+    assert "hidden" not in drawn(sgd, 64, 3)
     assert "hidden" in drawn(sgd, 13, 3)
     assert "hidden" in drawn(sgd, 64, 16)
 
@@ -132,7 +166,8 @@ def test_moments_of_adam_need_the_entries():
     adam = ns.optim.AdamW(0.01)
     assert drawn(adam, 4096, 1) == set()
     assert drawn(adam, 4096, 2) == {"in", "hidden"}
-    assert drawn(ns.optim.Adam(0.01, weight_decay=0.1), 4096, 1) == {"in", "hidden"}  # it adds W to the gradient
+    # it adds W to the gradient
+    assert drawn(ns.optim.Adam(0.01, weight_decay=0.1), 4096, 1) == {"in", "hidden"}
 
 
 # Hyperparameters
@@ -141,11 +176,18 @@ def test_moments_of_adam_need_the_entries():
 def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     plans = []
     made = _plan_query.PlanQuery.made
-    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
+    monkeypatch.setattr(
+        _plan_query.PlanQuery,
+        "made",
+        lambda self, shift: plans.append(1) or made(self, shift),
+    )
     _plan_query._kept.cache_clear()
     loss, weights = network()
     rate, decay = ns.hyperparameter("lr"), ns.hyperparameter("decay")
-    by = {"matrices": ns.optim.SGD(rate, momentum=0.5, weight_decay=decay), None: ns.optim.AdamW(0.3 * rate)}
+    by = {
+        "matrices": ns.optim.SGD(rate, momentum=0.5, weight_decay=decay),
+        None: ns.optim.AdamW(0.3 * rate),
+    }
     net = ns.Program(ns.train(loss, loss, by, 2, weights)[-1])
     found = [net.draw(n=16, draws=400, lr=lr, decay=0.1) for lr in (0.0, 0.1, 0.2)]
     assert len(plans) == 1
@@ -153,7 +195,9 @@ def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
     real = net.simulate(n=16, draws=400, seed=3, lr=0.2, decay=0.1)
     assert stats.ks_2samp(found[2], real).pvalue > 1e-4
     _plan_query._kept.cache_clear()
-    np.testing.assert_array_equal(net.draw(n=16, draws=400, lr=0.2, decay=0.1), found[2])
+    np.testing.assert_array_equal(
+        net.draw(n=16, draws=400, lr=0.2, decay=0.1), found[2]
+    )
 
 
 def _attention(std):
@@ -162,22 +206,32 @@ def _attention(std):
     h = x + a.T @ ns.tanh(a @ x)
     q, k, v = (ns.weight(n, n, std=std, name=name) @ h for name in "qkv")
     y = ns.softmax(ns.dot(q, k)) @ v
-    return ns.Program((ns.mean_dot(y[:, None], y[:, None])[0, 0, 0], ns.dot(ns.gaussian(n), y)[0]))
+    return ns.Program(
+        (ns.mean_dot(y[:, None], y[:, None])[0, 0, 0], ns.dot(ns.gaussian(n), y)[0])
+    )
 
 
 def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
     """The law is that of a program with the number, and a grid is planned once."""
     plans, made = [], _plan_query.PlanQuery.made
-    monkeypatch.setattr(_plan_query.PlanQuery, "made", lambda self, shift: plans.append(1) or made(self, shift))
+    monkeypatch.setattr(
+        _plan_query.PlanQuery,
+        "made",
+        lambda self, shift: plans.append(1) or made(self, shift),
+    )
     _plan_query._kept.cache_clear()
     net = _attention(ns.hyperparameter("std"))
     grid = [net.draw(n=24, draws=1000, seed=2, std=std) for std in (0.5, 0.7, 1.3)]
     assert len(plans) == 1
     for std, found in ((0.5, grid[0]), (1.3, grid[2])):
-        for a, b in zip(found, _attention(std).draw(n=24, draws=1000, seed=1), strict=True):
+        for a, b in zip(
+            found, _attention(std).draw(n=24, draws=1000, seed=1), strict=True
+        ):
             assert stats.ks_2samp(a, b).pvalue > 1e-4 / 4
     assert stats.ks_2samp(grid[1][0], grid[2][0]).pvalue < 1e-20
-    loss = ns.mean_dot(ns.gaussian(4), ns.weight(4, 4, std=ns.hyperparameter("std")) @ ns.gaussian(4))
+    loss = ns.mean_dot(
+        ns.gaussian(4), ns.weight(4, 4, std=ns.hyperparameter("std")) @ ns.gaussian(4)
+    )
     with pytest.raises(ns.TraceError, match="has a scalar as std: give it a number"):
         ns.step(loss, loss, 0.1)
 
@@ -228,25 +282,38 @@ def test_muon_with_momentum_at_infinite_width():
     loss, weights = network(ns.mean_dot)
     rates = {"in": lambda fan_in, fan_out: 0.2 * fan_out**0.5, "hidden": 0.2}
     by = {
-        **{k: ns.optim.Muon(rate, 0.0, eps=0.0, adjust_lr_fn=lambda a, b: 1.0) for k, rate in rates.items()},
+        **{
+            k: ns.optim.Muon(rate, 0.0, eps=0.0, adjust_lr_fn=lambda a, b: 1.0)
+            for k, rate in rates.items()
+        },
         None: ns.optim.SGD(lambda fan_in, fan_out: 0.5 * fan_out),
     }
     net = ns.Program(ns.train(loss, loss, by, 2, weights)[-1])
     wide = net.draw(n=512, draws=16)
-    assert abs(net.law(n=ns.inf).mean() - wide.mean()) < 4 * wide.std() / 4 + 0.01 * wide.mean()
+    assert (
+        abs(net.law(n=ns.inf).mean() - wide.mean())
+        < 4 * wide.std() / 4 + 0.01 * wide.mean()
+    )
 
 
 def test_moments_of_adam_are_refused_at_infinite_width():
     loss, weights = network(ns.mean_dot)
     adam = ns.optim.Adam(lambda fan_in, fan_out: 0.1 / fan_in, eps=0.0)
-    with pytest.raises(ns.ExactError, match=r"moments of Adam.*finite widths have an exact law"):
+    with pytest.raises(
+        ns.ExactError, match=r"moments of Adam.*finite widths have an exact law"
+    ):
         ns.Program(ns.train(loss, loss, adam, 2, weights[1])[-1]).law(n=ns.inf)
 
 
 def test_eps_of_muon_is_refused_where_the_gradient_vanishes():
     loss, weights = network(ns.mean_dot)
-    with pytest.raises(ns.ExactError, match=r"a step of Muon with eps=1e-07 at infinite width.*take eps=0"):
-        ns.Program(ns.step(loss, loss, optimiser=ns.optim.Muon(0.1), weights=weights[0])).law(n=ns.inf)
+    with pytest.raises(
+        ns.ExactError,
+        match=r"a step of Muon with eps=1e-07 at infinite width.*take eps=0",
+    ):
+        ns.Program(
+            ns.step(loss, loss, optimiser=ns.optim.Muon(0.1), weights=weights[0])
+        ).law(n=ns.inf)
 
 
 def test_clipping_is_refused_at_infinite_width():

@@ -31,21 +31,31 @@ def test_products_with_a_matrix_share_their_sources():
     x = ns.gaussian(n, 2)
     g, h = ns.weight(n, n) @ x, ns.weight(n, n) @ x
     both = ns.join([g, h])
-    assert orders_of(ns.mean_dot(both, both)) == [np.kron(np.eye(2, dtype=int) + 1, [[1, 1], [1, 1]]).tolist()]
+    assert orders_of(ns.mean_dot(both, both)) == [
+        np.kron(np.eye(2, dtype=int) + 1, [[1, 1], [1, 1]]).tolist()
+    ]
 
 
 def test_outputs_of_nonlinearities_depend_on_their_arguments():
     x, y = ns.gaussian(n), ns.gaussian(n)
     f = ns.tanh(x)
-    assert orders_of(ns.mean_dot(f, x), ns.mean_dot(f, y), ns.mean_dot(f, ns.tanh(y))) == [ONE, SMALL, ONE]
+    assert orders_of(
+        ns.mean_dot(f, x), ns.mean_dot(f, y), ns.mean_dot(f, ns.tanh(y))
+    ) == [ONE, SMALL, ONE]
 
 
 def test_arithmetic():
     x, y = ns.gaussian(n), ns.gaussian(n)
     small, one = ns.mean_dot(x, y), ns.mean_dot(x, x)
-    assert orders_of(small * one, small + one, small - small * one, 0.0 * one, ns.dot(x, y)) == [
-        SMALL, ONE, SMALL, ZERO, ONE,
-    ]  # fmt: skip
+    assert orders_of(
+        small * one, small + one, small - small * one, 0.0 * one, ns.dot(x, y)
+    ) == [
+        SMALL,
+        ONE,
+        SMALL,
+        ZERO,
+        ONE,
+    ]
     assert orders_of(ns.mean_dot(x + small * y, y)) == [SMALL]
 
 

@@ -1,4 +1,6 @@
-"""Every pass leaves a graph that satisfies the specification, with a place for every value that it makes."""
+"""Every pass leaves a graph that satisfies the specification, with a place for every
+value that it makes.
+"""
 
 from dataclasses import replace
 
@@ -21,14 +23,19 @@ from ..steps import stepped as stepped_programs
 
 
 def checked(outputs, context):
-    """The specification; and seeds are made from the places of values in the program as written."""
+    """The specification; and seeds are made from the places of values in the program as
+    written.
+    """
     verify(outputs)
     assert all(value in context.origin for value in topological_order(outputs))
 
 
 def begun(net, width):
     outputs = narrow(net.outputs)
-    context = Context(dict.fromkeys(net.widths, width), {v: k for k, v in enumerate(topological_order(outputs))})
+    context = Context(
+        dict.fromkeys(net.widths, width),
+        {v: k for k, v in enumerate(topological_order(outputs))},
+    )
     checked(outputs, context)
     return outputs, context
 
@@ -38,7 +45,9 @@ def acts(outputs):
     found = {}
     for value in topological_order(outputs):
         if isinstance(value.op, ops.MatMul):
-            found.setdefault(value.op.weight.source, []).extend(value.op.weight.members.ravel().tolist())
+            found.setdefault(value.op.weight.source, []).extend(
+                value.op.weight.members.ravel().tolist()
+            )
     return found.values()
 
 
@@ -52,8 +61,15 @@ def followed(net, width):
         checked(outputs, context)
         assert [value.shape for value in outputs] == shapes
         if step.name == "distinct":
-            weights = [value.op.weight for value in topological_order(outputs) if isinstance(value.op, ops.MatMul)]
-            assert all(len(np.unique(weight.members)) == weight.members.size for weight in weights)
+            weights = [
+                value.op.weight
+                for value in topological_order(outputs)
+                if isinstance(value.op, ops.MatMul)
+            ]
+            assert all(
+                len(np.unique(weight.members)) == weight.members.size
+                for weight in weights
+            )
         if step.name == "reuse":
             assert all(len(set(members)) == len(members) for members in acts(outputs))
         seen |= {type(value.op) for value in topological_order(outputs)}
@@ -82,7 +98,12 @@ def test_passes_leave_well_formed_steps(built):
 def test_a_program_with_every_operation_that_passes_add(monkeypatch):
     """So that their rows of the specification are read."""
     n = ns.Width("n")
-    w, x, b, c = ns.weight(n, n), ns.gaussian(n, 2), ns.gaussian(n, 2), ns.gaussian(n, 2)
+    w, x, b, c = (
+        ns.weight(n, n),
+        ns.gaussian(n, 2),
+        ns.gaussian(n, 2),
+        ns.gaussian(n, 2),
+    )
     y = w @ ns.tanh(w.T @ (w @ x + b))
     p = ns.softmax(ns.dot(y, ns.weight(n, n) @ x + c))
     after = ns.step(p, p[0, 0], 0.1, "adam")
@@ -118,13 +139,17 @@ BROKEN = {
     "made a vector": ns.Vector(ops.Dot(X, X, 0.5), (2, 2), n),
     "matrix of another space": wrong(W @ X, op=ops.MatMul(W, Z, each=False)),
     "each": wrong(W.each(X), op=ops.MatMul(W, Y, each=True), shape=(3,)),
-    "members": wrong(W @ X, op=ops.MatMul(replace(W, members=np.array([0, 2])), X, each=False)),
+    "members": wrong(
+        W @ X, op=ops.MatMul(replace(W, members=np.array([0, 2])), X, each=False)
+    ),
     "combined": wrong(np.ones((4, 2)) @ X, op=ops.Mix(ns.dot(X, X), Y), shape=(2,)),
     "positions": wrong(X[[0, 1, 0]], op=ops.Take(X, np.array([0, 2, 0]))),
     "negative positions": wrong(X[[0, 1, 0]], op=ops.Take(X, np.array([0, -1, 0]))),
     "joined": wrong(ns.join([X, Y]), op=ops.Join((X, Z))),
     "concatenated": wrong(ns.concat(X), width=n),
-    "turned": wrong(ns.rotary(X), op=replace(ns.rotary(X).op, positions=np.arange(3.0))),
+    "turned": wrong(
+        ns.rotary(X), op=replace(ns.rotary(X).op, positions=np.arange(3.0))
+    ),
     "data": wrong(ns.data(np.ones((2, 3))), width=ns.Width(4)),
     "initial": wrong(X, op=replace(X.op, factor=np.eye(3))),
 }
@@ -132,20 +157,41 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_the_specification_refuses_a_broken_graph(case):
-    verify([X + X, 2.0 * X, W @ X, W.each(X), ns.concat(X), ns.rotary(X), ns.join([X, Y]), ns.dot(X, X)])
+    verify(
+        [
+            X + X,
+            2.0 * X,
+            W @ X,
+            W.each(X),
+            ns.concat(X),
+            ns.rotary(X),
+            ns.join([X, Y]),
+            ns.dot(X, X),
+        ]
+    )
     with pytest.raises(SpecificationError):
         verify([BROKEN[case]])
 
 
 @pytest.mark.parametrize("width", [5, ns.inf])
 def test_what_is_written_twice_is_one(width):
-    """A difference of the same product is 0 to the last digit, and its matrix draws no more than once."""
+    """A difference of the same product is 0 to the last digit, and its matrix draws no
+    more than once.
+    """
     n = ns.Width("n")
     w = ns.weight(n, n, batch=2)
     x = ns.gaussian(n, 2)
-    for y in (w[0] @ x - w[0] @ x, ns.relu(w @ x) - ns.relu(w @ x), w[[1, 1]] @ x - w[[1, 1]] @ x, w.T @ x - w.T @ x):
+    for y in (
+        w[0] @ x - w[0] @ x,
+        ns.relu(w @ x) - ns.relu(w @ x),
+        w[[1, 1]] @ x - w[[1, 1]] @ x,
+        w.T @ x - w.T @ x,
+    ):
         law = ns.Program(y[(0,) * y.ndim]).law(n=width, draws=100, progress=False)
         assert law.var() == 0
         assert (law.cdf(-1e-300), law.cdf(0.0)) == (0, 1)
-    once, twice = (ns.Program(y[0]).plan(n=width).random_numbers for y in (w[0] @ x, w[0] @ x + w[0] @ x))
+    once, twice = (
+        ns.Program(y[0]).plan(n=width).random_numbers
+        for y in (w[0] @ x, w[0] @ x + w[0] @ x)
+    )
     assert once == twice

@@ -32,7 +32,9 @@ n = ns.Width("n")
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(programs(steps=10))
 def test_a_plan_is_a_straight_line(built):
-    """Every array is made once, before it is read, with the shape that the plan says, and let go after its last use."""
+    """Every array is made once, before it is read, with the shape that the plan says,
+    and let go after its last use.
+    """
     plan = make_plan(built.net.outputs, built.widths)
     streams, made, live, peak = Streams(0, 0), {}, set(), 0
     for step, (dead, _) in zip(plan.steps, plan.live, strict=True):
@@ -43,7 +45,10 @@ def test_a_plan_is_a_straight_line(built):
         else:
             given = [made[arg] if arg.value is None else arg.value for arg in step.args]
             made[step.out] = compute(NUMPY, step.kind, given, step.params)
-        assert made[step.out].shape == (5, *step.out.shape) or made[step.out].shape == (1, *step.out.shape)
+        assert made[step.out].shape == (5, *step.out.shape) or made[step.out].shape == (
+            1,
+            *step.out.shape,
+        )
         live.add(step.out)
         peak = max(peak, sum(register.size for register in live))
         live -= dead
@@ -51,14 +56,21 @@ def test_a_plan_is_a_straight_line(built):
     assert plan.bytes == 8 * peak
     # and the runner, which writes over what is not needed any more, finds the same
     streams = Streams(0, 0)
-    again = run(plan, lambda step: streams.draw(step, 5), lambda register: register.value, in_numpy)
+    again = run(
+        plan,
+        lambda step: streams.draw(step, 5),
+        lambda register: register.value,
+        in_numpy,
+    )
     for register, found in zip((plan.mean, plan.columns), again, strict=True):
         right = made[register] if register.value is None else register.value
         np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("width", [16, ns.inf])
-@pytest.mark.parametrize("net", [attention_layer.net()[0], residual_block.net(), recurrent.net()])
+@pytest.mark.parametrize(
+    "net", [attention_layer.net()[0], residual_block.net(), recurrent.net()]
+)
 def test_random_numbers_are_those_of_the_law(net, width):
     law = net.law(n=width, draws=10)
     law = law.mixture if isinstance(law, ns.HeadSum) else law
@@ -72,7 +84,9 @@ def test_what_is_printed():
     assert "W^K x: along the frame" in shown
     assert "23 random numbers, " in shown
     assert "note: clip at 100 acts as the identity" in shown
-    assert "known without a draw" in str(ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n))).plan(n=ns.inf))
+    assert "known without a draw" in str(
+        ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n))).plan(n=ns.inf)
+    )
 
 
 def test_a_plan_refuses_what_would_not_fit():
@@ -100,7 +114,9 @@ def test_the_estimate_of_time_grows_with_the_work():
 
 
 def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
-    """What a matrix adds to vectors that are drawn, where sources that are never drawn are as many as coordinates."""
+    """What a matrix adds to vectors that are drawn, where sources that are never drawn
+    are as many as coordinates.
+    """
     x = ns.gaussian(n, 2, mean=0.7)
     net = ns.Program(0.5 * x + ns.weight(n, n) @ ns.relu(x))
     plan = net.plan(n=100_000)
@@ -113,7 +129,9 @@ def test_an_array_for_all_replicas_is_not_overwritten():
     """As a function makes whose result is the same in every replica."""
     made = make_plan(ns.paper.layer().outputs, {"n": 8}).mean
     step = Step("multiply", made, (made, made), {}, "", 0)
-    np.testing.assert_array_equal(in_numpy(step, [np.full((1, 2), 2.0), np.ones((3, 2))], 0), np.full((3, 2), 2.0))
+    np.testing.assert_array_equal(
+        in_numpy(step, [np.full((1, 2), 2.0), np.ones((3, 2))], 0), np.full((3, 2), 2.0)
+    )
 
 
 @pytest.mark.parametrize("edges", ["random", "path", "none"])
@@ -121,19 +139,26 @@ def test_connected_components_are_those_of_scipy(edges):
     """With the same numbers, which fix the order of groups and so the seeds."""
     rng = np.random.default_rng(0)
     for count in (1, 2, 7, 50, 300):
-        if edges == "path":  # through all numbers, in any order: the longest way to the least of them
+        # through all numbers, in any order: the longest way to the least of them
+        if edges == "path":
             order = rng.permutation(count)
             first, second = order[:-1], order[1:]
         else:
-            first, second = rng.integers(0, count, (2, rng.integers(0, count) if edges == "random" else 0))
+            first, second = rng.integers(
+                0, count, (2, rng.integers(0, count) if edges == "random" else 0)
+            )
         graph = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
         found = np.unique(connected(count, first, second), return_inverse=True)[1]
         np.testing.assert_array_equal(found, connected_components(graph, False)[1])
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))]
+)
 def test_a_copy_of_a_program_is_planned_as_the_program(copied):
-    """Its functions are those that the engine knows, also where it was sent to another process."""
+    """Its functions are those that the engine knows, also where it was sent to another
+    process.
+    """
     x = ns.gelu(ns.weight(n, n) @ ns.gaussian(n, 3))
     net = ns.Program(x * x + ns.nn.attention(x, heads=2, mask="causal"))
     for width in (16, ns.inf):
@@ -146,14 +171,20 @@ def test_a_copy_of_a_program_is_planned_as_the_program(copied):
 
 @pytest.mark.parametrize("width", [16, ns.inf])
 def test_planning_leaves_no_garbage(width):
-    """It runs without the garbage collector, so everything but the plan must be freed without it."""
+    """It runs without the garbage collector, so everything but the plan must be freed
+    without it.
+    """
     x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 3))
     net = ns.Program(ns.weight(n, n) @ ns.nn.attention(x, heads=2))
     gc.collect()
     gc.disable()
     try:
         plan = make_plan(net.outputs, {"n": width})
-        left = [x for x in gc.get_objects() if isinstance(x, LoweredVector | FrameBatch | Context)]
+        left = [
+            x
+            for x in gc.get_objects()
+            if isinstance(x, LoweredVector | FrameBatch | Context)
+        ]
     finally:
         gc.enable()
     assert plan.steps
@@ -161,8 +192,11 @@ def test_planning_leaves_no_garbage(width):
 
 
 def test_planning_keeps_no_garbage_of_others():
-    """Objects that were called old after every plan were never looked at again: cycles were never freed."""
-    x, cycle = ns.gaussian(n), {Context}  # a set can be referred to weakly, and hold what refers to it
+    """Objects that were called old after every plan were never looked at again: cycles
+    were never freed.
+    """
+    # a set can be referred to weakly, and hold what refers to it
+    x, cycle = ns.gaussian(n), {Context}
     kept = weakref.ref(cycle)
     cycle.add(cycle.add)
     del cycle

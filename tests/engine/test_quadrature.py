@@ -1,4 +1,6 @@
-"""At infinite width, every replica has quadrature nodes of its own: their error is a standard error."""
+"""At infinite width, every replica has quadrature nodes of its own: their error is a
+standard error.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ X, T = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]]), np.array([1.0, -1.0])
 
 
 def moved(rate=0.5):
-    """Output after a step of the hidden matrix; E[r tanh(k + 2·rate·r tanh'(k))] at infinite width, r and k N(0, 1)."""
+    """Output after a step of the hidden matrix; E[r tanh(k + 2·rate·r tanh'(k))] at
+    infinite width, r and k N(0, 1).
+    """
     f = ns.mean_dot(ns.gaussian(n), ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
     return ns.step(f, (f - 1) ** 2, rate)
 
@@ -26,25 +30,36 @@ def truth(rate=0.5):
 
 
 def trained(layers, steps, rate=0.3):
-    """A µP network of so many layers with tanh, after full steps of SGD on two inputs."""
-    w = [ns.weight(n, 3, name="in"), *(ns.weight(n, n, name=f"hidden{k}") for k in range(layers - 2))]
+    """A µP network of so many layers with tanh, after full steps of SGD on two
+    inputs.
+    """
+    w = [
+        ns.weight(n, 3, name="in"),
+        *(ns.weight(n, n, name=f"hidden{k}") for k in range(layers - 2)),
+    ]
     r = ns.gaussian(n, name="out")
     g = w[0] @ ns.data(X)
     for hidden in w[1:]:
         g = hidden @ ns.tanh(g)
     f = ns.mean_dot(r, ns.tanh(g))
     found = f, 0.5 * ((f - T) ** 2).sum()
-    rates = {name: lambda fan_in, fan_out: rate * fan_out for name in ("in", "out")} | {None: rate}
+    rates = {name: lambda fan_in, fan_out: rate * fan_out for name in ("in", "out")} | {
+        None: rate
+    }
     for _ in range(steps):
         found = ns.step(found, found[1], rates, weights=[*w, r])
     return found[0]
 
 
 def after_five_steps():
-    """The outputs of two layers after five steps, by product quadrature over the Gaussians of a neuron."""
+    """The outputs of two layers after five steps, by product quadrature over the
+    Gaussians of a neuron.
+    """
     z, weight = np.polynomial.hermite_e.hermegauss(40)
     *inputs, r = (u.ravel() for u in np.meshgrid(z, z, z))
-    weights = np.prod(np.meshgrid(weight, weight, weight), axis=0).ravel() / weight.sum() ** 3
+    weights = (
+        np.prod(np.meshgrid(weight, weight, weight), axis=0).ravel() / weight.sum() ** 3
+    )
     g = np.linalg.cholesky(X @ X.T / 3) @ inputs
     for _ in range(5):
         h = np.tanh(g)
@@ -68,7 +83,8 @@ def test_draws_differ_by_their_nodes_and_their_mean_is_the_truth():
     error = found.std(ddof=1) / 8
     assert 1e-7 < error < 1e-3
     assert abs(found.mean() - truth()) < 4.5 * error
-    assert abs(net.draw(n=inf, draws=64).mean() - truth(0.55)) > 100 * error  # another rate would be noticed
+    # another rate would be noticed
+    assert abs(net.draw(n=inf, draws=64).mean() - truth(0.55)) > 100 * error
     assert np.array_equal(net.draw(n=inf, draws=5), found[:5])
 
 
@@ -84,9 +100,12 @@ def test_the_error_of_a_law_covers_and_falls_with_draws():
 
 def test_errors_cover_as_often_as_standard_errors_do():
     net = ns.Program(moved())
-    found = [net.law(n=inf, draws=16, seed=seed).with_error.mean() for seed in range(40)]
+    found = [
+        net.law(n=inf, draws=16, seed=seed).with_error.mean() for seed in range(40)
+    ]
     z = np.array([(value - truth()) / error for value, error in found])
-    assert 0.6 < np.sqrt(np.mean(z**2)) < 1.6  # χ² with 40 degrees of freedom leaves this once in 10,000 times
+    # χ² with 40 degrees of freedom leaves this once in 10,000 times
+    assert 0.6 < np.sqrt(np.mean(z**2)) < 1.6
     assert abs(z.mean()) < 4 / np.sqrt(40)
 
 
@@ -101,8 +120,11 @@ def test_two_layers_after_five_steps():
 
 @pytest.mark.slow
 def test_three_layers_after_five_steps():
-    value, error = ns.Program(trained(3, 5)).law(n=inf, draws=256 * 400).with_error.mean()
-    other = np.array([0.00008, 0.00009])  # by populations of nodes, in a program of its own
+    value, error = (
+        ns.Program(trained(3, 5)).law(n=inf, draws=256 * 400).with_error.mean()
+    )
+    # by populations of nodes, in a program of its own
+    other = np.array([0.00008, 0.00009])
     assert (np.abs(value - [0.84104, -0.86442]) < 4.5 * np.hypot(error, other)).all()
     assert error.max() < 1.5e-4
 
@@ -119,9 +141,14 @@ def test_a_zero_by_symmetry_is_zero_within_its_error():
 
 def test_what_kernels_do_not_tell_is_refused():
     x, r = ns.gaussian(n), ns.gaussian(n)
-    net = ns.Program((ns.mean_dot(x, x), ns.mean_dot(ns.tanh(ns.tanh(x) * ns.tanh(r) + x), r)))[1]  # exactly 0
+    # exactly 0
+    net = ns.Program(
+        (ns.mean_dot(x, x), ns.mean_dot(ns.tanh(ns.tanh(x) * ns.tanh(r) + x), r))
+    )[1]
     for reading in (net.law, net.draw):
-        with pytest.raises(ValueError, match="Gaussian expectations are too inexact for this law"):
+        with pytest.raises(
+            ValueError, match="Gaussian expectations are too inexact for this law"
+        ):
             reading(n=inf, draws=2)
 
 
@@ -147,7 +174,9 @@ def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypat
 
 
 def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
-    """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian expectations are off."""
+    """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian
+    expectations are off.
+    """
     asked = []
     block = _quadrature_error.sample_block
 
@@ -162,21 +191,31 @@ def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
 
 
 def test_the_square_of_a_zero_is_covered(tmp_path):
-    """Errors of nodes make a square positive: 3.7e-6 ± 2.6e-7 alone, and ± 2.8e-9 beside another output, for 0."""
+    """Errors of nodes make a square positive: 3.7e-6 ± 2.6e-7 alone, and ± 2.8e-9
+    beside another output, for 0.
+    """
     f = moved()
     square = (f - moved()) ** 2  # of two outputs with one limit
     alone = ns.Program(square).law(n=inf, draws=256 * 64)
     both = ns.Program((f, square)).law(n=inf, draws=256 * 64)
     both.save(tmp_path / "law.npz")
     kept = ns.load(tmp_path / "law.npz")
-    found = [alone, both[1], both.marginal([1])[0], both.combination([0, 1]), both.combination([[0, 1]])[0], kept[1]]
+    found = [
+        alone,
+        both[1],
+        both.marginal([1])[0],
+        both.combination([0, 1]),
+        both.combination([[0, 1]])[0],
+        kept[1],
+    ]
     for law in found:
         value, error = law.with_error.mean()
         assert 0 < value < 2 * error < 1e-4
     values, errors = both.with_error.mean()
     assert values[1] < 2 * errors[1]
     only = ns.Program(f).law(n=inf, draws=256 * 64).with_error.mean()
-    assert errors[0] == pytest.approx(only.error, rel=0.05)  # the other output does not make it larger
+    # the other output does not make it larger
+    assert errors[0] == pytest.approx(only.error, rel=0.05)
 
 
 def test_the_square_of_a_zero_that_meets_random_scores_is_covered():

@@ -1,4 +1,6 @@
-"""Random programs over the whole language: their law at infinite width is that of a large one."""
+"""Random programs over the whole language: their law at infinite width is that of a
+large one.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,15 +13,25 @@ from scipy import stats
 
 import netsor as ns
 
-from ..programs import Built, example, limit_programs, programs, random_limit_program, random_program
+from ..programs import (
+    Built,
+    example,
+    limit_programs,
+    programs,
+    random_limit_program,
+    random_program,
+)
 from .compare import apart, exact_draws
 
 LEVEL = 1e-8  # of one test of distribution functions or of spreads; some 20 a program
-SHIFT = 0.04  # what the distribution function may be off by at the finite width, besides noise
+# what the distribution function may be off by at the finite width, besides noise
+SHIFT = 0.04
 STRETCH = 0.08  # and the logarithm of the spread
 WIDE = (1000, 50_000)  # the widths of the comparison
-NORMAL = 0.7790  # the mean distance of a standard normal from its median, cut as in `cut_distances`
-NOISE = 8.0  # what vanishes in the limit is at most so many times the size of the program, over √n
+# the mean distance of a standard normal from its median, cut as in `cut_distances`
+NORMAL = 0.7790
+# what vanishes in the limit is at most so many times the size of the program, over √n
+NOISE = 8.0
 
 
 def quantiles_apart(a, b):
@@ -29,7 +41,9 @@ def quantiles_apart(a, b):
 
 @dataclass(frozen=True)
 class Column:
-    """One entry of the outputs, or a mixture of entries, in the limit and at the widths that are compared."""
+    """One entry of the outputs, or a mixture of entries, in the limit and at the widths
+    that are compared.
+    """
 
     kind: str
     number: int
@@ -42,7 +56,9 @@ class Column:
 
 
 def columns(limit, wide):
-    """Every entry, and mixtures of entries. What vanishes in the limit is noise next to entries that may cancel."""
+    """Every entry, and mixtures of entries. What vanishes in the limit is noise next to
+    entries that may cancel.
+    """
     whole = size(wide[-1])
     weights = np.random.default_rng(3).standard_normal((limit.shape[1], 3))
     weights[np.ptp(limit, axis=0) < 1e-6 * whole] = 0
@@ -52,7 +68,9 @@ def columns(limit, wide):
     for i in range(weights.shape[1]):
         if weights[:, i].any():
             mix = weights[:, i] / scale
-            yield Column("mixture", i, limit @ mix, tuple(sample @ mix for sample in wide))
+            yield Column(
+                "mixture", i, limit @ mix, tuple(sample @ mix for sample in wide)
+            )
 
 
 def size(sample):
@@ -61,10 +79,12 @@ def size(sample):
 
 
 def disagreements(limit, wide, widths):
-    """Entry by entry, and in mixtures of entries: how far laws are apart that are not near enough.
+    """Entry by entry, and in mixtures of entries: how far laws are apart that are not
+    near enough.
 
-    A distance of distribution functions if the entry is random in the limit; of quantiles if it is not. `wide` are
-    samples at growing widths. The last is compared; those before it say how large its fluctuation is.
+    A distance of distribution functions if the entry is random in the limit; of
+    quantiles if it is not. `wide` are samples at growing widths. The last is compared;
+    those before it say how large its fluctuation is.
     """
     noise = NOISE * size(wide[-1]) / widths[-1] ** 0.5
     found = {}
@@ -76,8 +96,15 @@ def disagreements(limit, wide, widths):
             if column.kind == "entry" and distance > max(0.1 * largest, noise):
                 found[column.kind, column.number, "quantiles"] = distance
         else:
-            a = a + fluctuation(column, widths) * np.random.default_rng(5).standard_normal(len(a))
-            found.update({(column.kind, column.number, what): by for what, by in apart_in_law(a, b)})
+            a = a + fluctuation(column, widths) * np.random.default_rng(
+                5
+            ).standard_normal(len(a))
+            found.update(
+                {
+                    (column.kind, column.number, what): by
+                    for what, by in apart_in_law(a, b)
+                }
+            )
     return found
 
 
@@ -95,12 +122,15 @@ def apart_in_law(a, b):
 
 
 def fluctuation(column, widths):
-    """The standard deviation of what is left of a limit at the largest width, as the smaller widths predict it.
+    """The standard deviation of what is left of a limit at the largest width, as the
+    smaller widths predict it.
 
-    A sum over n coordinates fluctuates around its limit by a normal of order n^(−1/2). This may be more than the
-    spread of the limit, at any width that a test can draw. Its variance is what the variance at a width has more than
-    that of the limit. It falls like 1/n, so that the width before the last predicts it for the last. A wrong limit
-    stays wrong: the same difference at both widths predicts a fiftieth of itself. No prediction is made from one width.
+    A sum over n coordinates fluctuates around its limit by a normal of order n^(−1/2).
+    This may be more than the spread of the limit, at any width that a test can draw.
+    Its variance is what the variance at a width has more than that of the limit. It
+    falls like 1/n, so that the width before the last predicts it for the last. A wrong
+    limit stays wrong: the same difference at both widths predicts a fiftieth of itself.
+    No prediction is made from one width.
     """
     if len(widths) == 1:
         return 0.0
@@ -109,30 +139,39 @@ def fluctuation(column, widths):
 
 
 def cut_distances(sample, centre):
-    """Distances from a centre, cut where a twentieth lies beyond, so that no tail decides."""
+    """Distances from a centre, cut where a twentieth lies beyond, so that no tail
+    decides.
+    """
     far = np.abs(sample - centre)
     return np.minimum(far, np.quantile(far, 0.95))
 
 
 def spread(sample):
-    """The mean distance from the median, in units of that of a standard normal: its standard deviation if normal."""
+    """The mean distance from the median, in units of that of a standard normal: its
+    standard deviation if normal.
+    """
     return cut_distances(sample, np.median(sample)).mean() / NORMAL
 
 
 def stretch(a, b):
     """The logarithm of the ratio of two samples' spreads, with its standard error.
 
-    A scale that is wrong moves the distribution function by little: a third more is 0.07. Of spreads it is 0.29.
+    A scale that is wrong moves the distribution function by little: a third more is
+    0.07. Of spreads it is 0.29.
     """
     both = np.concatenate([a, b])
     far = cut_distances(both, np.median(both))
     one, two = far[: len(a)], far[len(a) :]
-    error = np.sqrt(sum(part.var() / len(part) / part.mean() ** 2 for part in (one, two)))
+    error = np.sqrt(
+        sum(part.var() / len(part) / part.mean() ** 2 for part in (one, two))
+    )
     return np.log(one.mean() / two.mean()), error
 
 
 def compared(built, draws, refused):
-    """Compare a program at infinity and at two widths; one that the engine refuses is counted by its reason."""
+    """Compare a program at infinity and at two widths; one that the engine refuses is
+    counted by its reason.
+    """
     net = built.net
     if not built.widths:
         return
@@ -158,15 +197,19 @@ def wrong_entries(limit, at):
         found = disagreements(limit, tuple(wide), WIDE[:count])
         if not found:
             return {}
-    # a program that vanishes in the limit has no size to compare with: there the distance must fall like 1/√n
+    # a program that vanishes in the limit has no size to compare with: there the
+    # distance must fall like 1/√n
     return {
         (kind, i, what): distance
         for (kind, i, what), distance in found.items()
-        if what != "quantiles" or distance > 0.4 * quantiles_apart(limit[:, i], wide[0][:, i])
+        if what != "quantiles"
+        or distance > 0.4 * quantiles_apart(limit[:, i], wide[0][:, i])
     }
 
 
-ANY = st.one_of(limit_programs(), limit_programs(), programs(steps=8, fixed_widths=False))
+ANY = st.one_of(
+    limit_programs(), limit_programs(), programs(steps=8, fixed_widths=False)
+)
 REASONS = (
     "a score of factors that share a source",
     "a score that depends on terms of order 1/n",
@@ -187,12 +230,16 @@ def check_reasons(refused):
 
 
 def test_random_limits():
-    """The same programs with every version of hypothesis: some are far from their limit at any width of a test."""
+    """The same programs with every version of hypothesis: some are far from their limit
+    at any width of a test.
+    """
     refused = Counter()
     for number in range(5):
         compared(example(random_limit_program, number, seed=0), 400, refused)
     for number in range(3):
-        compared(example(random_program, number, seed=0, fixed_widths=False), 400, refused)
+        compared(
+            example(random_program, number, seed=0, fixed_widths=False), 400, refused
+        )
     check_reasons(refused)
 
 
@@ -203,7 +250,12 @@ def test_many_random_limits(part):
     refused = Counter()
 
     @seed(part)
-    @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=500,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(ANY)
     def run(built):
         compared(built, 800, refused)
@@ -216,15 +268,19 @@ DRAWS = 4000
 
 
 def fluctuating(share, scale=1.0, exponent=0.5):
-    """Draws with a limit, and draws at a width with a fluctuation: at the largest width a share of the spread.
+    """Draws with a limit, and draws at a width with a fluctuation: at the largest width
+    a share of the spread.
 
-    The limit is too wide by a factor `scale`; the fluctuation falls like a power of the width.
+    The limit is too wide by a factor `scale`; the fluctuation falls like a power of the
+    width.
     """
     rng = np.random.default_rng(0)
     limit = scale * rng.exponential(size=(DRAWS, 1))
 
     def at(width):
-        fluctuation = share * (WIDE[-1] / width) ** exponent * rng.standard_normal((DRAWS, 1))
+        fluctuation = (
+            share * (WIDE[-1] / width) ** exponent * rng.standard_normal((DRAWS, 1))
+        )
         return rng.exponential(size=(DRAWS, 1)) + fluctuation
 
     return limit, at
@@ -238,7 +294,9 @@ def test_a_fluctuation_of_the_known_order_is_no_disagreement(share):
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("scale", [0.6, 1.5])
 def test_a_wrong_spread_is_seen_next_to_a_fluctuation(share, scale):
-    assert "spreads" in {what for _, _, what in wrong_entries(*fluctuating(share, scale))}
+    assert "spreads" in {
+        what for _, _, what in wrong_entries(*fluctuating(share, scale))
+    }
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.1])
@@ -248,7 +306,9 @@ def test_a_fluctuation_that_stays_is_seen(exponent):
 
 
 def slow_to_converge():
-    """The mean square of a function of h and g, where the variance of g is random: its limit has a narrow law."""
+    """The mean square of a function of h and g, where the variance of g is random: its
+    limit has a narrow law.
+    """
     n = ns.Width("n")
     h = 0.7 * ns.gaussian(n)
     g = ns.weight(n, 24) @ (ns.weight(24, n) @ h)

@@ -1,4 +1,6 @@
-"""Readouts by initial vectors: the law of a matrix with one row, and where an initial vector is used for more."""
+"""Readouts by initial vectors: the law of a matrix with one row, and where an initial
+vector is used for more.
+"""
 
 import numpy as np
 import pytest
@@ -78,7 +80,9 @@ def test_readouts_against_the_literal_interpreter(name):
 @pytest.mark.parametrize("name", ["correlated", "paired", "of two", "in a batch"])
 def test_a_readout_with_a_wrong_factor_is_noticed(name, monkeypatch):
     right = simplify._read_out
-    monkeypatch.setattr(simplify, "_read_out", lambda y, factor, source: right(y, 1.2 * factor, source))
+    monkeypatch.setattr(
+        simplify, "_read_out", lambda y, factor, source: right(y, 1.2 * factor, source)
+    )
     assert smallest_p(ns.Program(CASES[name]()), draws=4000, n=3) < LEVEL
 
 
@@ -110,7 +114,9 @@ ELSEWHERE = {
 def test_an_initial_vector_with_another_use_stays(name):
     y = hidden()[0]
     outputs = ELSEWHERE[name](ns.gaussian(n), y)
-    found, without = (make_plan(outputs, {"n": 16}, without=names) for names in ((), ("condition",)))
+    found, without = (
+        make_plan(outputs, {"n": 16}, without=names) for names in ((), ("condition",))
+    )
     assert found.random_numbers <= without.random_numbers
     assert smallest_p(ns.Program(outputs), draws=2000, n=3) > LEVEL
 
@@ -137,7 +143,10 @@ def test_a_readout_by_a_matrix_has_gradients():
     by_matrix = ns.ntk(out @ y)
     by_vector = ns.ntk(ns.dot(r, y), weights=[w, r])
     assert by_matrix.shape == by_vector.shape == (2, 2)
-    means = [ns.Program(kernel).law(n=ns.inf, draws=2).mean() for kernel in (by_matrix, by_vector)]
+    means = [
+        ns.Program(kernel).law(n=ns.inf, draws=2).mean()
+        for kernel in (by_matrix, by_vector)
+    ]
     np.testing.assert_allclose(means[0], means[1], rtol=1e-9)
     assert ns.grad(out @ y, x).shape == (2,)
     norm = ns.grad_norm((out @ y)[0], out)

@@ -1,4 +1,6 @@
-"""Rotary positions where the stream is infinitely wide, and where heads are too: such limits are extrapolated."""
+"""Rotary positions where the stream is infinitely wide, and where heads are too: such
+limits are extrapolated.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,8 @@ from netsor.language._score import split
 from ..keep import keep
 from .compare import d, n, smallest_ks, smallest_p
 
-KERNEL = np.array([[1.0, 0.9, 0.8], [0.9, 1.0, 0.9], [0.8, 0.9, 2.0]])  # so alike that positions matter
+# so alike that positions matter
+KERNEL = np.array([[1.0, 0.9, 0.8], [0.9, 1.0, 0.9], [0.8, 0.9, 2.0]])
 
 
 def tokens():
@@ -46,7 +49,9 @@ def rms(v):
 def output():
     q, k = grouped()
     v = (ns.weight(d, n, 2) @ tokens())[:, None]
-    return ns.weight(n, 4 * d) @ ns.concat((ns.softmax(ns.dot(q, k), "causal") @ v).reshape(4, 3), axis=0)
+    return ns.weight(n, 4 * d) @ ns.concat(
+        (ns.softmax(ns.dot(q, k), "causal") @ v).reshape(4, 3), axis=0
+    )
 
 
 def cached():
@@ -59,17 +64,29 @@ def both():
     """The same queries and keys with positions and without, in both orders."""
     x = tokens()
     q, k = (ns.weight(d, n) @ x for _ in range(2))
-    return ns.dot(q, k), ns.dot(turned(k), turned(q)), ns.dot(turned(q, positions=[4.0, 0.5, 1.0]), k)
+    return (
+        ns.dot(q, k),
+        ns.dot(turned(k), turned(q)),
+        ns.dot(turned(q, positions=[4.0, 0.5, 1.0]), k),
+    )
 
 
 CASES = {
     "plain": lambda: ns.dot(*pair()),
     "partial": lambda: ns.dot(*pair(fraction=0.5)),
-    "layer norm of queries and keys": lambda: ns.dot(*pair(then=lambda v: ns.layer_norm(v, eps=0.1))),
+    "layer norm of queries and keys": lambda: ns.dot(
+        *pair(then=lambda v: ns.layer_norm(v, eps=0.1))
+    ),
     "norm afterwards": lambda: ns.dot(*(rms(v) for v in pair())),
-    "grouped, with all of it": lambda: ns.dot(*grouped(then=lambda v: rms(biased(v)), fraction=0.5)),
-    "one key for all": lambda: ns.dot(pair(3)[0], turned(ns.weight(d, n) @ tokens())[None]),
-    "other positions": lambda: ns.dot(pair(positions=[0, 5, 5])[0], pair(positions=[7, -2.5, 0])[1]),
+    "grouped, with all of it": lambda: ns.dot(
+        *grouped(then=lambda v: rms(biased(v)), fraction=0.5)
+    ),
+    "one key for all": lambda: ns.dot(
+        pair(3)[0], turned(ns.weight(d, n) @ tokens())[None]
+    ),
+    "other positions": lambda: ns.dot(
+        pair(positions=[0, 5, 5])[0], pair(positions=[7, -2.5, 0])[1]
+    ),
     "one side": lambda: ns.dot(pair()[0], ns.weight(d, n, 2) @ tokens()),
     "a query at a time": cached,
     "with positions and without": both,
@@ -79,26 +96,40 @@ CASES = {
 
 def drawn(net, draws, seed, **widths):
     found = net.draw(draws=draws, seed=seed, progress=False, **widths)
-    return np.concatenate([a.reshape(draws, -1) for a in (found if isinstance(found, tuple) else (found,))], axis=1)
+    return np.concatenate(
+        [
+            a.reshape(draws, -1)
+            for a in (found if isinstance(found, tuple) else (found,))
+        ],
+        axis=1,
+    )
 
 
-# 11 cases with at most 36 entries and 666 products each: a false alarm with probability 5e-5
+# 11 cases with at most 36 entries and 666 products each: a false alarm with probability
+# 5e-5
 @pytest.mark.parametrize("name", keep(CASES, "grouped, with all of it", "an output"))
 def test_heads_of_finite_dimension_in_an_infinitely_wide_stream(name):
-    """Against a wide stream: the smallest p-value over entries, and second moments within 6.5 standard errors."""
+    """Against a wide stream: the smallest p-value over entries, and second moments
+    within 6.5 standard errors.
+    """
     net, draws = ns.Program(CASES[name]()), 3000
     limit, wide = drawn(net, draws, 1, n=ns.inf, d=8), drawn(net, draws, 2, n=512, d=8)
     assert smallest_ks(zip(limit.T, wide.T, strict=True)) > 1e-7
     products = [x[:, :, None] * x[:, None, :] for x in (limit, wide)]
     errors = np.sqrt(sum(p.var(axis=0) for p in products) / draws)
-    assert np.max(np.abs(products[0].mean(axis=0) - products[1].mean(axis=0)) / errors) < 6.5
+    assert (
+        np.max(np.abs(products[0].mean(axis=0) - products[1].mean(axis=0)) / errors)
+        < 6.5
+    )
 
 
 STRETCH = ns.models.Stretch(8.0, 1.0, 4.0, 64.0)
 
 
 def score_covariance(at, base, fraction=1.0, stretch=None):
-    """K_ii' K_jj' κ((t_j − t_i) − (t_j' − t_i')) for all pairs (i, j), κ by a fine sum over frequencies base^(−u)."""
+    """K_ii' K_jj' κ((t_j − t_i) − (t_j' − t_i')) for all pairs (i, j), κ by a fine sum
+    over frequencies base^(−u).
+    """
     gaps = np.subtract.outer(at, at).T.ravel()
     theta = base ** -((np.arange(20_000) + 0.5) / 20_000)
     theta = theta if stretch is None else stretch.of(theta)
@@ -106,13 +137,21 @@ def score_covariance(at, base, fraction=1.0, stretch=None):
     return np.kron(KERNEL, KERNEL) * (1 - fraction + fraction * cosines)
 
 
-@pytest.mark.parametrize("options", keep([{"fraction": 0.75}, {"stretch": STRETCH}], {"fraction": 0.75}))
+@pytest.mark.parametrize(
+    "options", keep([{"fraction": 0.75}, {"stretch": STRETCH}], {"fraction": 0.75})
+)
 def test_extrapolated_scores_have_the_covariance_of_the_formula(options):
-    """As d → ∞: 4.5 errors for each of six numbers, level 4e-5; without κ one of them is not within that."""
+    """As d → ∞: 4.5 errors for each of six numbers, level 4e-5; without κ one of them
+    is not within that.
+    """
     at, base, asked = [0.0, 2.0, 7.0], 100.0, [3, 6, 7]
     x = tokens()
-    p = ns.dot(*(ns.rotary(ns.weight(d, n) @ x, at, base, **options) for _ in range(2))).reshape(-1)
-    limit = ns.Program(tuple(p[k] for k in asked)).law(n=ns.inf, d=ns.inf, draws=8000, method="extrapolate")
+    p = ns.dot(
+        *(ns.rotary(ns.weight(d, n) @ x, at, base, **options) for _ in range(2))
+    ).reshape(-1)
+    limit = ns.Program(tuple(p[k] for k in asked)).law(
+        n=ns.inf, d=ns.inf, draws=8000, method="extrapolate"
+    )
     value, error = limit.limit(lambda law: law.cov()[np.triu_indices(3)])
     right, wrong = (
         c[np.ix_(asked, asked)][np.triu_indices(3)]
@@ -124,7 +163,9 @@ def test_extrapolated_scores_have_the_covariance_of_the_formula(options):
 
 @pytest.mark.slow
 def test_an_extrapolated_layer_has_the_law_of_gaussian_scores():
-    """Variance and kurtosis of an output, Gaussian given the scores: against draws of these from their law."""
+    """Variance and kurtosis of an output, Gaussian given the scores: against draws of
+    these from their law.
+    """
     x = tokens()
     q, k, v = (ns.weight(n, n) @ x for _ in range(3))
     y = (ns.softmax(ns.dot(turned(q), turned(k)), "causal") @ v)[2]
@@ -135,9 +176,13 @@ def test_an_extrapolated_layer_has_the_law_of_gaussian_scores():
     a = np.exp(scores - scores.max(axis=1, keepdims=True))
     a /= a.sum(axis=1, keepdims=True)
     var = np.einsum("ri,ij,rj->r", a, KERNEL, a)
-    for found, right in ((limit.var(), var.mean()), (limit.kurtosis(), 3 * (var**2).mean() / var.mean() ** 2 - 3)):
+    for found, right in (
+        (limit.var(), var.mean()),
+        (limit.kurtosis(), 3 * (var**2).mean() / var.mean() ** 2 - 3),
+    ):
         assert abs(found.value - right) < 4.5 * found.error
-        assert found.error < 0.2 * right  # an average over powers of n: more draws reduce a part of it
+        # an average over powers of n: more draws reduce a part of it
+        assert found.error < 0.2 * right
 
 
 PLACES = np.array([0.0, 3.0, 6.0])
@@ -150,24 +195,35 @@ def interleaved(x, fraction=1.0):
 
 
 def grouped_afterwards():
-    """Scores of two heads that are cut out of turned vectors, of equal tokens and of tokens with given gains."""
+    """Scores of two heads that are cut out of turned vectors, of equal tokens and of
+    tokens with given gains.
+    """
     x = ns.gaussian(8) * np.ones(3)
     q, k = (split(interleaved(ns.weight(8, 8) @ x), 2, axis=0) for _ in range(2))
     gains = ns.data(np.arange(1.0, 9.0))
-    y = ns.dot(gains * interleaved(ns.weight(8, 8) @ x, fraction=0.5), turned(ns.weight(8, 8) @ x))
+    y = ns.dot(
+        gains * interleaved(ns.weight(8, 8) @ x, fraction=0.5),
+        turned(ns.weight(8, 8) @ x),
+    )
     p = ns.dot(q, k)[:, 0]
     return p.reshape(-1), p.sum(axis=-1), y.sum(axis=0)
 
 
 def test_interleaved_pairs_keep_their_order():
-    """Exact draws against the literal network; the sums of a head's scores see its frequencies."""
+    """Exact draws against the literal network; the sums of a head's scores see its
+    frequencies.
+    """
     net = ns.Program(grouped_afterwards())
     assert smallest_p(net) > 1e-5
 
 
 def test_interleaved_pairs_of_equal_tokens_have_the_correlations_of_the_formula():
-    """⟨q_0, k_s⟩ and ⟨q_0, k_0⟩ of a head have correlation Σ_f cos(s θ_f) / F, for its own pairs f."""
-    scores = ns.Program(grouped_afterwards()[0]).draw(draws=20_000, seed=1, progress=False)
+    """⟨q_0, k_s⟩ and ⟨q_0, k_0⟩ of a head have correlation Σ_f cos(s θ_f) / F, for its
+    own pairs f.
+    """
+    scores = ns.Program(grouped_afterwards()[0]).draw(
+        draws=20_000, seed=1, progress=False
+    )
     theta = 100.0 ** (-np.arange(4) / 4)
     for head in range(2):
         found = np.corrcoef(scores[:, 3 * head : 3 * head + 3].T)[0]
@@ -178,5 +234,8 @@ def test_interleaved_pairs_of_equal_tokens_have_the_correlations_of_the_formula(
 def test_infinitely_wide_heads_are_refused():
     turn = turned(ns.weight(d, n) @ tokens())
     for output in (turn[0], ns.dot(turn, turn), ns.mean_dot(turn, turn)):
-        with pytest.raises(ns.ExactError, match=r"rotary positions .* at width inf .*d=64 say.*method='extrapolate'"):
+        with pytest.raises(
+            ns.ExactError,
+            match=r"rotary positions .* at width inf .*d=64 say.*method='extrapolate'",
+        ):
             ns.Program(output).draw(draws=3, n=ns.inf, d=ns.inf, progress=False)

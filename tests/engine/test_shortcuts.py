@@ -21,7 +21,8 @@ from .compare import conditional, exact_draws, literal_draws, n, smallest_of, sm
 
 LEVEL = 1e-8  # of the smallest of some 13 p-values
 
-# Random programs (seeds of `Builder`, eight steps) in which a shortcut counts: without it the plan is another.
+# Random programs (seeds of `Builder`, eight steps) in which a shortcut counts: without
+# it the plan is another.
 FINITE = {
     "condition": (2, 61, 132),
     "linearise": (13, 30, 149),
@@ -48,13 +49,22 @@ def counted(seed):
 
 @pytest.mark.parametrize("name", FINITE)
 def test_without_a_shortcut_the_law_is_the_literal_one(name):
-    """Each left out, and all of them: against the literal interpreter. 25 programs with 13 comparisons at 1e-8."""
+    """Each left out, and all of them: against the literal interpreter. 25 programs with
+    13 comparisons at 1e-8.
+    """
     without = SHORTCUTS if name == "all" else (name,)
     for grain in FINITE[name]:
         built, literal = counted(grain)
         plans = [str(planned(built.net, built.widths, w)) for w in ((), without)]
-        assert plans[0] != plans[1], f"{name} does not count in program {grain}: choose another seed"
-        assert smallest_of(exact_draws(built.net, 1500, without=without, **built.widths), literal) > LEVEL
+        assert plans[0] != plans[1], (
+            f"{name} does not count in program {grain}: choose another seed"
+        )
+        assert (
+            smallest_of(
+                exact_draws(built.net, 1500, without=without, **built.widths), literal
+            )
+            > LEVEL
+        )
 
 
 @pytest.mark.slow
@@ -63,7 +73,14 @@ def test_random_programs_without_a_shortcut_have_the_literal_law(name):
     @settings(max_examples=24, deadline=None, derandomize=True)
     @given(programs(steps=10))
     def run(built):
-        assert smallest_p(built.net, without=SHORTCUTS if name == "all" else (name,), **built.widths) > LEVEL
+        assert (
+            smallest_p(
+                built.net,
+                without=SHORTCUTS if name == "all" else (name,),
+                **built.widths,
+            )
+            > LEVEL
+        )
 
     run()
 
@@ -71,20 +88,34 @@ def test_random_programs_without_a_shortcut_have_the_literal_law(name):
 # At infinite width
 
 NAMED = {
-    "relu": ns.relu, "leaky": lambda x: ns.leaky_relu(x, 0.2), "abs": ns.abs, "clip": lambda x: ns.clip(x, 1.0),
-    "erf": ns.erf, "tanh": ns.tanh, "sigmoid": ns.sigmoid, "gelu": ns.gelu, "gelu_tanh": ns.gelu_tanh,
-    "silu": ns.silu, "sin": ns.sin, "cos": ns.cos,
-}  # fmt: skip
+    "relu": ns.relu,
+    "leaky": lambda x: ns.leaky_relu(x, 0.2),
+    "abs": ns.abs,
+    "clip": lambda x: ns.clip(x, 1.0),
+    "erf": ns.erf,
+    "tanh": ns.tanh,
+    "sigmoid": ns.sigmoid,
+    "gelu": ns.gelu,
+    "gelu_tanh": ns.gelu_tanh,
+    "silu": ns.silu,
+    "sin": ns.sin,
+    "cos": ns.cos,
+}
 
 
 @pytest.mark.parametrize("mean", keep([0.0, 0.4], 0.4))
 @pytest.mark.parametrize("name", NAMED)
 def test_a_kernel_that_is_not_named_is_the_same(name, mean):
-    """Within what the engine says of its quadrature; a formula that is wrong by a part in 10⁶ would be seen."""
-    x = ns.gaussian(n, 3, mean=mean, cov=[[1.0, 0.5, -0.6], [0.5, 2.0, 0.1], [-0.6, 0.1, 0.7]])
+    """Within what the engine says of its quadrature; a formula that is wrong by a part
+    in 10⁶ would be seen.
+    """
+    x = ns.gaussian(
+        n, 3, mean=mean, cov=[[1.0, 0.5, -0.6], [0.5, 2.0, 0.1], [-0.6, 0.1, 0.7]]
+    )
     outputs = ns.Program(ns.weight(n, n) @ NAMED[name](x)).outputs
     known, plain = (
-        conditional(outputs, {"n": ns.inf}, 2, without=without, progress=False) for without in ((), ("named",))
+        conditional(outputs, {"n": ns.inf}, 2, without=without, progress=False)
+        for without in ((), ("named",))
     )
     size = np.sqrt(np.diagonal(known.cov[0]))
     error = np.abs(plain.cov[0] - known.cov[0]) / size[:, None] / size
@@ -92,7 +123,8 @@ def test_a_kernel_that_is_not_named_is_the_same(name, mean):
     assert plain.quadrature_error < 1e-6
 
 
-# Random programs (seeds of `LimitBuilder`, five steps) in which a shortcut counts: without it the plan is another.
+# Random programs (seeds of `LimitBuilder`, five steps) in which a shortcut counts:
+# without it the plan is another.
 COUNTS = {
     "condition": (9, 12, 16),
     "linearise": (10, 13, 63),
@@ -106,12 +138,21 @@ COUNTS = {
 
 
 def test_every_shortcut_is_left_out_somewhere():
-    """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
+    """Functions by their names and the formula for heads: in this file; turned frames:
+    in test_depth.
 
-    Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost; products of ReLU
-    vectors: in test_positive.
+    Stacked and drawn matrices, which are for finite widths: in test_gradients and
+    test_cost; products of ReLU vectors: in test_positive.
     """
-    assert {*COUNTS, "named", "recognise", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
+    assert {
+        *COUNTS,
+        "named",
+        "recognise",
+        "stacked",
+        "drawn",
+        "turn",
+        "positive",
+    } == set(SHORTCUTS)
 
 
 @pytest.mark.usefixtures("unshifted")
@@ -130,8 +171,14 @@ def test_without_a_shortcut_the_limit_is_the_same(name, seed):
     net = grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 5, 12).net
     widths = dict.fromkeys(net.widths, ns.inf)
     plans = [str(planned(net, widths, without)) for without in ((), (name,))]
-    assert plans[0] != plans[1], f"{name} does not count in program {seed}, nothing is compared: choose another seed"
-    found = [exact_draws(net, 300, seed=k, without=w, **widths) for k, w in enumerate(((), (name,)))]
+    assert plans[0] != plans[1], (
+        f"{name} does not count in program {seed}, nothing is compared: choose another"
+        " seed"
+    )
+    found = [
+        exact_draws(net, 300, seed=k, without=w, **widths)
+        for k, w in enumerate(((), (name,)))
+    ]
     for a, b in zip(found[0].T, found[1].T, strict=True):
         size = max(np.abs(a).max(), 1e-300)
         if np.ptp(a) > 1e-6 * size:
@@ -147,11 +194,16 @@ def test_a_layer_that_is_not_recognised_is_the_same(heads):
     layer = recognise(net.outputs, widths)
     assert layer is not None
     assert recognise(net.outputs, widths, without=("recognise",)) is None
-    plain = conditional(net.outputs, widths, 40_000, without=("recognise",), progress=False)
+    plain = conditional(
+        net.outputs, widths, 40_000, without=("recognise",), progress=False
+    )
     mixture = Mixture(plain.mean[:, 0], plain.cov[:, 0, 0], Provenance("exact", "test"))
     head = lazy_head(layer.scores, layer.values)
-    formula = HeadSum(head, layer.heads, layer.scale, Provenance("exact", "test"), lambda: mixture)
+    formula = HeadSum(
+        head, layer.heads, layer.scale, Provenance("exact", "test"), lambda: mixture
+    )
     y = np.linspace(-2.0, 2.0, 9)
     value, error = mixture.with_error.cdf(y)
-    assert (np.abs(value - formula.cdf(y)) < 5 * error + 1e-9).all()  # nine at five standard errors: 5e-6
+    # nine at five standard errors: 5e-6
+    assert (np.abs(value - formula.cdf(y)) < 5 * error + 1e-9).all()
     assert np.ptp(plain.cov) > 0

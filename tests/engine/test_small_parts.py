@@ -1,4 +1,6 @@
-"""What is small relative to its vectors counts: differences of vectors that a matrix acts on, down to 1e-12 of them."""
+"""What is small relative to its vectors counts: differences of vectors that a matrix
+acts on, down to 1e-12 of them.
+"""
 
 import numpy as np
 import pytest
@@ -32,15 +34,19 @@ def test_a_matrix_on_large_data_that_differs_a_little():
     w = ns.weight(8, 16)
     apart = ns.Program(w @ ns.data(data[0]) - w @ ns.data(data[1]))
     expected = np.sum((data[0] - data[1]) ** 2) / 16
-    assert apart.law(draws=20, progress=False).var() == pytest.approx(expected, rel=1e-6)
-    together = w @ ns.data(data)
-    assert ns.Program(together[0] - together[1]).law(draws=20, progress=False).var() == pytest.approx(
+    assert apart.law(draws=20, progress=False).var() == pytest.approx(
         expected, rel=1e-6
     )
+    together = w @ ns.data(data)
+    assert ns.Program(together[0] - together[1]).law(
+        draws=20, progress=False
+    ).var() == pytest.approx(expected, rel=1e-6)
 
 
 def test_tokens_that_collapse():
-    """Attention without residuals: a tenth of the distances was 10 to 40 times too small. One comparison, at 1e-4."""
+    """Attention without residuals: a tenth of the distances was 10 to 40 times too
+    small. One comparison, at 1e-4.
+    """
     x = ns.gaussian(n, 4)
     for _ in range(3):
         x = ns.nn.attention(x, 1)
@@ -61,13 +67,18 @@ def test_a_recurrent_net_near_its_fixed_point():
 
 @pytest.mark.parametrize("delta", [*DELTAS, 1e-7])
 def test_a_difference_quotient_through_one_matrix(delta):
-    """0.003 for E[tanh'²] = 0.4644 at 1e-7 and below; 2,000 conditional variances have a mean good to 0.005."""
+    """0.003 for E[tanh'²] = 0.4644 at 1e-7 and below; 2,000 conditional variances have
+    a mean good to 0.005.
+    """
     x, z, w = ns.gaussian(n), ns.gaussian(n), ns.weight(n, n)
     net = ns.Program((1 / delta) * (w @ ns.tanh(x + delta * z) - w @ ns.tanh(x)))
-    assert net.law(n=64, draws=2000, progress=False).var() == pytest.approx(0.4644, abs=0.02)
+    assert net.law(n=64, draws=2000, progress=False).var() == pytest.approx(
+        0.4644, abs=0.02
+    )
 
 
-# Random programs: tokens that are nearly equal, through layers, and their differences on their own scale
+# Random programs: tokens that are nearly equal, through layers, and their differences
+# on their own scale
 
 
 def _attention(x, rng):
@@ -108,28 +119,44 @@ def differences(seed):
         x = known[rng.integers(len(known))](x, rng)
     x = [x, ns.weight(n, n) @ x, _one_by_one(x, rng)][rng.integers(3)]
     d = (1 / delta) * (x[:-1] - x[1:])
-    return ns.Program((ns.mean_dot(d, d), d)), delta, int(rng.choice([3, 4, 5, 8, 16, 32, 64]))
+    return (
+        ns.Program((ns.mean_dot(d, d), d)),
+        delta,
+        int(rng.choice([3, 4, 5, 8, 16, 32, 64])),
+    )
 
 
 def smallest_p(seed, draws=500):
-    """Lengths of differences and a coordinate of each; what is below 3e-12 of the vectors is rounding to both."""
+    """Lengths of differences and a coordinate of each; what is below 3e-12 of the
+    vectors is rounding to both.
+    """
     net, delta, width = differences(seed)
     pairs = []
     made, literal = (
         net.draw(draws=draws, n=width, seed=seed, progress=False),
-        net.simulate(draws=draws, n=width, seed=seed + 1, coordinates=0, progress=False),
+        net.simulate(
+            draws=draws, n=width, seed=seed + 1, coordinates=0, progress=False
+        ),
     )
     for i in range(made[1].shape[1]):
-        lengths = [np.sqrt(np.maximum(found[0][:, i, i], 0.0)) for found in (made, literal)]
+        lengths = [
+            np.sqrt(np.maximum(found[0][:, i, i], 0.0)) for found in (made, literal)
+        ]
         pairs.append([np.maximum(length, 3e-12 / delta) for length in lengths])
         pairs.append(
-            [np.where(np.abs(found[1][:, i]) < 3e-12 / delta, 0.0, found[1][:, i]) for found in (made, literal)]
+            [
+                np.where(np.abs(found[1][:, i]) < 3e-12 / delta, 0.0, found[1][:, i])
+                for found in (made, literal)
+            ]
         )
     return smallest_ks(pairs)
 
 
-# 66 programs with at most 6 comparisons each, at 1e-7: a false alarm with probability 4e-5
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 66), marks=pytest.mark.slow)])
+# 66 programs with at most 6 comparisons each, at 1e-7: a false alarm with probability
+# 4e-5
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 66), marks=pytest.mark.slow)]
+)
 def test_random_programs_have_the_literal_differences(seeds):
     for seed in seeds:
         assert smallest_p(seed) > 1e-7, seed
@@ -140,9 +167,9 @@ def test_random_programs_have_the_literal_differences(seeds):
 
 def nearly_equal(count, directions, delta, replicas=20):
     rng = np.random.default_rng(count)
-    return rng.standard_normal((replicas, 1, 1, directions)) + delta * rng.standard_normal(
-        (replicas, 1, count, directions)
-    )
+    return rng.standard_normal(
+        (replicas, 1, 1, directions)
+    ) + delta * rng.standard_normal((replicas, 1, count, directions))
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -152,22 +179,31 @@ def test_differences_of_coefficients_are_those_of_the_rows(count, delta):
     c = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
     assert not np.triu(c, 1).any()
     d, e = (np.diff(a, axis=-2) / delta for a in (rows, c))
-    # rows of length 6 are known to some 2e-15, differences of length 8 δ so to that, and their products to 3e-14 of δ
-    np.testing.assert_allclose(e @ np.swapaxes(e, -1, -2), d @ np.swapaxes(d, -1, -2), atol=3e-14 / delta + 1e-7)
+    # rows of length 6 are known to some 2e-15, differences of length 8 δ so to that,
+    # and their products to 3e-14 of δ
+    np.testing.assert_allclose(
+        e @ np.swapaxes(e, -1, -2),
+        d @ np.swapaxes(d, -1, -2),
+        atol=3e-14 / delta + 1e-7,
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6, 6e-7])
 def test_differences_that_single_precision_holds(delta):
     """In lengths, to a few percent, and along other vectors, to its rounding."""
     rows = nearly_equal(12, 300, delta).astype(np.float32)
-    others = np.random.default_rng(0).standard_normal((20, 1, 4, 300)).astype(np.float32)
+    others = (
+        np.random.default_rng(0).standard_normal((20, 1, 4, 300)).astype(np.float32)
+    )
     c = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
     along = NUMPY.oriented(c, rows, others)
     rows, others, c, along = (a.astype(np.float64) for a in (rows, others, c, along))
     d, e = (np.diff(a, axis=-2) for a in (rows, c))
     np.testing.assert_allclose((e**2).sum(axis=-1), (d**2).sum(axis=-1), rtol=0.1)
     found, expected = along @ np.swapaxes(c, -1, -2), others @ np.swapaxes(rows, -1, -2)
-    assert np.sqrt(np.mean(np.diff(found - expected) ** 2)) < 2e-7 * np.sqrt(np.mean(expected**2))
+    assert np.sqrt(np.mean(np.diff(found - expected) ** 2)) < 2e-7 * np.sqrt(
+        np.mean(expected**2)
+    )
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -175,15 +211,23 @@ def test_directions_of_nearly_equal_rows_are_orthonormal(delta):
     rows = nearly_equal(4, 9, delta)
     first = NUMPY.span(rows[..., :2, :])
     q = np.concatenate([first, NUMPY.span(rows[..., 2:, :], first)], axis=-2)
-    np.testing.assert_allclose(q @ np.swapaxes(q, -1, -2), np.broadcast_to(np.eye(4), (20, 1, 4, 4)), atol=1e-14)
+    np.testing.assert_allclose(
+        q @ np.swapaxes(q, -1, -2),
+        np.broadcast_to(np.eye(4), (20, 1, 4, 4)),
+        atol=1e-14,
+    )
 
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_a_matrix_is_factored_alike_whatever_is_beside_it(count):
-    rows = np.concatenate([nearly_equal(count, 20, delta) for delta in (1.0, 1e-5, 1e-9, 0.0)])
+    rows = np.concatenate(
+        [nearly_equal(count, 20, delta) for delta in (1.0, 1e-5, 1e-9, 0.0)]
+    )
     whole = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
     for k, one in enumerate(rows[:, None]):
-        np.testing.assert_array_equal(NUMPY.reduced(_ops.gram(np, one, one), one)[0], whole[k])
+        np.testing.assert_array_equal(
+            NUMPY.reduced(_ops.gram(np, one, one), one)[0], whole[k]
+        )
 
 
 def test_bits_do_not_depend_on_the_workers():
@@ -206,7 +250,11 @@ def quotient(f, delta):
 @pytest.mark.parametrize("delta", [1e-5, 1e-6])
 def test_at_infinite_width_the_error_says_what_products_hide(delta):
     """E[relu'²] = 1/2; at 1e-6 it was 0.50016 ± 0."""
-    found = quotient(ns.relu, delta).law(n=ns.inf, draws=20, progress=False).with_error.var()
+    found = (
+        quotient(ns.relu, delta)
+        .law(n=ns.inf, draws=20, progress=False)
+        .with_error.var()
+    )
     assert abs(found.value - 0.5) < found.error < 0.01
 
 
@@ -214,5 +262,8 @@ def test_at_infinite_width_the_error_says_what_products_hide(delta):
 @pytest.mark.parametrize("delta", [1e-7, 1e-9])
 def test_at_infinite_width_what_products_do_not_tell_is_refused(f, delta):
     """Each was a variance of 0, without a word."""
-    with pytest.raises(ValueError, match=r"too inexact for this law at width inf: .*; take a finite width"):
+    with pytest.raises(
+        ValueError,
+        match=r"too inexact for this law at width inf: .*; take a finite width",
+    ):
         quotient(f, delta).law(n=ns.inf, draws=20, progress=False)

@@ -1,4 +1,6 @@
-"""Training attention at infinite width, µP with scores over n: against large widths, and what is refused."""
+"""Training attention at infinite width, µP with scores over n: against large widths,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LEVEL = 1e-4
 
 
 def trained(heads, steps, rate=RATE):
-    """Outputs, loss and scores of a block after its steps, all weights by maximal updates."""
+    """Outputs, loss and scores of a block after its steps, all weights by maximal
+    updates.
+    """
     x = ns.tanh(ns.weight(n, 3, name="in") @ ns.data(X))
     made = ns.nn.attend(x, heads, scaling="linear")
     f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), x + made.output)
@@ -33,11 +37,20 @@ def trained(heads, steps, rate=RATE):
 
 def smallest(a, b):
     """The smallest p-value of Welch's test between the columns."""
-    return min(stats.ttest_ind(x, y, equal_var=False).pvalue for x, y in zip(a.T, b.T, strict=True)), a.shape[1]
+    return (
+        min(
+            stats.ttest_ind(x, y, equal_var=False).pvalue
+            for x, y in zip(a.T, b.T, strict=True)
+        ),
+        a.shape[1],
+    )
 
 
 def columns(net, width, draws, seed):
-    return np.concatenate([u.reshape(draws, -1) for u in net.draw(n=width, draws=draws, seed=seed)], axis=1)
+    return np.concatenate(
+        [u.reshape(draws, -1) for u in net.draw(n=width, draws=draws, seed=seed)],
+        axis=1,
+    )
 
 
 CASES = [(1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 5), (2, 5)]
@@ -51,25 +64,41 @@ def limit_of(heads, steps):
 @pytest.mark.parametrize(("heads", "steps"), keep(CASES, (1, 2)))
 def test_large_widths_have_the_limit(heads, steps):
     limit = limit_of(heads, steps)
-    p, count = smallest(limit, columns(ns.Program(tuple(trained(heads, steps))), 2048, 24, seed=1))
+    p, count = smallest(
+        limit, columns(ns.Program(tuple(trained(heads, steps))), 2048, 24, seed=1)
+    )
     assert p > LEVEL / count
     if steps == 5:
         assert np.abs(limit[:, 4:]).mean() > 0.02  # scores begin at 0
 
 
 def test_another_learning_rate_is_seen():
-    p, count = smallest(limit_of(1, 2), columns(ns.Program(tuple(trained(1, 2, 1.03 * RATE))), 2048, 24, seed=1))
+    p, count = smallest(
+        limit_of(1, 2),
+        columns(ns.Program(tuple(trained(1, 2, 1.03 * RATE))), 2048, 24, seed=1),
+    )
     assert p < 1e-6 / count
 
 
 REFUSED = {  # by what, with the remedy
-    "heads of a fixed dimension": ({"head_dim": 4}, ns.optim.SGD(0.5), r"order n\^\(0\.5\).*; let its lr fall faster"),
+    "heads of a fixed dimension": (
+        {"head_dim": 4},
+        ns.optim.SGD(0.5),
+        r"order n\^\(0\.5\).*; let its lr fall faster",
+    ),
     "moments": (
         {},
         ns.optim.Adam(lambda fan_in, fan_out: 0.1 / fan_in, eps=0.0),
-        r"the moments of Adam for .* at width inf.*; finite widths have an exact law; .*method='extrapolate'",
+        (
+            r"the moments of Adam for .* at width inf.*; finite widths have an exact"
+            r" law; .*method='extrapolate'"
+        ),
     ),
-    "eps of Adam": ({}, ns.optim.Adam(0.1), r"eps=1e-08 at infinite width.*; take eps=0, or finite widths"),
+    "eps of Adam": (
+        {},
+        ns.optim.Adam(0.1),
+        r"eps=1e-08 at infinite width.*; take eps=0, or finite widths",
+    ),
 }
 
 
@@ -77,7 +106,9 @@ REFUSED = {  # by what, with the remedy
 def test_what_is_refused_has_a_remedy(name):
     options, optimiser, words = REFUSED[name]
     x = ns.gaussian(n, 2)
-    f = ns.mean_dot(ns.gaussian(n), x + ns.nn.attention(x, 1, **{"scaling": "linear", **options}))
+    f = ns.mean_dot(
+        ns.gaussian(n), x + ns.nn.attention(x, 1, **{"scaling": "linear", **options})
+    )
     loss = ((f - T[:2]) ** 2).mean()
     net = ns.Program(ns.train(loss, loss, optimiser, 2)[-1])
     with pytest.raises(ns.ExactError, match=words) as error:

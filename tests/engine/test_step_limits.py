@@ -1,4 +1,6 @@
-"""Steps of optimisers against the width: exponents, and infinite width where there is a limit."""
+"""Steps of optimisers against the width: exponents, and infinite width where there is a
+limit.
+"""
 
 import numpy as np
 import pytest
@@ -29,16 +31,22 @@ def times_fan_out(fan_in, fan_out):
     return RATE * fan_out
 
 
-# In the language's terms: a readout r of N(0, 1) coordinates with 1/√n (SP, NTK) or 1/n (µP) before it
+# In the language's terms: a readout r of N(0, 1) coordinates with 1/√n (SP, NTK) or 1/n
+# (µP) before it
 PARAMETRISATIONS = {
     "sp": (ns.dot, {"in": constant, "hidden": constant, "out": constant}),
     "ntk": (ns.dot, {"in": constant, "hidden": over_fan_in, "out": constant}),
-    "mup": (ns.mean_dot, {"in": times_fan_out, "hidden": constant, "out": times_fan_out}),
+    "mup": (
+        ns.mean_dot,
+        {"in": times_fan_out, "hidden": constant, "out": times_fan_out},
+    ),
 }
 
 
 def perceptron(kind, optimiser="sgd", lr=None, hidden=ns.tanh, weights=None, **options):
-    """Before and after a step: outputs, and pre-activations of two hidden layers; with the loss and the weights."""
+    """Before and after a step: outputs, and pre-activations of two hidden layers; with
+    the loss and the weights.
+    """
     read, rates = PARAMETRISATIONS[kind]
     w = ns.weight(n, 3, name="in"), ns.weight(n, n, name="hidden")
     r = ns.gaussian(n, name="out")
@@ -46,7 +54,11 @@ def perceptron(kind, optimiser="sgd", lr=None, hidden=ns.tanh, weights=None, **o
     k = w[1] @ hidden(g)
     f = read(r, ns.tanh(k))
     loss = 0.5 * ((f - T) ** 2).sum()
-    moved = [*w, r] if weights is None else [{"in": w[0], "hidden": w[1], "out": r}[name] for name in weights]
+    moved = (
+        [*w, r]
+        if weights is None
+        else [{"in": w[0], "hidden": w[1], "out": r}[name] for name in weights]
+    )
     after = ns.step([f, g, k], loss, lr or rates, optimiser, moved, **options)
     return (f, g, k), after
 
@@ -55,7 +67,8 @@ def size(v):
     return ns.mean_dot(v[0], v[0])
 
 
-# Yang and Hu (2021), table 1: how the features of the first and of the second layer move with the width
+# Yang and Hu (2021), table 1: how the features of the first and of the second layer
+# move with the width
 EXPONENTS = {"sp": (-0.5, 0.5), "ntk": (-0.5, -0.5), "mup": (0.0, 0.0)}
 
 
@@ -63,25 +76,38 @@ EXPONENTS = {"sp": (-0.5, 0.5), "ntk": (-0.5, -0.5), "mup": (0.0, 0.0)}
 def test_exponents(kind):
     (_, g, k), (_, g1, k1) = perceptron(kind)
     net = ns.Program((size(g1 - g), size(k1 - k)))
-    found = [np.sqrt([u.mean() for u in net.draw(n=width, draws=200, seed=1)]) for width in (128, 2048)]
+    found = [
+        np.sqrt([u.mean() for u in net.draw(n=width, draws=200, seed=1)])
+        for width in (128, 2048)
+    ]
     slopes = np.diff(np.log(found), axis=0)[0] / np.log(16.0)
     np.testing.assert_allclose(slopes, EXPONENTS[kind], atol=0.06)
 
 
 def test_no_limit_is_refused_by_name():
     (f, *_), (f1, *_) = perceptron("sp")
-    with pytest.raises(ns.ExactError, match=r"a step of hidden changes its output by order n\^\(0\.5\)"):
+    with pytest.raises(
+        ns.ExactError, match=r"a step of hidden changes its output by order n\^\(0\.5\)"
+    ):
         ns.Program((f, f1)).draw(n=inf, draws=2)
-    (f, *_), (f1, *_) = perceptron("ntk", lr=lambda fan_in, fan_out: 0.1 / np.log(1 + fan_in), weights=["hidden"])
+    (f, *_), (f1, *_) = perceptron(
+        "ntk", lr=lambda fan_in, fan_out: 0.1 / np.log(1 + fan_in), weights=["hidden"]
+    )
     with pytest.raises(ns.ExactError, match="not a power of n at large widths"):
         ns.Program((f, f1)).draw(n=inf, draws=2)
 
 
 def test_a_small_rate_trains_by_the_tangent_kernel():
-    """At infinite width f' = f − η Θ (f − t), in every replica; features do not move."""
-    (f, g, k), (f1, g1, k1) = perceptron("ntk", lr=over_fan_in, weights=["in", "hidden"])
+    """At infinite width f' = f − η Θ (f − t), in every replica; features do not
+    move.
+    """
+    (f, g, k), (f1, g1, k1) = perceptron(
+        "ntk", lr=over_fan_in, weights=["in", "hidden"]
+    )
     theta = ns.ntk(f)
-    before, after, kernel, *moved = ns.Program((f, f1, theta, size(g1 - g), size(k1 - k))).draw(n=inf, draws=50)
+    before, after, kernel, *moved = ns.Program(
+        (f, f1, theta, size(g1 - g), size(k1 - k))
+    ).draw(n=inf, draws=50)
     right = before - RATE * (kernel @ (before - T)[..., None])[..., 0]
     np.testing.assert_allclose(after, right, rtol=1e-6, atol=1e-8)
     assert all((m == 0).all() for m in moved)
@@ -89,7 +115,9 @@ def test_a_small_rate_trains_by_the_tangent_kernel():
 
 @pytest.mark.parametrize("steps", keep([1, 2], 1))
 def test_a_matrix_to_a_finite_space_sees_small_changes(steps):
-    """As a score does: a readout W h in R^d trains by the tangent kernel too, through all layers."""
+    """As a score does: a readout W h in R^d trains by the tangent kernel too, through
+    all layers.
+    """
     d = ns.Width("d")
     w, v, o = ns.weight(n, 3), ns.weight(n, n), ns.weight(d, n)
     f = ns.dot(ns.gaussian(d), o @ ns.tanh(v @ ns.tanh(w @ ns.data(X))))
@@ -97,7 +125,9 @@ def test_a_matrix_to_a_finite_space_sees_small_changes(steps):
     after = [f, loss]
     for _ in range(steps):
         after = ns.step(after, after[1], over_fan_in)
-    right, found, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(n=inf, d=2, draws=30)
+    right, found, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(
+        n=inf, d=2, draws=30
+    )
     for _ in range(steps):
         right = right - RATE * (kernel @ (right - T)[..., None])[..., 0]
     np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-8)
@@ -108,15 +138,28 @@ def test_adam_moves_vectors_at_infinite_width():
     r, b = ns.gaussian(n, name="out"), ns.gaussian(n, cov=0.0, name="bias")
     f = ns.mean_dot(r, ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2) + b))
     loss = ((f - T) ** 2).sum()
-    net = ns.Program((ns.step(f, loss, 0.3, "adam", weights=r), ns.step(f, loss, 0.3, "adam", weights=b)))
-    limit, wide = (np.array([u.mean(axis=0) for u in net.draw(n=w, draws=60, seed=1)]) for w in (inf, 4000))
+    net = ns.Program(
+        (
+            ns.step(f, loss, 0.3, "adam", weights=r),
+            ns.step(f, loss, 0.3, "adam", weights=b),
+        )
+    )
+    limit, wide = (
+        np.array([u.mean(axis=0) for u in net.draw(n=w, draws=60, seed=1)])
+        for w in (inf, 4000)
+    )
     assert np.abs(limit).min() > 0.03
     np.testing.assert_allclose(limit, wide, atol=0.006)
 
 
 def near(net, width=2048, draws=400):
-    """The smallest p-value between infinite width and a large one, of what is random in the limit."""
-    a, b = ([u.reshape(draws, -1) for u in net.draw(n=w, draws=draws, seed=2)] for w in (inf, width))
+    """The smallest p-value between infinite width and a large one, of what is random in
+    the limit.
+    """
+    a, b = (
+        [u.reshape(draws, -1) for u in net.draw(n=w, draws=draws, seed=2)]
+        for w in (inf, width)
+    )
     a, b = np.concatenate(a, axis=1), np.concatenate(b, axis=1)
     found = []
     for x, y in zip(a.T, b.T, strict=True):
@@ -145,7 +188,10 @@ def test_features_move_at_infinite_width(optimiser, lr, options):
     """In µP, and as much as at large widths."""
     (_, _, k), (f1, _, k1) = perceptron("mup", optimiser, lr, **options)
     net = ns.Program((f1, size(k1 - k), size(k1)))
-    limit, wide = ([u.reshape(len(u), -1).mean(axis=0) for u in net.draw(n=w, draws=40, seed=2)] for w in (inf, 600))
+    limit, wide = (
+        [u.reshape(len(u), -1).mean(axis=0) for u in net.draw(n=w, draws=40, seed=2)]
+        for w in (inf, 600)
+    )
     for a, b in zip(limit[1:], wide[1:], strict=True):
         np.testing.assert_allclose(a, b, rtol=0.08)
     assert limit[1] > 1e-4
@@ -161,14 +207,19 @@ def test_attention_at_infinite_width():
 
 
 def nodes(points, cov):
-    """Points (points^k, k) of a product of midpoint rules for N(0, cov), of equal weight."""
+    """Points (points^k, k) of a product of midpoint rules for N(0, cov), of equal
+    weight.
+    """
     z = stats.norm.ppf((np.arange(points) + 0.5) / points)
-    z = np.stack(np.meshgrid(*[z] * len(cov), indexing="ij"), axis=-1).reshape(-1, len(cov))
+    z = np.stack(np.meshgrid(*[z] * len(cov), indexing="ij"), axis=-1).reshape(
+        -1, len(cov)
+    )
     return z @ np.linalg.cholesky(cov).T
 
 
 def moved_by_adam(tokens, by):
-    """How far µP's hidden layer moves: E_α[(η E_β[by(Σ_t l_tα h_tβ) h_0β])²], h = tanh(g), l_t = −target_t φ'(k_t) r.
+    """How far µP's hidden layer moves: E_α[(η E_β[by(Σ_t l_tα h_tβ) h_0β])²], h =
+    tanh(g), l_t = −target_t φ'(k_t) r.
 
     The sign of r does not matter, and f = 0 before the step.
     """
@@ -180,7 +231,9 @@ def moved_by_adam(tokens, by):
 
 @pytest.mark.parametrize(("tokens", "accuracy"), [(1, 1e-5), (2, 5e-3)])
 def test_adam_after_a_nonlinearity(tokens, accuracy):
-    """Of one token, a product of signs; of two, a mean over nodes. The other side is a product rule."""
+    """Of one token, a product of signs; of two, a mean over nodes. The other side is a
+    product rule.
+    """
     w, r = ns.weight(n, n), ns.gaussian(n)
     k = w @ ns.tanh(ns.weight(n, 3) @ ns.data(X[:tokens]))
     loss = 0.5 * ((ns.mean_dot(r, ns.tanh(k)) - T[:tokens]) ** 2).sum()
@@ -189,11 +242,14 @@ def test_adam_after_a_nonlinearity(tokens, accuracy):
     right = moved_by_adam(tokens, np.sign)
     assert abs(found.value - right) < 4 * found.error + 1e-5 * right
     assert found.error < accuracy * right
-    assert abs(moved_by_adam(tokens, np.tanh) / right - 1) > 0.1  # of another function of the entries
+    # of another function of the entries
+    assert abs(moved_by_adam(tokens, np.tanh) / right - 1) > 0.1
 
 
 def deep(tokens=2):
-    """Hidden layers after ReLU and layer norms, a matrix used twice, and a first layer with data: before and after."""
+    """Hidden layers after ReLU and layer norms, a matrix used twice, and a first layer
+    with data: before and after.
+    """
     w = [ns.weight(n, 3), ns.weight(n, n), ns.weight(n, n)]
     x = ns.relu(w[0] @ ns.data(X[:tokens]))
     y = ns.layer_norm(x + w[1] @ ns.tanh(w[1] @ x), eps=1e-6)
@@ -205,7 +261,9 @@ def deep(tokens=2):
 
 
 def attention_by_adam(phi=lambda q: q):
-    """µP: the gradient of queries and keys vanishes up to its fluctuations, and Adam moves by their signs."""
+    """µP: the gradient of queries and keys vanishes up to its fluctuations, and Adam
+    moves by their signs.
+    """
     x = ns.tanh(ns.gaussian(n, 2))
     q, k, v = (ns.weight(n, n) for _ in range(3))
     scores = ns.mean_dot(phi(q @ x), k @ x)
@@ -217,27 +275,46 @@ def attention_by_adam(phi=lambda q: q):
 
 def test_adam_of_several_layers_is_that_of_large_widths():
     limit, wide = (
-        np.concatenate([u.reshape(draws, -1) for u in deep().draw(n=width, draws=draws)], axis=1).T
+        np.concatenate(
+            [u.reshape(draws, -1) for u in deep().draw(n=width, draws=draws)], axis=1
+        ).T
         for width, draws in ((inf, 6), (400, 16))
     )
     for a, b in zip(limit, wide, strict=True):
-        assert abs(a.mean() - b.mean()) < 5 * np.hypot(a.std() / 6**0.5, b.std() / 16**0.5) + 0.02 * abs(b.mean())
+        assert abs(a.mean() - b.mean()) < 5 * np.hypot(
+            a.std() / 6**0.5, b.std() / 16**0.5
+        ) + 0.02 * abs(b.mean())
         assert a.std() < 0.5 * b.std()  # it is a number in the limit
 
 
 @pytest.mark.slow
 def test_adam_takes_the_signs_of_fluctuations():
-    """Scores after the step are ± one number, as nearly at large widths; their signs depend on each other."""
-    limit, wide = (np.array(attention_by_adam().draw(n=w, draws=100)) for w in (inf, 800))
-    np.testing.assert_allclose(np.abs(limit).mean(axis=1), np.abs(wide).mean(axis=1), rtol=0.03)
+    """Scores after the step are ± one number, as nearly at large widths; their signs
+    depend on each other.
+    """
+    limit, wide = (
+        np.array(attention_by_adam().draw(n=w, draws=100)) for w in (inf, 800)
+    )
+    np.testing.assert_allclose(
+        np.abs(limit).mean(axis=1), np.abs(wide).mean(axis=1), rtol=0.03
+    )
     assert (np.abs(limit).std(axis=1) < 0.5 * np.abs(wide).std(axis=1)).all()
-    for f in (lambda u: np.sign(u[0]), lambda u: np.sign(u[1]), lambda u: np.sign(u[0] * u[1])):
+    for f in (
+        lambda u: np.sign(u[0]),
+        lambda u: np.sign(u[1]),
+        lambda u: np.sign(u[0] * u[1]),
+    ):
         assert abs(f(limit).mean() - f(wide).mean()) < 4 * (2 / 100) ** 0.5
 
 
 def test_adam_is_refused_where_no_form_is_known():
-    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1)
-    with pytest.raises(ns.ExactError, match=r"eps=0\.1 at infinite width, .*; take eps=0, or finite widths"):
+    _, (f1, *_) = perceptron(
+        "mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1
+    )
+    with pytest.raises(
+        ns.ExactError,
+        match=r"eps=0\.1 at infinite width, .*; take eps=0, or finite widths",
+    ):
         ns.Program(f1).draw(n=inf, draws=2)
     _, (f1, *_) = perceptron("mup", "adam", constant, weights=["in"], eps=0.1)
     with pytest.raises(ns.ExactError, match=r"eps=0\.1 at infinite width"):
@@ -245,13 +322,19 @@ def test_adam_is_refused_where_no_form_is_known():
 
 
 def test_adam_is_refused_where_fluctuations_are_not_known():
-    with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+    with pytest.raises(
+        ns.ExactError,
+        match=r"signs of a gradient whose limit is 0.*method='extrapolate'",
+    ):
         attention_by_adam(ns.erf).draw(n=inf, draws=2)
 
 
 def test_adam_is_refused_where_it_costs_too_much():
     _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
-    with pytest.raises(ns.ExactError, match=r"every entry of the gradient, 1\.0e\+10 of them per replica"):
+    with pytest.raises(
+        ns.ExactError,
+        match=r"every entry of the gradient, 1\.0e\+10 of them per replica",
+    ):
         ns.Program(f1).draw(n=100_000, draws=2)
     assert ns.Program(f1).plan(n=1000).operations > 2 * 1000**2
 
@@ -262,15 +345,28 @@ def adam_step(act, targets, scale=1.0):
     w, v = ns.weight(n, n), ns.gaussian(n)
     f = ns.mean_dot(v, act(w @ ns.tanh(ns.weight(n, 4) @ ns.data(data))))
     loss = 0.5 * ((f - np.array(targets)) ** 2).sum()
-    return ns.Program(ns.step(f, loss, lambda fan_in, fan_out: 0.3 / fan_in, "adam", weights=[w]))
+    return ns.Program(
+        ns.step(f, loss, lambda fan_in, fan_out: 0.3 / fan_in, "adam", weights=[w])
+    )
 
 
 def test_adam_refuses_signs_of_fluctuations():
-    """Entries that cancel (saturated inputs, targets that add up to 0), and those of a token whose loss begins at 0."""
-    for refused in (adam_step(ns.relu, [0.7, -1.1, 0.4], scale=1e3), adam_step(ns.relu, [0.0, 1.0])):
-        with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+    """Entries that cancel (saturated inputs, targets that add up to 0), and those of a
+    token whose loss begins at 0.
+    """
+    for refused in (
+        adam_step(ns.relu, [0.7, -1.1, 0.4], scale=1e3),
+        adam_step(ns.relu, [0.0, 1.0]),
+    ):
+        with pytest.raises(
+            ns.ExactError,
+            match=r"signs of a gradient whose limit is 0.*method='extrapolate'",
+        ):
             refused.law(n=ns.inf, draws=20)
-    for computed in (adam_step(ns.relu, [0.7, -1.1, 0.5], scale=1e3), adam_step(ns.gelu, [0.0, 1.0])):
+    for computed in (
+        adam_step(ns.relu, [0.7, -1.1, 0.5], scale=1e3),
+        adam_step(ns.gelu, [0.0, 1.0]),
+    ):
         assert np.isfinite(computed.law(n=ns.inf, draws=20).mean()).all()
 
 
@@ -278,29 +374,45 @@ def adam_step_of_inputs(act, data, targets):
     """The outputs after Adam's first step of a first layer, whose fan-in is finite."""
     w = ns.weight(n, len(data[0]))
     f = ns.mean_dot(ns.gaussian(n), act(w @ ns.data(data)))
-    return ns.Program(ns.step(f, 0.5 * ((f - np.array(targets)) ** 2).sum(), 0.3, "adam", weights=[w]))
+    return ns.Program(
+        ns.step(f, 0.5 * ((f - np.array(targets)) ** 2).sum(), 0.3, "adam", weights=[w])
+    )
 
 
 def test_adam_of_a_first_layer_refuses_signs_of_fluctuations():
-    """Entries that cancel where both tokens pass the ReLU; a token whose loss begins at 0; a token with two targets."""
+    """Entries that cancel where both tokens pass the ReLU; a token whose loss begins at
+    0; a token with two targets.
+    """
     opposite, usual = [[1.0, 1.0], [1.0, -1.0]], [[1.0, 0.5], [0.3, -1.0]]
     for act, data, targets in (
         (ns.relu, opposite, [1.0, -1.0]),
         (ns.relu, usual, [0.0, 1.0]),
         (ns.tanh, usual[:1] * 2, [1.0, -1.0]),
     ):
-        with pytest.raises(ns.ExactError, match=r"signs of a gradient whose limit is 0.*method='extrapolate'"):
+        with pytest.raises(
+            ns.ExactError,
+            match=r"signs of a gradient whose limit is 0.*method='extrapolate'",
+        ):
             adam_step_of_inputs(act, data, targets).law(n=ns.inf, draws=20)
-    for act, data, targets in ((ns.relu, usual, [0.7, -1.0]), (ns.tanh, opposite, [1.0, -1.0])):
+    for act, data, targets in (
+        (ns.relu, usual, [0.7, -1.0]),
+        (ns.tanh, opposite, [1.0, -1.0]),
+    ):
         net = adam_step_of_inputs(act, data, targets)
         limit, wide = (net.draw(n=width, draws=100, seed=1) for width in (ns.inf, 1000))
         error = np.hypot(limit.std(axis=0), wide.std(axis=0)) / 10
-        np.testing.assert_array_less(np.abs(limit.mean(axis=0) - wide.mean(axis=0)), 4 * error)
+        np.testing.assert_array_less(
+            np.abs(limit.mean(axis=0) - wide.mean(axis=0)), 4 * error
+        )
 
 
 def test_a_token_of_zeros_behind_a_relu():
-    """Its preactivation is 0 at every width, where the derivative of ReLU jumps: no fluctuation decides the side."""
-    net = adam_step_of_inputs(ns.relu, [[1.0, 0.5], [0.3, -1.0], [0.0, 0.0]], [1.0, -0.5, 0.4])
+    """Its preactivation is 0 at every width, where the derivative of ReLU jumps: no
+    fluctuation decides the side.
+    """
+    net = adam_step_of_inputs(
+        ns.relu, [[1.0, 0.5], [0.3, -1.0], [0.0, 0.0]], [1.0, -0.5, 0.4]
+    )
     limit, wide = (net.draw(n=width, draws=100, seed=1) for width in (ns.inf, 1000))
     error = np.hypot(limit.std(axis=0), wide.std(axis=0)) / 10
     assert (limit[:, 2] == 0).all()
@@ -308,7 +420,9 @@ def test_a_token_of_zeros_behind_a_relu():
 
 
 def muon_step(act):
-    """The loss after a step of Muon along a gradient of order n^(−1/2): its size does not count, its sign does."""
+    """The loss after a step of Muon along a gradient of order n^(−1/2): its size does
+    not count, its sign does.
+    """
     x, a, b, r = ns.gaussian(n, 1), ns.weight(n, n), ns.weight(n, n), ns.gaussian(n)
     loss = (ns.mean_dot(r, b @ act(a @ x)) ** 2).mean()
     muon = ns.optim.Muon(0.5, ns_steps=None, momentum=0.0, weight_decay=0.0)
@@ -317,10 +431,16 @@ def muon_step(act):
 
 def test_muon_along_a_gradient_that_vanishes():
     """It was no step at all: the loss was 0."""
-    found, wide = (muon_step(lambda u: u).draw(n=width, draws=200, seed=1).mean() for width in (ns.inf, 2**20))
+    found, wide = (
+        muon_step(lambda u: u).draw(n=width, draws=200, seed=1).mean()
+        for width in (ns.inf, 2**20)
+    )
     assert found == pytest.approx(wide, rel=0.01)
     assert found > 0.9
-    with pytest.raises(ns.ExactError, match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'"):
+    with pytest.raises(
+        ns.ExactError,
+        match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'",
+    ):
         muon_step(ns.tanh).law(n=ns.inf)
 
 
@@ -329,6 +449,8 @@ def test_muon_along_a_gradient_that_vanishes():
 def test_muon_along_gradients_that_overflow(width):
     """numpy raised its own error: "SVD did not converge"."""
     x = 1e50 * (1e50 * (1e50 * (1e50 * ns.gaussian(n, 2))))
-    loss = ((ns.mean_dot(ns.gaussian(n), ns.weight(n, n) @ (ns.weight(n, n) @ x)) - T) ** 2).mean()
+    loss = (
+        (ns.mean_dot(ns.gaussian(n), ns.weight(n, n) @ (ns.weight(n, n) @ x)) - T) ** 2
+    ).mean()
     with pytest.raises(ValueError, match="the law is not finite"):
         ns.Program(ns.step(loss, loss, 0.5, "muon")).draw(n=width, draws=3)

@@ -1,4 +1,6 @@
-"""Steps of optimisers: the exact engine against the literal interpreter, and that against matrices that are moved."""
+"""Steps of optimisers: the exact engine against the literal interpreter, and that
+against matrices that are moved.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,12 @@ from netsor.engine._reference import _Literal
 from netsor.engine.passes.optimiser_steps import _OuterProducts
 from netsor.engine.passes.step_arithmetic import orthogonalised
 from netsor.language._graph import topological_order
-from netsor.language._operation import Gaussian, SteppedMatMul, SteppedParameter, initial_value
+from netsor.language._operation import (
+    Gaussian,
+    SteppedMatMul,
+    SteppedParameter,
+    initial_value,
+)
 
 from ..steps import stepped
 from .compare import exact_draws, literal_draws, smallest_of
@@ -25,8 +32,12 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 @given(built=stepped(grow=4))
 def test_exact_against_literal(built):
     b = literal_draws(built.net, 300, **built.widths)
-    for without in ((), ("drawn",)):  # the small widths of these programs draw most matrices
-        assert smallest_of(exact_draws(built.net, 300, without=without, **built.widths), b) > LEVEL
+    # the small widths of these programs draw most matrices
+    for without in ((), ("drawn",)):
+        assert (
+            smallest_of(exact_draws(built.net, 300, without=without, **built.widths), b)
+            > LEVEL
+        )
 
 
 @seed(32)
@@ -35,7 +46,10 @@ def test_exact_against_literal(built):
 def test_several_steps(built):
     b = literal_draws(built.net, 300, **built.widths)
     for without in ((), ("drawn",)):
-        assert smallest_of(exact_draws(built.net, 300, without=without, **built.widths), b) > LEVEL
+        assert (
+            smallest_of(exact_draws(built.net, 300, without=without, **built.widths), b)
+            > LEVEL
+        )
 
 
 @pytest.mark.slow
@@ -54,16 +68,21 @@ def test_a_matrix_that_acts_twice_in_one_product():
     y = w[[0, 0, 1]] @ x
     after = ns.step(y, ns.mean_dot(y, y).sum(), 0.3)
     net = ns.Program((after, ns.mean_dot(after, after)))
-    assert smallest_of(exact_draws(net, 2000, n=3), literal_draws(net, 2000, n=3)) > LEVEL
+    assert (
+        smallest_of(exact_draws(net, 2000, n=3), literal_draws(net, 2000, n=3)) > LEVEL
+    )
 
 
-# The literal interpreter: the network before the step, run again with matrices that are moved by a gradient that is
-# found by differences
+# The literal interpreter: the network before the step, run again with matrices that are
+# moved by a gradient that is found by differences
 
 
 def after_step(w, g, rule, widths):
     """A parameter after a step, as a textbook has it."""
-    by, sizes = rule.optimiser, (rule.in_width.bind(widths), rule.out_width.bind(widths))
+    by, sizes = (
+        rule.optimiser,
+        (rule.in_width.bind(widths), rule.out_width.bind(widths)),
+    )
     lr = by.lr(*sizes) if callable(by.lr) else by.lr
     if isinstance(by, ns.optim.Adam):
         g = g / (np.abs(g) + by.eps)
@@ -76,7 +95,9 @@ def after_step(w, g, rule, widths):
 
 
 def moved_by_differences(outputs, after, loss, widths):
-    """The outputs after the step, with every parameter moved by its own gradient, entry by entry."""
+    """The outputs after the step, with every parameter moved by its own gradient, entry
+    by entry.
+    """
     every = [loss, *outputs, *after]  # the order numbers the sources
     one = drawn(every, widths)
     given = {}
@@ -84,18 +105,27 @@ def moved_by_differences(outputs, after, loss, widths):
     for value in topological_order(after):
         if isinstance(value.op, SteppedMatMul):
             for member in {m for part in value.op.parts for m in part.members}:
-                rules[value.op.weight.source, member] = value.op.weight.drawn, value.op.steps[0]
+                rules[value.op.weight.source, member] = (
+                    value.op.weight.drawn,
+                    value.op.steps[0],
+                )
         if isinstance(value.op, SteppedParameter):
             rules[initial_value(value)[0]] = None, value.op.rule
     for key, (weight, rule) in rules.items():
         array = (one.matrices if isinstance(key, tuple) else one.drawn)[key][0]
         ways = np.eye(array.size).reshape(array.size, *array.shape)
         gradient = slopes(every, widths, 1, {key: ways})[0].reshape(array.shape)
-        unit = 1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
+        unit = (
+            1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
+        )
         if isinstance(key, ns.Value) and isinstance(key.op, Gaussian):
-            rows = np.column_stack([key.op.mean.ravel(), key.op.factor.reshape(key.size, -1)])
+            rows = np.column_stack(
+                [key.op.mean.ravel(), key.op.factor.reshape(key.size, -1)]
+            )
             random = rows[:, 1:].any(axis=1)
-            same = (rows[:, None] == rows).all(axis=-1) & random | np.eye(key.size, dtype=bool)
+            same = (rows[:, None] == rows).all(axis=-1) & random | np.eye(
+                key.size, dtype=bool
+            )
             gradient = (same @ gradient.reshape(key.size, -1)).reshape(array.shape)
         given[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
     literal = _Literal(one.sources, widths, 3, 0, replicas=1)
@@ -108,7 +138,9 @@ def moved_by_differences(outputs, after, loss, widths):
             literal.drawn[value] = given[value][None]
         else:
             literal.evaluate(value)
-    return [literal.drawn[value][0] for value in outputs], [one.drawn[value][0] for value in after]
+    return [literal.drawn[value][0] for value in outputs], [
+        one.drawn[value][0] for value in after
+    ]
 
 
 @seed(34)
@@ -119,14 +151,18 @@ def test_literal_against_moved_matrices(built):
     before, after = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
     right, made = moved_by_differences(before, after, before[1], built.widths)
     for a, b in zip(made, right, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(b).max()))
+        np.testing.assert_allclose(
+            a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(b).max())
+        )
 
 
 # A rule broken on purpose is caught
 
 
 def network(optimiser, **options):
-    """Two layers and attention on three tokens, one of them twice; a step of all matrices."""
+    """Two layers and attention on three tokens, one of them twice; a step of all
+    matrices.
+    """
     x = ns.data(np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8], [1.0, 0.5, -0.2]]))
     w = ns.weight(2 * n, 3), ns.weight(n, 2 * n)
     y = w[1] @ ns.tanh(w[0] @ x)
@@ -146,10 +182,15 @@ def test_a_broken_rule_is_seen(monkeypatch, optimiser):
     net = network(optimiser, **OPTIONS[optimiser])
     literal = literal_draws(net, 1000, n=5)
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) > 1e-4
-    # a step that is half as long again; plans of one program are kept, so it is made anew
-    term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[optimiser]
+    # a step that is half as long again; plans of one program are kept, so it is made
+    # anew
+    term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[
+        optimiser
+    ]
     act = getattr(_OuterProducts, term)
-    monkeypatch.setattr(_OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)])
+    monkeypatch.setattr(
+        _OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)]
+    )
     net = network(optimiser, **OPTIONS[optimiser])
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) < 1e-8
 
@@ -161,19 +202,34 @@ def test_a_broken_rule_is_seen(monkeypatch, optimiser):
 @pytest.mark.parametrize("dependent", [False, True])
 def test_the_polar_factor_from_gram_matrices(scale, dependent):
     rng = np.random.default_rng(0)
-    left, right, sizes = rng.standard_normal((5, 9)), rng.standard_normal((5, 7)), np.array([1.0, 0.5, 1, 1, 2])
+    left, right, sizes = (
+        rng.standard_normal((5, 9)),
+        rng.standard_normal((5, 7)),
+        np.array([1.0, 0.5, 1, 1, 2]),
+    )
     right *= scale
     right[1] *= 1e-3
-    if dependent:  # a token that occurs twice, and another one whose gradient is a multiple of another's
+    # a token that occurs twice, and another one whose gradient is a multiple of
+    # another's
+    if dependent:
         right[3], left[3], left[4] = right[0], 0.5 * left[2], 2.0 * left[1]
     gradient = (left.T * sizes) @ right
-    m = orthogonalised((left @ left.T / 9)[None], (right @ right.T / 7)[None], tuple(sizes), None)[0]
+    m = orthogonalised(
+        (left @ left.T / 9)[None], (right @ right.T / 7)[None], tuple(sizes), None
+    )[0]
     u, s, v = np.linalg.svd(gradient)
     rank = int((s > 1e-5 * s[0]).sum())
     assert rank == (3 if dependent else 5)
-    np.testing.assert_allclose(left.T @ m @ right / 63**0.5, u[:, :rank] @ v[:rank], atol=1e-6)
+    np.testing.assert_allclose(
+        left.T @ m @ right / 63**0.5, u[:, :rank] @ v[:rank], atol=1e-6
+    )
     for steps in ([(3.4445, -4.7750, 2.0315)] * 5, [(1.5, -0.5, 0.0)]):
-        m = orthogonalised((left @ left.T / 9)[None], (right @ right.T / 7)[None], tuple(sizes), tuple(steps))[0]
+        m = orthogonalised(
+            (left @ left.T / 9)[None],
+            (right @ right.T / 7)[None],
+            tuple(sizes),
+            tuple(steps),
+        )[0]
         x = gradient / np.linalg.norm(gradient)
         for a, b, c in steps:
             x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
@@ -185,12 +241,17 @@ def test_newton_schulz_of_uses_whose_gradients_cancel(part):
     """Two uses of a matrix whose gradients are opposite but for a small part."""
     rng = np.random.default_rng(0)
     (left, more), (right, other) = rng.standard_normal((2, 2, 30))
-    left, right = np.stack([left, part * more - left]), np.stack([right, right + part * other])
+    left, right = (
+        np.stack([left, part * more - left]),
+        np.stack([right, right + part * other]),
+    )
     steps = ((3.4445, -4.775, 2.0315),) * 5
     x = left.T @ right
     x /= np.linalg.norm(x)
     for first, third, fifth in steps:
         outer = x @ x.T
         x = first * x + (third * outer + fifth * outer @ outer) @ x
-    m = orthogonalised((left @ left.T / 30)[None], (right @ right.T / 30)[None], (1.0, 1.0), steps)[0]
+    m = orthogonalised(
+        (left @ left.T / 30)[None], (right @ right.T / 30)[None], (1.0, 1.0), steps
+    )[0]
     np.testing.assert_allclose(left.T @ m @ right / 30, x, atol=1e-3 * np.abs(x).max())

@@ -1,6 +1,8 @@
-"""The tangent kernel of one attention layer at infinite width: the engine against the formula of docs/tangent.md.
+"""The tangent kernel of one attention layer at infinite width: the engine against the
+formula of docs/tangent.md.
 
-The formula is written in numpy, from scores and what they are worth to the outputs, with no gradient taken.
+The formula is written in numpy, from scores and what they are worth to the outputs,
+with no gradient taken.
 """
 
 import numpy as np
@@ -17,7 +19,9 @@ DRAWS = 5000
 
 
 def program(heads):
-    """Two outputs at two of three correlated tokens, and the kernel between all four."""
+    """Two outputs at two of three correlated tokens, and the kernel between all
+    four.
+    """
     x, r = ns.gaussian(n, 3, cov=K), ns.gaussian(n, 2)
     q, k, v = (ns.weight(n, n, batch=heads, std=SIGMA[name]) @ x for name in "qkv")
     u = ns.concat(ns.softmax(ns.dot(q[:, :2], k)) @ v, axis=0)
@@ -30,14 +34,28 @@ def formula(heads, draws, broken=""):
     rng = np.random.default_rng(5)
     root = np.linalg.cholesky(K)
     scale = SIGMA["o"] * SIGMA["v"]
-    scores = SIGMA["q"] * SIGMA["k"] * root[:2] @ rng.standard_normal((draws, heads, 3, 3)) @ root.T
+    scores = (
+        SIGMA["q"]
+        * SIGMA["k"]
+        * root[:2]
+        @ rng.standard_normal((draws, heads, 3, 3))
+        @ root.T
+    )
     a = special.softmax(scores, axis=-1)
     c = scale / heads**0.5 * rng.standard_normal((draws, heads, 2, 3)) @ root.T
-    d = a[:, :, None] * (c[:, :, :, None] - (a[:, :, None] @ c[..., None]))  # (draws, heads, outputs, tokens, tokens)
+    # (draws, heads, outputs, tokens, tokens)
+    d = a[:, :, None] * (c[:, :, :, None] - (a[:, :, None] @ c[..., None]))
     by_scores = (
-        2 * (SIGMA["q"] * SIGMA["k"]) ** 2 * np.einsum("ij,dhbik,kl,dhcjl->dbicj", K[:2, :2], d, K, d, optimize=True)
+        2
+        * (SIGMA["q"] * SIGMA["k"]) ** 2
+        * np.einsum("ij,dhbik,kl,dhcjl->dbicj", K[:2, :2], d, K, d, optimize=True)
     )
-    by_values = 2 * scale**2 / heads * np.einsum("bc,dhik,kl,dhjl->dbicj", np.eye(2), a, K, a, optimize=True)
+    by_values = (
+        2
+        * scale**2
+        / heads
+        * np.einsum("bc,dhik,kl,dhjl->dbicj", np.eye(2), a, K, a, optimize=True)
+    )
     if broken == "independent of f":
         c = rng.permutation(c)
     if broken == "half between outputs":
@@ -48,7 +66,9 @@ def formula(heads, draws, broken=""):
 
 
 def statistics(f, kernel):
-    """Products of outputs, which the kernel is correlated with, and all its entries but the mirrored."""
+    """Products of outputs, which the kernel is correlated with, and all its entries but
+    the mirrored.
+    """
     draws = len(f)
     i, j = np.triu_indices(4)
     flat, square = f.reshape(draws, 4), kernel.reshape(draws, 4, 4)
@@ -56,12 +76,18 @@ def statistics(f, kernel):
 
 
 def smallest_p(x, y):
-    """Of all marginals, and of products of ranks for all pairs (Welch's test), times their number."""
-    marginal = np.array([stats.ks_2samp(x[:, k], y[:, k]).pvalue for k in range(x.shape[1])])
+    """Of all marginals, and of products of ranks for all pairs (Welch's test), times
+    their number.
+    """
+    marginal = np.array(
+        [stats.ks_2samp(x[:, k], y[:, k]).pvalue for k in range(x.shape[1])]
+    )
     ranks = stats.rankdata(np.concatenate([x, y]), axis=0) / (len(x) + len(y)) - 0.5
     i, j = np.triu_indices(x.shape[1], 1)
     products = ranks[:, i] * ranks[:, j]
-    pairs = stats.ttest_ind(products[: len(x)], products[len(x) :], equal_var=False).pvalue
+    pairs = stats.ttest_ind(
+        products[: len(x)], products[len(x) :], equal_var=False
+    ).pvalue
     return min(1.0, marginal.size * marginal.min(), pairs.size * pairs.min())
 
 
@@ -71,19 +97,26 @@ def test_the_limit_is_the_formula(heads):
     found = statistics(*program(heads).draw(n=ns.inf, draws=DRAWS))
     assert smallest_p(found, statistics(*formula(heads, DRAWS))) > LEVEL
     for broken in ("independent of f", "half between outputs", "keys alone"):
-        assert smallest_p(found, statistics(*formula(heads, DRAWS, broken))) < LEVEL, broken
+        assert smallest_p(found, statistics(*formula(heads, DRAWS, broken))) < LEVEL, (
+            broken
+        )
 
 
 def test_infinitely_many_heads():
-    """Many heads, and the expectation over one: four independent tokens, by quadrature (docs/tangent.md)."""
+    """Many heads, and the expectation over one: four independent tokens, by quadrature
+    (docs/tangent.md).
+    """
     x, r = ns.gaussian(n, 4), ns.gaussian(n)
     f = ns.dot(r, ns.nn.attention(x, 256)[0])
     kernel = ns.Program(ns.ntk(f)).draw(n=ns.inf, draws=400)
     z, weight = np.polynomial.hermite_e.hermegauss(12)
-    a = special.softmax(np.stack(np.meshgrid(z, z, z, z), axis=-1).reshape(-1, 4), axis=1)
+    a = special.softmax(
+        np.stack(np.meshgrid(z, z, z, z), axis=-1).reshape(-1, 4), axis=1
+    )
     weight = np.prod(np.meshgrid(*[weight / weight.sum()] * 4), axis=0).ravel()
     second, third = (a**2).sum(axis=1), (a**3).sum(axis=1)
-    right = weight @ (4 * second - 4 * third + 2 * second**2)  # 2|a|² + 2 Σ a_j² (1 − 2a_j + |a|²)
+    # 2|a|² + 2 Σ a_j² (1 − 2a_j + |a|²)
+    right = weight @ (4 * second - 4 * third + 2 * second**2)
     error = kernel.std() / len(kernel) ** 0.5
     assert abs(kernel.mean() - right) < stats.norm.isf(LEVEL / 2) * error
     assert error < 0.002

@@ -1,4 +1,6 @@
-"""Tangent kernels: against all derivatives by differences, and in the limit against known recursions."""
+"""Tangent kernels: against all derivatives by differences, and in the limit against
+known recursions.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from .differences import drawn, evaluated, slopes
 
 
 def _jacobian(outputs, count, weight):
-    """∂/∂N of the first outputs, for the N(0, 1) variables behind all matrices of a weight: (outputs, variables)."""
+    """∂/∂N of the first outputs, for the N(0, 1) variables behind all matrices of a
+    weight: (outputs, variables).
+    """
     literal, columns = drawn(outputs, WIDTHS), []
     for member in range(weight.count):
         shape = literal.matrices[weight.source, member].shape[1:]
@@ -29,7 +33,9 @@ def _tied(x):
 
 def _batch(x):
     u = ns.weight(n, n, 2, std=0.7)
-    return u[1] @ ns.tanh(u[0] @ x) + u.each(x).sum(0) + u[[0, 0, 1]].each(x[[0, 1, 1]])[1]
+    return (
+        u[1] @ ns.tanh(u[0] @ x) + u.each(x).sum(0) + u[[0, 0, 1]].each(x[[0, 1, 1]])[1]
+    )
 
 
 def _repeated(x):
@@ -50,7 +56,9 @@ KERNELS = {
     "attention": lambda x: ns.nn.attention(x, 2, d, groups=1),
     "a matrix and its transpose": _tied,
     "batches and members": _batch,
-    "a shared layer": lambda x: (lambda act: act(act(x)))(ns.nn.shared(lambda u: ns.nn.mlp(u, d, activation=ns.erf))),
+    "a shared layer": lambda x: (lambda act: act(act(x)))(
+        ns.nn.shared(lambda u: ns.nn.mlp(u, d, activation=ns.erf))
+    ),
     "one output": lambda x: ns.rms_norm(ns.weight(n, n, std=0.5) @ x[0]),
 }
 
@@ -63,23 +71,29 @@ def test_tangent_kernels_are_sums_over_all_parameters(name):
     entries = [p.reshape(-1)[k] for k in range(p.size)] if p.shape else [p]
     outputs = [*entries, *kernels]
     expected: list = [0.0, 0.0]
-    for weight in {w.source: w.drawn for w in weights_of(topological_order([p]))}.values():
+    for weight in {
+        w.source: w.drawn for w in weights_of(topological_order([p]))
+    }.values():
         jacobian = _jacobian(outputs, p.size, weight)
         for k, unit in enumerate((1.0, weight.in_width.bind(WIDTHS) / weight.std**2)):
             expected[k] = expected[k] + unit * jacobian @ jacobian.T
     for kernel, value in zip(evaluated(outputs, WIDTHS)[-2:], expected, strict=True):
         assert kernel.shape == p.shape + p.shape
-        np.testing.assert_allclose(kernel.reshape(value.shape), value, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(
+            kernel.reshape(value.shape), value, rtol=1e-7, atol=1e-9
+        )
 
 
 def test_other_parameters():
-    """Biases, random scalars, and an embedding that ids share: with respect to them, or the normals behind them."""
+    """Biases, random scalars, and an embedding that ids share: with respect to them, or
+    the normals behind them.
+    """
     b, z = ns.gaussian(n, cov=0.25), ns.normal((2, 2), std=0.3)
     e = ns.gaussian(n, 2, cov=np.array([[1.0, 0.4], [0.4, 2.0]]))
     x = e[[0, 1, 1]] + b
-    p = ns.dot(ns.gaussian(n), ns.softmax(ns.mean_dot(x[:2], x[:2]) + z) @ ns.tanh(x[:2])) + ns.dot(
-        ns.gaussian(n), x[2]
-    )
+    p = ns.dot(
+        ns.gaussian(n), ns.softmax(ns.mean_dot(x[:2], x[:2]) + z) @ ns.tanh(x[:2])
+    ) + ns.dot(ns.gaussian(n), x[2])
     asked = {"b": b, "z": z, "e": e}
     outputs = [p[0], p[1], b, z, e]
     for kind in ("ntk", "standard"):
@@ -92,7 +106,9 @@ def test_other_parameters():
         jacobian = slopes(outputs, WIDTHS, 2, {leaf: ways})
         expected["standard"] += jacobian @ jacobian.T
         if name == "e":
-            jacobian = np.einsum("oia,ik->oka", jacobian.reshape(2, 2, 4), factor).reshape(2, -1)
+            jacobian = np.einsum(
+                "oia,ik->oka", jacobian.reshape(2, 2, 4), factor
+            ).reshape(2, -1)
         scale = {"b": 0.25, "z": 0.09, "e": 1.0}[name]
         expected["ntk"] += scale * jacobian @ jacobian.T
     found = evaluated(outputs, WIDTHS)[-2:]
@@ -116,13 +132,17 @@ def test_a_kernel_between_two_outputs_is_a_block_of_the_whole():
 
 def _relu(a, c, b):
     angle = np.arccos(np.clip(c / np.sqrt(a * b), -1, 1))
-    first = np.sqrt(a * b) / (2 * np.pi) * (np.sin(angle) + (np.pi - angle) * np.cos(angle))
+    first = (
+        np.sqrt(a * b) / (2 * np.pi) * (np.sin(angle) + (np.pi - angle) * np.cos(angle))
+    )
     return first, (np.pi - angle) / (2 * np.pi)
 
 
 def _erf(a, c, b):
     whole = (1 + 2 * a) * (1 + 2 * b)
-    return 2 / np.pi * np.arcsin(2 * c / np.sqrt(whole)), 4 / np.pi / np.sqrt(whole - 4 * c * c)
+    return 2 / np.pi * np.arcsin(2 * c / np.sqrt(whole)), 4 / np.pi / np.sqrt(
+        whole - 4 * c * c
+    )
 
 
 def _by_quadrature(name):
@@ -153,7 +173,12 @@ def _recursion(kernels, layers):
     gram = DATA @ DATA.T / 3
     tangent = gram
     for _ in range(layers):
-        both = np.array([[kernels(gram[i, i], gram[i, j], gram[j, j]) for j in range(2)] for i in range(2)])
+        both = np.array(
+            [
+                [kernels(gram[i, i], gram[i, j], gram[j, j]) for j in range(2)]
+                for i in range(2)
+            ]
+        )
         tangent, gram = tangent * both[..., 1] + both[..., 0], both[..., 0]
     return tangent
 
@@ -172,7 +197,9 @@ def _perceptron(activation, layers):
 def test_the_tangent_kernel_of_a_perceptron(name):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, 1).law(n=np.inf, draws=10)
-    np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, 1), rtol=1e-8)
+    np.testing.assert_allclose(
+        law.component_mean[0].reshape(2, 2), _recursion(kernels, 1), rtol=1e-8
+    )
 
 
 @pytest.mark.usefixtures("unshifted")
@@ -181,19 +208,24 @@ def test_the_tangent_kernel_of_a_perceptron(name):
 def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, layers).law(n=np.inf, draws=10)
-    np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, layers), rtol=1e-8)
+    np.testing.assert_allclose(
+        law.component_mean[0].reshape(2, 2), _recursion(kernels, layers), rtol=1e-8
+    )
 
 
-# Attention: the kernel is a sum over heads, each with a random part of its own, so its mean is its limit for many heads
+# Attention: the kernel is a sum over heads, each with a random part of its own, so its
+# mean is its limit for many heads
 
 RHO = 0.4
 
 
 def _expected():
-    """By quadrature over the differences d_i of the two scores of each row, Cov(d_i, d_j) = 2 (1 − ρ) K_ij.
+    """By quadrature over the differences d_i of the two scores of each row, Cov(d_i,
+    d_j) = 2 (1 − ρ) K_ij.
 
-    With a_i the softmax and J_i its Jacobian, output and value matrices give a_i K a_j each, and query and key matrices
-    K_ij tr(J_i K J_j K), which is K_ij w_i w_j 4 (1 − ρ)² with w = a (1 − a).
+    With a_i the softmax and J_i its Jacobian, output and value matrices give a_i K a_j
+    each, and query and key matrices K_ij tr(J_i K J_j K), which is K_ij w_i w_j 4 (1 −
+    ρ)² with w = a (1 − a).
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(100)
     gram = np.array([[1.0, RHO], [RHO, 1.0]])
@@ -218,7 +250,8 @@ def _kernels_of_heads(heads, draws):
 
 
 def test_the_tangent_kernel_of_attention_with_many_heads():
-    """Its mean is that of the recursion for every number of heads, and it varies like 1/heads.
+    """Its mean is that of the recursion for every number of heads, and it varies like
+    1/heads.
 
     Level 1e-5 for each of 8 means: 4.4 standard errors.
     """

@@ -1,4 +1,6 @@
-"""A matrix and its transpose: at finite width against the literal interpreter, at infinite width against wide ones."""
+"""A matrix and its transpose: at finite width against the literal interpreter, at
+infinite width against wide ones.
+"""
 
 import itertools
 
@@ -15,18 +17,23 @@ LEVEL = 1e-6  # of one comparison; some thirty in this file
 
 
 def attention_backwards(tokens=2):
-    """One attention block with a residual connection, and its backward pass from a random readout, by hand."""
+    """One attention block with a residual connection, and its backward pass from a
+    random readout, by hand.
+    """
     x, r = ns.gaussian(n, tokens), ns.gaussian(n)
     wq, wk, wv, wo = (ns.weight(n, n) for _ in range(4))
     q, k, v = wq @ x, wk @ x, wv @ x
     a = ns.softmax(ns.dot(q, k))
     y = x + wo @ (a @ v)
-    delta = ns.join([r[None], 0.0 * r[None].broadcast_to((tokens - 1,))])  # √n ∂⟨r, y_0⟩/√n
+    # √n ∂⟨r, y_0⟩/√n
+    delta = ns.join([r[None], 0.0 * r[None].broadcast_to((tokens - 1,))])
     back = wo.T @ delta
     da = ns.dot(back, v)
     dp = a * (da - (a * da).sum(-1)[:, None])
     grad = delta + wq.T @ (dp @ k) + wk.T @ (dp.T @ q) + wv.T @ (a.T @ back)
-    return ns.Program((ns.dot(r, y[0]), dp[0, 0], ns.mean_dot(grad, grad)[0, 0], ns.dot(grad, x)[0]))
+    return ns.Program(
+        (ns.dot(r, y[0]), dp[0, 0], ns.mean_dot(grad, grad)[0, 0], ns.dot(grad, x)[0])
+    )
 
 
 def batches():
@@ -50,25 +57,38 @@ def test_transposes_have_the_literal_law(make, width):
 
 
 def test_attentions_backward_pass_at_infinite_width():
-    """Marginals, and rank correlations of all pairs: these tell a transpose from a fresh matrix."""
+    """Marginals, and rank correlations of all pairs: these tell a transpose from a
+    fresh matrix.
+    """
     net, draws = attention_backwards(), 1500
-    limit, wide = exact_draws(net, draws, n=ns.inf), exact_draws(net, draws, seed=4, n=1500)
+    limit, wide = (
+        exact_draws(net, draws, n=ns.inf),
+        exact_draws(net, draws, seed=4, n=1500),
+    )
     for a, b in zip(limit.T, wide.T, strict=True):
         assert stats.ks_2samp(a, b).pvalue > LEVEL
-    one, two = (np.arctanh(stats.spearmanr(z).statistic[np.triu_indices(z.shape[1], 1)]) for z in (limit, wide))
-    assert np.abs(one - two).max() < 5.5 * np.sqrt(2 / draws)  # standard errors; some ten pairs
+    one, two = (
+        np.arctanh(stats.spearmanr(z).statistic[np.triu_indices(z.shape[1], 1)])
+        for z in (limit, wide)
+    )
+    # standard errors; some ten pairs
+    assert np.abs(one - two).max() < 5.5 * np.sqrt(2 / draws)
     assert np.abs(one).max() > 0.5
 
 
 def test_the_adjoint_identity_holds_at_order_one_over_root_n():
     w, x, y = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
-    drawn = exact_draws(ns.Program((ns.dot(w.T @ y, x), ns.dot(y, w @ x))), 500, n=ns.inf)
+    drawn = exact_draws(
+        ns.Program((ns.dot(w.T @ y, x), ns.dot(y, w @ x))), 500, n=ns.inf
+    )
     np.testing.assert_allclose(drawn[:, 0], drawn[:, 1], atol=1e-12)
     assert drawn[:, 0].std() == pytest.approx(1.0, abs=0.15)
 
 
 def test_the_part_that_a_product_with_the_transpose_has_of_its_input():
-    """W^T W x = x + fresh, so a coordinate has variance 2, and correlation 1/√2 with that of x (Stein's lemma)."""
+    """W^T W x = x + fresh, so a coordinate has variance 2, and correlation 1/√2 with
+    that of x (Stein's lemma).
+    """
     w, x = ns.weight(n, n), ns.gaussian(n)
     cov = ns.Program((w.T @ (w @ x), x)).law(n=ns.inf).cov()
     np.testing.assert_allclose(cov, [[2.0, 1.0], [1.0, 1.0]], atol=1e-12)
@@ -79,7 +99,8 @@ def test_parts_of_order_one_over_root_n_count():
     w, x, y = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
     s = ns.mean_dot(x, y)
     net = ns.Program(ns.dot(w @ (x + 3 * s * y), w @ y))
-    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(17.0, rel=0.04)  # 4 √n s, and a fresh normal
+    # 4 √n s, and a fresh normal
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(17.0, rel=0.04)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +111,9 @@ def test_parts_of_order_one_over_root_n_count():
     ),
 )
 def test_what_a_vector_adds_at_that_order_alone_counts(case, scale):
-    """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
+    """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on
+    which W acts after it.
+    """
     w, (x, y, z) = ns.weight(n, n), scale * ns.gaussian(n, 3)
     s = 3 * ns.mean_dot(x, z) / scale**2
     if case == "together":
@@ -102,7 +125,8 @@ def test_what_a_vector_adds_at_that_order_alone_counts(case, scale):
     else:
         score = ns.dot(w @ (s * y), w @ y)
     net = ns.Program(score / scale**2)
-    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(9.0, rel=0.06)  # 3 √n s |y|²/n, and no 0
+    # 3 √n s |y|²/n, and no 0
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(9.0, rel=0.06)
 
 
 def chain(h, *widths):
@@ -113,7 +137,9 @@ def chain(h, *widths):
 
 
 def vanishing(h, u):
-    """A mean that vanishes like n^(−1/2), of two outputs of one matrix, times a vector, in a score."""
+    """A mean that vanishes like n^(−1/2), of two outputs of one matrix, times a vector,
+    in a score.
+    """
     x = ns.weight(n, n) @ h
     return ns.dot(ns.mean_dot(x[0], x[1]) * u, u)
 
@@ -126,12 +152,17 @@ def one_member(h):
 
 
 GIVEN = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-CHAINS = {  # each matrix adds the normal of two of its outputs; in a space of width 2n that has variance 1/2
+# each matrix adds the normal of two of its outputs; in a space of width 2n that has
+# variance 1/2
+CHAINS = {
     "one matrix": (lambda: chain(ns.gaussian(n, 2), n), 2.0),
     "two matrices": (lambda: chain(ns.gaussian(n, 2), n, n), 3.0),
     "three matrices": (lambda: chain(ns.gaussian(n, 2), n, n, n), 4.0),
     "two widths": (lambda: chain(ns.gaussian(n, 2), 2 * n, n), 2.5),
-    "heads": (lambda: chain(ns.concat(ns.weight(n, n, 2) @ ns.gaussian(n, 2), axis=0), n), 2.5),
+    "heads": (
+        lambda: chain(ns.concat(ns.weight(n, n, 2) @ ns.gaussian(n, 2), axis=0), n),
+        2.5,
+    ),
     "norms": (lambda: chain(ns.rms_norm(ns.weight(n, n) @ ns.gaussian(n, 2)), n), 3.0),
     "data": (lambda: chain(3**0.5 * ns.data(GIVEN), n, n), 2.0),
     "a mean that vanishes": (lambda: vanishing(ns.gaussian(n, 2), ns.gaussian(n)), 2.0),
@@ -141,14 +172,18 @@ CHAINS = {  # each matrix adds the normal of two of its outputs; in a space of w
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_all_matrices_before_a_score_of_one_matrix_count(name):
-    """Two matrices gave 2 for 3: of the inputs of the last, ⟨x, x'⟩ was taken for that of fresh normals."""
+    """Two matrices gave 2 for 3: of the inputs of the last, ⟨x, x'⟩ was taken for that
+    of fresh normals.
+    """
     make, variance = CHAINS[name]
     found = ns.Program(make()).law(n=ns.inf, draws=20_000).var()
     assert found == pytest.approx(variance, rel=0.05)  # 5 standard errors
 
 
 def test_a_residual_before_a_score_of_one_matrix():
-    """x = h + A h: ⟨x, x'⟩ is 2 N[h, h'] + three normals more, and B adds one of variance |x|² |x'|² = 4."""
+    """x = h + A h: ⟨x, x'⟩ is 2 N[h, h'] + three normals more, and B adds one of
+    variance |x|² |x'|² = 4.
+    """
     h = ns.gaussian(n, 2)
     net = ns.Program(chain(h + ns.weight(n, n) @ h, n))
     assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(11.0, rel=0.05)
@@ -162,17 +197,23 @@ VANISHING = {  # with s = ⟨u, v⟩/n: √n s |W x|²/n, standard normal
 
 @pytest.mark.parametrize("name", VANISHING)
 def test_a_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
-    """Each was a score of 0: a vector without a part of order 1 was taken to have no coefficients at all."""
+    """Each was a score of 0: a vector without a part of order 1 was taken to have no
+    coefficients at all.
+    """
     u, v = ns.gaussian(n, 2)
     score = VANISHING[name](ns.weight(n, n), ns.gaussian(n), ns.mean_dot(u, v))
-    assert ns.Program(score).law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.05)  # 5 standard errors
+    # 5 standard errors
+    assert ns.Program(score).law(n=ns.inf, draws=20_000).var() == pytest.approx(
+        1.0, rel=0.05
+    )
 
 
 def test_the_transpose_on_what_vanishes():
     """⟨x, W^T W s x⟩ is √n s |W x|²/n: W^T acts on W of a vector that vanishes."""
     w, (x, u, v) = ns.weight(n, n), ns.gaussian(n, 3)
     net = ns.Program(ns.dot(x, w.T @ (w @ (ns.mean_dot(u, v) * x))))
-    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.06)  # 6 standard errors
+    # 6 standard errors
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.06)
 
 
 def test_widths_at_rates_of_their_own_are_refused():

@@ -1,4 +1,6 @@
-"""What vanishes as n → ∞: parts of vectors that a matrix acts on again, and arguments of functions that jump."""
+"""What vanishes as n → ∞: parts of vectors that a matrix acts on again, and arguments
+of functions that jump.
+"""
 
 import numpy as np
 import pytest
@@ -15,69 +17,107 @@ n = ns.Width("n")
 
 
 def read_by_one_vector():
-    """The gradient of a sum over tokens: the gradients of all tokens are multiples of r, but for small parts."""
+    """The gradient of a sum over tokens: the gradients of all tokens are multiples of
+    r, but for small parts.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
-    y = x + ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ x)  # coordinates are asked for: no very large width gives it
+    # coordinates are asked for: no very large width gives it
+    y = x + ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ x)
     y = ns.rms_norm(y + ns.nn.attention(y, 1), eps=0.0)
     p = ns.dot(r, y.sum(axis=0))
     g = ns.grad(p, x)
-    return ns.Program((p, ns.mean_dot(g[0], g[0]), ns.dot(g[0], x[1]), ns.dot(g[1], x[1])))
+    return ns.Program(
+        (p, ns.mean_dot(g[0], g[0]), ns.dot(g[0], x[1]), ns.dot(g[1], x[1]))
+    )
 
 
 def test_gradients_that_differ_by_small_parts(monkeypatch):
     """Against a large width; and the comparison sees a wrong small part."""
     wide = exact_draws(read_by_one_vector(), 300, seed=12, n=250)
-    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250) > 1e-3
+    assert (
+        smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250)
+        > 1e-3
+    )
     split = SmallParts._split
     monkeypatch.setattr(SmallParts, "_split", lambda self, x: 0.0 * split(self, x))
-    assert smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250) < 1e-6
+    assert (
+        smallest_p_of_draws(exact_draws(read_by_one_vector(), 300, n=inf), wide, 250)
+        < 1e-6
+    )
 
 
 def test_small_parts_count_in_the_units_of_their_width():
-    """A concatenation of heads is wider than one: the variance of ⟨g_0, x_0⟩ was 1.5 times too large."""
+    """A concatenation of heads is wider than one: the variance of ⟨g_0, x_0⟩ was 1.5
+    times too large.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     f = ns.dot(r, ns.nn.attention(x, heads=2))[0]
     g = ns.grad(f, x)
     net = ns.Program((f, ns.dot(g[0], x[0]), ns.dot(g[1], x[0])))
-    limit, wide = (np.var(net.draw(n=width, draws=2000, seed=3, progress=False), axis=1) for width in (inf, 512))
-    np.testing.assert_allclose(limit, wide, rtol=0.15)  # four standard errors of a ratio of variances
+    limit, wide = (
+        np.var(net.draw(n=width, draws=2000, seed=3, progress=False), axis=1)
+        for width in (inf, 512)
+    )
+    # four standard errors of a ratio of variances
+    np.testing.assert_allclose(limit, wide, rtol=0.15)
 
 
 def test_small_parts_that_structure_does_not_tell():
-    """After a lazy step W acts on what it acted on before, but for small parts. In the limit f' is linear in f."""
+    """After a lazy step W acts on what it acted on before, but for small parts. In the
+    limit f' is linear in f.
+    """
     w, r = ns.weight(n, n), ns.gaussian(n)
     x = ns.weight(n, 3) @ ns.data(np.random.default_rng(0).standard_normal((1, 3)))
     x = x + 0.5 * (w.T @ (w @ x))
     f = ns.dot(r, x + w @ ns.rms_norm(x, eps=0.0))
-    _, after = ns.step([f, f.sum()], 0.5 * ((f + 1.0) ** 2).sum(), lambda fan_in, fan_out: 0.3 / fan_in)
+    _, after = ns.step(
+        [f, f.sum()], 0.5 * ((f + 1.0) ** 2).sum(), lambda fan_in, fan_out: 0.3 / fan_in
+    )
     first, wide = (net_slope(ns.Program((f, after)), width) for width in (inf, 20_000))
     np.testing.assert_allclose(first, wide, rtol=0.01)
 
 
 def net_slope(net, width):
-    before, after = (v.ravel() for v in net.draw(n=width, draws=400, seed=2, progress=False))
+    before, after = (
+        v.ravel() for v in net.draw(n=width, draws=400, seed=2, progress=False)
+    )
     return np.polyfit(before, after, 1)
 
 
 def test_rounding_is_no_small_part():
-    """Hard attention makes tokens nearly equal: rounding was taken for a part of order ε."""
+    """Hard attention makes tokens nearly equal: rounding was taken for a part of order
+    ε.
+    """
     x, r = ns.gaussian(n, 3), ns.gaussian(n)
     q, k, v, o = (ns.weight(n, n, std=std) for std in (2.0, 1.0, 1.0, 1.0))
-    f = ns.dot(r, ns.layer_norm(o @ (ns.softmax(ns.dot(q @ x, k @ x), "causal") @ (v @ x))))
+    f = ns.dot(
+        r, ns.layer_norm(o @ (ns.softmax(ns.dot(q @ x, k @ x), "causal") @ (v @ x)))
+    )
     loss = 0.5 * ((f - np.array([1.0, -1.0, 0.5])) ** 2).sum()
-    net = ns.Program(ns.step(f, loss, {x: 0.3, None: lambda fan_in, fan_out: 0.3 / fan_in}, weights=[q, k, v, o, x]))
+    net = ns.Program(
+        ns.step(
+            f,
+            loss,
+            {x: 0.3, None: lambda fan_in, fan_out: 0.3 / fan_in},
+            weights=[q, k, v, o, x],
+        )
+    )
     assert np.isfinite(net.draw(n=inf, draws=50, seed=1, progress=False)).all()
 
 
 def test_without_small_parts_they_are_refused(monkeypatch):
-    monkeypatch.setattr(_Matrices, "deficient", lambda self, x, side, orders, context: False)
+    monkeypatch.setattr(
+        _Matrices, "deficient", lambda self, x, side, orders, context: False
+    )
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
 
 
 def test_nan_of_a_function_is_not_taken_for_a_small_part():
     net = read_by_one_vector()
-    wrong = ns.Program((*net.outputs, ns.apply(lambda p: np.where(p > 1, np.nan, p), net.outputs[0])))
+    wrong = ns.Program(
+        (*net.outputs, ns.apply(lambda p: np.where(p > 1, np.nan, p), net.outputs[0]))
+    )
     assert any(step.kind == "lost" for step in wrong.plan(n=inf).steps)
     with pytest.raises(ValueError, match="a function of the program gave NaN"):
         wrong.law(n=inf, draws=100, seed=5)
@@ -91,11 +131,15 @@ def test_the_norm_of_a_small_vector(scale, eps):
     law = ns.Program(ns.rms_norm(scale * x, eps=eps)).law(n=inf, draws=10)
     np.testing.assert_allclose(law.var(), scale**2 / (scale**2 + eps), rtol=1e-9)
     relu = ns.mean_dot(ns.rms_norm(scale * ns.relu(x), eps=0.0), x)
-    np.testing.assert_allclose(ns.Program(relu).law(n=inf, draws=10).mean(), 0.5**0.5, rtol=1e-9)
+    np.testing.assert_allclose(
+        ns.Program(relu).law(n=inf, draws=10).mean(), 0.5**0.5, rtol=1e-9
+    )
 
 
 def test_vanishing_numbers_of_two_widths_are_added():
-    """⟨x, x'⟩/n + ⟨y, y'⟩/(2n) is n^(−1/2) N(0, 3/2); with y of another width m the limit depends on n/m."""
+    """⟨x, x'⟩/n + ⟨y, y'⟩/(2n) is n^(−1/2) N(0, 3/2); with y of another width m the
+    limit depends on n/m.
+    """
     m, x, z = ns.Width("m"), ns.gaussian(n, 2), ns.gaussian(n, 1)
 
     def score(width):
@@ -103,13 +147,16 @@ def test_vanishing_numbers_of_two_widths_are_added():
         c = ns.mean_dot(x[:1], x[1:]) + ns.mean_dot(y[:1], y[1:])
         return ns.Program(ns.dot(c[0, 0] * z, z))
 
-    assert abs(score(2 * n).law(n=inf, draws=20_000, seed=1).std() - 1.5**0.5) < 0.025  # 4 standard errors
+    # 4 standard errors
+    assert abs(score(2 * n).law(n=inf, draws=20_000, seed=1).std() - 1.5**0.5) < 0.025
     with pytest.raises(ns.ExactError, match="depends on terms of order 1/n"):
         score(m).law(n=inf, m=inf, draws=10)
 
 
 def test_a_norm_of_what_cancels_is_refused():
-    """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not known."""
+    """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not
+    known.
+    """
     x = ns.gaussian(n, 2)
     rest = 0.1 * x[0] + 0.2 * x[0] - 0.3 * x[0]
     assert ns.Program(ns.mean_dot(rest, rest)).law(n=inf, draws=10).mean() == 0.0
@@ -123,7 +170,9 @@ def test_a_norm_of_what_cancels_is_refused():
 
 @pytest.mark.parametrize("norm", [ns.layer_norm, ns.rms_norm])
 def test_a_product_that_is_0_in_the_limit(norm):
-    """Norms forget the size of h, so that ⟨∂p/∂h, h⟩ is 0 but for eps: its terms cancel, up to rounding."""
+    """Norms forget the size of h, so that ⟨∂p/∂h, h⟩ is 0 but for eps: its terms
+    cancel, up to rounding.
+    """
     e = ns.gaussian(n, 2)
     h = e + ns.gelu(ns.weight(n, n) @ e)
     g = ns.grad(ns.dot(ns.gaussian(n), norm(h, eps=0.0)[0]), h)
@@ -133,7 +182,9 @@ def test_a_product_that_is_0_in_the_limit(norm):
 
 @pytest.mark.slow
 def test_what_is_0_but_for_errors_of_nodes():
-    """⟨∂f/∂x, x⟩ is 0, because f does not depend on the length of x; at nodes it is of order 1e-3."""
+    """⟨∂f/∂x, x⟩ is 0, because f does not depend on the length of x; at nodes it is of
+    order 1e-3.
+    """
     x, w = ns.relu(ns.weight(n, 4) @ ns.data([[-0.1, 0.4, 0.9, -1.0]])), ns.weight(n, n)
     f = ns.dot(ns.gaussian(n), w.T @ ns.erf(w @ ns.rms_norm(x, eps=0.0)))[0]
     g = ns.grad(f, x)[0]
@@ -147,7 +198,9 @@ def test_what_is_0_but_for_errors_of_nodes():
 
 @pytest.mark.parametrize("size", [1e-4, 1e-6])
 def test_a_small_difference_of_scalars_is_no_rounding(size):
-    """A variance from the mean of the squares: relative to that mean it is size², and was 0 below 1e-12."""
+    """A variance from the mean of the squares: relative to that mean it is size², and
+    was 0 below 1e-12.
+    """
     x = ns.ones(n) + size * ns.gaussian(n)
     mean = ns.mean_dot(x, ns.ones(n))
     law = ns.Program((ns.mean_dot(x, x) - mean * mean) / size**2).law(n=inf)
@@ -155,19 +208,26 @@ def test_a_small_difference_of_scalars_is_no_rounding(size):
 
 
 def test_rounding_of_large_terms_is_no_small_difference():
-    """The sum is known to be 0 up to rounding of its first terms, which are much larger than its last ones."""
+    """The sum is known to be 0 up to rounding of its first terms, which are much larger
+    than its last ones.
+    """
     c = ns.mean_dot(x := ns.gaussian(n, cov=0.7), x)
     rounded = ((c + 1e-8) - 0.7) - 1e-8
     with pytest.raises(ValueError, match="sign jumps at the limit of its argument"):
         ns.Program(ns.apply(np.sign, rounded)).law(n=inf)
-    assert ns.Program((c - c + 1e-15 * c) / 1e-15).law(n=inf).mean() == pytest.approx(0.7)  # c − c is no rounding
-    assert ns.Program((1.7e308 * c - 1.2e308 * c) * 1e-308).law(n=inf).mean() == pytest.approx(
-        0.35
-    )  # its size overflows
+    # c − c is no rounding
+    assert ns.Program((c - c + 1e-15 * c) / 1e-15).law(n=inf).mean() == pytest.approx(
+        0.7
+    )
+    assert ns.Program((1.7e308 * c - 1.2e308 * c) * 1e-308).law(
+        n=inf
+    ).mean() == pytest.approx(0.35)  # its size overflows
 
 
 def test_a_function_of_what_does_not_vary_has_no_small_part():
-    """Otherwise its small part is unknown, and so is the score; a very large width had to give the law."""
+    """Otherwise its small part is unknown, and so is the score; a very large width had
+    to give the law.
+    """
     x, y = ns.gaussian(n), ns.gaussian(n)
     c = ns.apply(np.exp, 0.0 * ns.mean_dot(x, x))
     assert not ns.Program(ns.dot(c * (x + y), x - y)).plan(n=inf).notes

@@ -6,7 +6,10 @@ from netsor.explore import _server
 
 from ..command import netsor
 
-GOOD = "import netsor as ns\nn = ns.Width('n')\n@ns.program\ndef net(heads=2):\n    return ns.gaussian(n, heads)\n"
+GOOD = (
+    "import netsor as ns\nn = ns.Width('n')\n@ns.program\ndef net(heads=2):\n    return"
+    " ns.gaussian(n, heads)\n"
+)
 
 
 @pytest.fixture
@@ -24,10 +27,21 @@ def served(monkeypatch):
 
 def test_what_is_shown(served, tmp_path):
     (tmp_path / "mine.py").write_text(GOOD)
-    result = netsor("explore", "mine.py:net[1]", "--arg", "heads=3", "--port", "8123", "--no-browser", cwd=tmp_path)
+    result = netsor(
+        "explore",
+        "mine.py:net[1]",
+        "--arg",
+        "heads=3",
+        "--port",
+        "8123",
+        "--no-browser",
+        cwd=tmp_path,
+    )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "open http://127.0.0.1:1/?access_token=x (Ctrl-C stops it)\n"
-    (target, port, browser), = served  # fmt: skip
+    assert (
+        result.stdout == "open http://127.0.0.1:1/?access_token=x (Ctrl-C stops it)\n"
+    )
+    ((target, port, browser),) = served
     assert (port, browser) == (8123, False)
     assert (target.name, target.part, target.arguments) == ("net", 1, {"heads": 3})
     assert target.program().widths == ("n",)
@@ -62,4 +76,6 @@ def test_a_port_that_is_taken(served, monkeypatch):
     monkeypatch.setattr(_server, "serve", serve)
     result = netsor("explore", "--port", "8123")
     assert result.returncode == 2
-    assert result.stderr == "netsor: --port 8123 cannot be used: Address already in use\n"
+    assert (
+        result.stderr == "netsor: --port 8123 cannot be used: Address already in use\n"
+    )

@@ -1,4 +1,6 @@
-"""One model without a browser: what is changed in it, what is seen, a second model, and several lengths."""
+"""One model without a browser: what is changed in it, what is seen, a second model, and
+several lengths.
+"""
 
 import json
 import math
@@ -12,13 +14,27 @@ import pytest
 import netsor as ns
 from netsor._named_program import NamedProgram
 from netsor.explore import _audit_view
-from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Variant, lengths, model_request
+from netsor.explore._audit_view import (
+    AT,
+    LIMIT,
+    AuditViewRequest,
+    Variant,
+    lengths,
+    model_request,
+)
 from netsor.explore._law_views import program_audit
 from netsor.studies import _process_pool
 from netsor.studies.audit._cases import AuditTask
 from netsor.studies.audit._measurements import Draws
 
-SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
+SMALL = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 30,
+    "n_positions": 16,
+}
 n = ns.Width("n")
 
 
@@ -26,7 +42,8 @@ n = ns.Width("n")
 def _apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_audit_view, "_kept", {})
-    monkeypatch.setattr(_process_pool, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
+    # the same numbers, sooner
+    monkeypatch.setattr(_process_pool, "Workers", ThreadPoolExecutor)
 
 
 @pytest.fixture
@@ -44,13 +61,20 @@ def changes(variant):
 
 
 def test_changes():
-    """Another std keeps depth scaling, which is switched by itself; a recipe comes before what is changed in it."""
+    """Another std keeps depth scaling, which is switched by itself; a recipe comes
+    before what is changed in it.
+    """
     own = ns.models.read("gpt2")
     down = 1 / math.sqrt(2 * 12)
     assert changes(Variant()) == {}
     assert Variant().model == own
     other = Variant(std=0.01).model
-    assert (other.name, other.std_q, other.std_in, other.std_embedding) == ("gpt2, std=0.01", 0.01, 0.01, 0.01)
+    assert (other.name, other.std_q, other.std_in, other.std_embedding) == (
+        "gpt2, std=0.01",
+        0.01,
+        0.01,
+        0.01,
+    )
     assert other.std_o / other.std_v == pytest.approx(own.std_o / own.std_v, rel=1e-12)
     assert other.std_out == pytest.approx(0.01 * down, rel=1e-12)
     assert changes(Variant(depth="off")) == {"std_o": 0.02, "std_out": 0.02}
@@ -70,18 +94,24 @@ def test_changes():
 def test_lengths():
     assert lengths("") is None
     assert lengths(" 16, 128,") == (16, 128)
-    with pytest.raises(ValueError, match="tokens '16;2' must be a whole number, or several with commas"):
+    with pytest.raises(
+        ValueError, match="tokens '16;2' must be a whole number, or several with commas"
+    ):
         lengths("16;2")
 
 
 def test_the_code_makes_the_curves(small, capsys):
-    """One model with its limit: every curve and number is that of the audit, from the embedding on."""
+    """One model with its limit: every curve and number is that of the audit, from the
+    embedding on.
+    """
     view = last(model_request(small, tokens=(3,), limit=True))
     made = {}
     exec(view.code, made)
     found = made["found"]
     assert len(view.panels) == 9
-    square = next(panel for panel in view.panels if panel.title == "mean square of the stream")
+    square = next(
+        panel for panel in view.panels if panel.title == "mean square of the stream"
+    )
     at, limit = square.curves
     assert np.array_equal(at.y, found["mean_square"].median)
     assert np.array_equal(at.band[0], found["mean_square"].low)
@@ -96,7 +126,9 @@ def test_the_code_makes_the_curves(small, capsys):
 
 @pytest.mark.slow
 def test_the_code_makes_the_backward_curves(small):
-    view = last(model_request(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True))
+    view = last(
+        model_request(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True)
+    )
     made = {}
     exec(view.code, made)
     assert len(view.panels) == 9 + 13
@@ -104,21 +136,34 @@ def test_the_code_makes_the_backward_curves(small):
     (at,) = panel.curves
     assert np.array_equal(at.y, np.median(made["found"].actual["grad_query"], axis=0))
     assert "grad_query" not in made["found"].limit
-    assert np.array_equal(view.result.actual["grad_embedding"], made["found"].actual["grad_embedding"])
+    assert np.array_equal(
+        view.result.actual["grad_embedding"], made["found"].actual["grad_embedding"]
+    )
 
 
 @pytest.mark.slow
 def test_two_models_and_two_lengths(small):
-    """First the one at the first length, then both, then all lengths; the text is that of the comparison."""
+    """First the one at the first length, then both, then all lengths; the text is that
+    of the comparison.
+    """
     model = model_request(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
     views = [*model.views()]
-    shapes = [[(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits] for v in views]
+    shapes = [
+        [(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits]
+        for v in views
+    ]
     own, other = (model.name for model in model.models)
-    assert shapes == [[(own, [3])], [(own, [3]), (other, [3])], [(own, [3, 6]), (other, [3, 6])]]
+    assert shapes == [
+        [(own, [3])],
+        [(own, [3]), (other, [3])],
+        [(own, [3, 6]), (other, [3, 6])],
+    ]
     made = {}
     exec(views[-1].code, made)
     found = made["found"]
-    assert [audit.findings for audit in views[-1].result.audits] == [audit.findings for audit in found.audits]
+    assert [audit.findings for audit in views[-1].result.audits] == [
+        audit.findings for audit in found.audits
+    ]
     assert found.preferred == own
     assert [(c.label, c.look) for c in views[-1].panels[0].curves] == [
         (own, "band"),
@@ -126,8 +171,16 @@ def test_two_models_and_two_lengths(small):
     ]
     page = ET.fromstring(views[-1].result._repr_html_())
     text = "".join(page.itertext())
-    assert text.index("Prefer “") < text.index("Rules that separate them") < text.index("Fields that differ")
-    status = [row for row in page.iter("tr") if row.find("td") is not None and row.find("td").text == "entropy"]
+    assert (
+        text.index("Prefer “")
+        < text.index("Rules that separate them")
+        < text.index("Fields that differ")
+    )
+    status = [
+        row
+        for row in page.iter("tr")
+        if row.find("td") is not None and row.find("td").text == "entropy"
+    ]
     assert [cell.findtext("span") for cell in status[-1].findall("td")][1:] == [
         audit.finding("entropy").verdict for audit in found.audits
     ]
@@ -138,16 +191,26 @@ def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
     run = AuditTask.run
-    monkeypatch.setattr(AuditTask, "run", lambda task, progress: done.append(task) or run(task, progress))
+    monkeypatch.setattr(
+        AuditTask,
+        "run",
+        lambda task, progress: done.append(task) or run(task, progress),
+    )
     last(model_request(small, tokens=(3,)))
     last(model_request(small, replace(small, std=0.1), tokens=(3,)))
-    assert [part.case.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
+    assert [part.case.model.name for part in done] == [
+        small.model.name,
+        replace(small, std=0.1).model.name,
+    ]
 
 
 def test_progress(small):
     """In seconds, of each step; what it raises ends the work."""
     calls = []
-    last(model_request(small, tokens=(2,), limit=True), lambda done, total: calls.append((done, total)))
+    last(
+        model_request(small, tokens=(2,), limit=True),
+        lambda done, total: calls.append((done, total)),
+    )
     ends = [(done, total) for done, total in calls if done == total]
     assert len(ends) == 2
     assert all(0 <= done <= total * (1 + 1e-12) for done, total in calls)
@@ -160,7 +223,9 @@ def test_progress(small):
 
 
 def test_as_many_tokens_as_are_quick(small):
-    """16, or as many as there are positions for; fewer of a large model. What is given is taken."""
+    """16, or as many as there are positions for; fewer of a large model. What is given
+    is taken.
+    """
     gpt3 = ns.models.read("gpt3-175b")
     assert AuditViewRequest((small.model,)).lengths == (16,)
     assert AuditViewRequest((small.model.replace(length=9),)).lengths == (8,)
@@ -169,22 +234,31 @@ def test_as_many_tokens_as_are_quick(small):
 
 
 def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
-    """More lengths come when they are affordable; else the page says what they would take."""
+    """More lengths come when they are affordable; else the page says what they would
+    take.
+    """
     monkeypatch.setattr(_audit_view, "LATER", 0.0)
     (view, again) = model_request(small, tokens=(3, 6)).views()
     assert again.result is view.result
     assert f"{small.model.name} at 3 and 6 tokens would take about" in again.notes[-1]
     assert "tokens=[3, 6]" in again.code
-    with pytest.raises(ValueError, match=r"about \d+ \w+, too long for a page: choose fewer tokens"):
+    with pytest.raises(
+        ValueError, match=r"about \d+ \w+, too long for a page: choose fewer tokens"
+    ):
         last(model_request(Variant("llama-3-405b"), tokens=(128,)))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"source": "gpt5"}, "the name of a model that ships"), ({"std": -1.0}, "std=-1.0"),
-     ({"tokens": (1,)}, "must be 2 or more"), ({"recipe": "none"}, "recipe='none' must be one of"),
-     ({"fields": "colour=red"}, "colour"), ({"tokens": (4, 4)}, "each once")],
-)  # fmt: skip
+    [
+        ({"source": "gpt5"}, "the name of a model that ships"),
+        ({"std": -1.0}, "std=-1.0"),
+        ({"tokens": (1,)}, "must be 2 or more"),
+        ({"recipe": "none"}, "recipe='none' must be one of"),
+        ({"fields": "colour=red"}, "colour"),
+        ({"tokens": (4, 4)}, "each once"),
+    ],
+)
 def test_a_wrong_value_is_told(given, words):
     tokens = given.pop("tokens", None)
     with pytest.raises(ValueError, match=words):
@@ -192,9 +266,14 @@ def test_a_wrong_value_is_told(given, words):
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun"))
+    monkeypatch.setattr(
+        ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun")
+    )
     for change, said in (
-        ({"n_layer": 10**9}, "layers=1000000000 must be at most 2000 for an audit of large"),
+        (
+            {"n_layer": 10**9},
+            "layers=1000000000 must be at most 2000 for an audit of large",
+        ),
         ({"n_head": 10**9, "n_embd": 10**9}, "would need"),
     ):
         (tmp_path / "large.json").write_text(json.dumps({**SMALL, **change}))

@@ -1,4 +1,6 @@
-"""The server of the page: who does not know its token is told nothing; answers come line by line."""
+"""The server of the page: who does not know its token is told nothing; answers come
+line by line.
+"""
 
 import http.client
 import json
@@ -24,7 +26,12 @@ def server():
 
 def asked(server, method, path, body=None, token=None, **headers):
     page = http.client.HTTPConnection("127.0.0.1", server.server_port)
-    page.request(method, f"{path}?access_token={server.token if token is None else token}", body, headers)
+    page.request(
+        method,
+        f"{path}?access_token={server.token if token is None else token}",
+        body,
+        headers,
+    )
     answer = page.getresponse()
     return answer, answer.read()
 
@@ -35,14 +42,22 @@ def test_the_page(server):
     assert answer.status == 200
     assert b"One layer" in content
     assert not re.findall(rb'(?:src|href)="(?!data:)', content)
-    assert not any(name.lower().startswith("access-control") for name, _ in answer.getheaders())
+    assert not any(
+        name.lower().startswith("access-control") for name, _ in answer.getheaders()
+    )
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "%C3%A9"])
 def test_without_the_token_nothing_is_told(server, token, monkeypatch):
     monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
-    for method, path in (("GET", "/"), ("GET", "/file/0/layer.csv"), ("POST", "/answer/layer")):
-        answer, content = asked(server, method, path, "{}" if method == "POST" else None, token)
+    for method, path in (
+        ("GET", "/"),
+        ("GET", "/file/0/layer.csv"),
+        ("POST", "/answer/layer"),
+    ):
+        answer, content = asked(
+            server, method, path, "{}" if method == "POST" else None, token
+        )
         assert answer.status == 403
         assert b"netsor" not in content
 
@@ -66,7 +81,9 @@ def test_other_hosts_and_origins_are_told_nothing(server, headers, monkeypatch):
     """Not even with the token."""
     monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
     for method, path in REQUESTS:
-        answer, content = asked(server, method, path, "{}" if method == "POST" else None, **headers)
+        answer, content = asked(
+            server, method, path, "{}" if method == "POST" else None, **headers
+        )
         assert answer.status == 403
         assert b"netsor" not in content
 
@@ -79,9 +96,14 @@ def test_two_hosts_are_told_nothing(server):
     assert page.getresponse().status == 403
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "localhost:9000"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "localhost:9000"],
+)
 def test_the_page_itself_is_answered(server, host):
-    """Also through another port of this machine, as behind `ssh -L 9000:127.0.0.1:PORT`."""
+    """Also through another port of this machine, as behind `ssh -L
+    9000:127.0.0.1:PORT`.
+    """
     name = host.format(port=server.server_port)
     given = json.dumps({"heads": 1, "width": 16, "draws": 500})
     for headers in ({"Host": name}, {"Host": name, "Origin": f"http://{name.lower()}"}):
@@ -92,15 +114,26 @@ def test_the_page_itself_is_answered(server, host):
 
 
 def policy_of(answer):
-    parts = (part.split(maxsplit=1) for part in answer.getheader("content-security-policy").split(";"))
+    parts = (
+        part.split(maxsplit=1)
+        for part in answer.getheader("content-security-policy").split(";")
+    )
     return dict(parts)
 
 
-@pytest.mark.parametrize(("path", "token"), [("/", None), ("/nothing", None), ("/", "wrong")])
+@pytest.mark.parametrize(
+    ("path", "token"), [("/", None), ("/nothing", None), ("/", "wrong")]
+)
 def test_every_answer_has_the_headers(server, path, token):
     answer, _ = asked(server, "GET", path, token=token)
     policy = policy_of(answer)
-    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert (
+        policy["default-src"]
+        == policy["base-uri"]
+        == policy["form-action"]
+        == policy["frame-ancestors"]
+        == "'none'"
+    )
     assert policy["connect-src"] == "'self'"
     assert answer.getheader("x-content-type-options") == "nosniff"
     assert answer.getheader("x-frame-options") == "DENY"
@@ -126,7 +159,10 @@ def test_an_answer_and_its_files(server):
     _, content = asked(server, "POST", "/answer/layer", given)
     parts = [json.loads(line) for line in content.splitlines()]
     assert [what for what, _ in parts] == ["html", "html"]
-    assert f'data-value="{ns.paper.layer(heads=3).law(n=16, draws=500).var()!r}"' in parts[1][1]
+    assert (
+        f'data-value="{ns.paper.layer(heads=3).law(n=16, draws=500).var()!r}"'
+        in parts[1][1]
+    )
     files = re.findall(r'href="(file/\d+/layer\.(\w+))\?', parts[1][1])
     begins = {"png": b"\x89PNG", "pdf": b"%PDF", "csv": b"panel,curve,x,y"}
     assert [kind for _, kind in files] == list(begins)
@@ -145,7 +181,9 @@ def test_old_views_are_dropped(server):
 
 
 def test_work_ends_when_nobody_listens(server, monkeypatch):
-    """Of two audits one runs at a time, and one whose page has gone ends at its next message."""
+    """Of two audits one runs at a time, and one whose page has gone ends at its next
+    message.
+    """
     ended = threading.Event()
 
     def answer(kind, content, emit, target, links):
@@ -170,7 +208,9 @@ def test_work_ends_when_nobody_listens(server, monkeypatch):
 
 def test_the_address_is_that_of_the_page(monkeypatch):
     said = []
-    monkeypatch.setattr(_server.Server, "serve_forever", lambda server: said.append(server.address))
+    monkeypatch.setattr(
+        _server.Server, "serve_forever", lambda server: said.append(server.address)
+    )
     monkeypatch.setattr(_server.webbrowser, "open", said.append)
     _server.serve(None, 0, True, said.append)
     assert len(set(said)) == 1
@@ -181,9 +221,13 @@ def test_the_address_is_that_of_the_page(monkeypatch):
 @pytest.mark.slow
 def test_the_real_server(tmp_path):
     command = [sys.executable, "-m", "netsor", "explore", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as running:
         try:
-            port, token = re.search(r":(\d+)/\?access_token=(\S+)", running.stdout.readline()).groups()
+            port, token = re.search(
+                r":(\d+)/\?access_token=(\S+)", running.stdout.readline()
+            ).groups()
             page = http.client.HTTPConnection("127.0.0.1", int(port))
             page.request("GET", f"/?access_token={token}")
             assert page.getresponse().status == 200

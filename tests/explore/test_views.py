@@ -15,7 +15,17 @@ from netsor.engine import _memory
 from netsor.engine._draw_cost import Draw
 from netsor.explore import _law_views
 from netsor.explore._law_views import Slider, layer_view, program_view, sliders
-from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, markup, ticks
+from netsor.explore._view import (
+    Curve,
+    Panel,
+    as_csv,
+    as_file,
+    as_svg,
+    decades,
+    error_text,
+    markup,
+    ticks,
+)
 
 from ..keep import keep
 
@@ -78,7 +88,9 @@ def test_the_code_makes_the_numbers(layer, capsys):
 @pytest.mark.parametrize("heads", [3, 2])
 @pytest.mark.slow
 def test_the_picture_holds_the_laws(heads):
-    """Densities above; below, the difference from the limit; in the file, every number."""
+    """Densities above; below, the difference from the limit; in the file, every
+    number.
+    """
     view = layer_view(heads=heads)
     net = ns.paper.layer(heads=heads)
     law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf)
@@ -91,9 +103,12 @@ def test_the_picture_holds_the_laws(heads):
     assert np.array_equal(top.curves[2].y, limit.infinite_heads().pdf(y))
     rows = as_csv(view.panels).decode().splitlines()
     assert len(rows) == 1 + 6 * len(y)
-    assert rows[1] == f"density,n = 256,{y[0]!r},{value[0]!r},{value[0] - error[0]!r},{value[0] + error[0]!r}".replace(
-        "np.float64(", ""
-    ).replace(")", "")
+    assert (
+        rows[1]
+        == f"density,n = 256,{y[0]!r},{value[0]!r},{value[0] - error[0]!r},{value[0] + error[0]!r}".replace(
+            "np.float64(", ""
+        ).replace(")", "")
+    )
     assert as_file(view.panels, "png").startswith(b"\x89PNG")
     assert as_file(view.panels, "pdf").startswith(b"%PDF")
 
@@ -104,13 +119,17 @@ def test_scales(scale):
     one, other = layer_view(width=64), layer_view(width=64, sigma_v=scale)
     ratio = values(other.rows["variance"])[0] / values(one.rows["variance"])[0]
     assert ratio == pytest.approx(scale**2, rel=1e-9)
-    assert values(other.rows["excess kurtosis"])[0] == pytest.approx(values(one.rows["excess kurtosis"])[0], rel=1e-9)
+    assert values(other.rows["excess kurtosis"])[0] == pytest.approx(
+        values(one.rows["excess kurtosis"])[0], rel=1e-9
+    )
     for view in (one, other):
         ET.fromstring(f"<div>{as_svg(view.panels)}</div>")
 
 
 def test_heads_that_are_enough():
-    """The note says from which number of heads on the kurtosis of the limit is below 0.01: true, and the least."""
+    """The note says from which number of heads on the kurtosis of the limit is below
+    0.01: true, and the least.
+    """
     assert "from 25 heads on" in " ".join(layer_view().notes)
     kurtosis = [ns.paper.layer(heads=h).law(n=ns.inf).kurtosis() for h in (24, 25)]
     assert kurtosis[0] >= 0.01 > kurtosis[1]
@@ -133,7 +152,9 @@ def test_a_wrong_value_is_told(layer, words):
 
 
 def test_draws_that_are_quick(monkeypatch):
-    """As many as the plan says are quick, and a note if they are few; those asked for are given."""
+    """As many as the plan says are quick, and a note if they are few; those asked for
+    are given.
+    """
     plan = ns.paper.layer(activation="relu").plan(n=4096)
     draws, note = _law_views.afford([plan], None)
     assert draws in _law_views.DRAWS[1:]
@@ -150,7 +171,9 @@ def test_draws_that_are_quick(monkeypatch):
 
 
 def test_replicas_that_are_computed_together_have_room(monkeypatch):
-    """All of a block are in memory at once, in each thread: twice one replica was counted."""
+    """All of a block are in memory at once, in each thread: twice one replica was
+    counted.
+    """
     x = ns.gaussian(64, 8)
     for _ in range(12):
         x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
@@ -167,7 +190,9 @@ def test_replicas_that_are_computed_together_have_room(monkeypatch):
 
 @ns.program
 def net(tokens=3, heads=2, sigma=1.0, name="W", flag=True):
-    x = ns.clip(ns.weight(n, n, batch=tokens, std=sigma, name=name) @ ns.gaussian(n), 100)
+    x = ns.clip(
+        ns.weight(n, n, batch=tokens, std=sigma, name=name) @ ns.gaussian(n), 100
+    )
     y = ns.nn.attention(x, heads, head_dim=m)
     return y, ns.mean_dot(x, x)
 
@@ -188,23 +213,40 @@ def test_knobs():
         Slider("heads", 2, 1, 8, 1),
         Slider("sigma", 1.0, 0.0, 4.0, 0.05),
     ]
-    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
+    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider(
+        "heads", 16, 1, 64, 1
+    )
     assert sliders(replace(OWN, value=net())) == []
     assert sliders(replace(OWN, value=dict)) == []  # it has no signature
 
     @ns.program
-    def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
+    def below(
+        unnamed=3,
+        /,
+        shift=-2,
+        none=0,
+        slope=-0.5,
+        *,
+        zero=0.0,
+        big=float("inf"),
+        **others,
+    ):
         return ns.gaussian(n)
 
     made = sliders(NamedProgram("x", "below", below))
     assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
     for knob in made:
         assert knob.low <= knob.start <= knob.high
-        assert (knob.start - knob.low) / knob.step == pytest.approx(round((knob.start - knob.low) / knob.step))
+        assert (knob.start - knob.low) / knob.step == pytest.approx(
+            round((knob.start - knob.low) / knob.step)
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("output", "part", "key"), [(2, None, "[0][2]"), (1, 0, "[0][1]"), (0, None, "[0][0]")])
+@pytest.mark.parametrize(
+    ("output", "part", "key"),
+    [(2, None, "[0][2]"), (1, 0, "[0][1]"), (0, None, "[0][0]")],
+)
 def test_own_program(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
@@ -214,7 +256,9 @@ def test_own_program(output, part, key, monkeypatch):
     made = run(view.code)
     laws = [made[name] for name in ("law", "limit", "gaussian")]
     assert values(view.rows["variance"]) == [law.var() for law in laws]
-    assert values(view.more()["KL to the limit"]) == [ns.kl(made["law"], made["limit"]).value]
+    assert values(view.more()["KL to the limit"]) == [
+        ns.kl(made["law"], made["limit"]).value
+    ]
 
 
 def test_own_program_whose_limit_is_a_point():
@@ -222,7 +266,10 @@ def test_own_program_whose_limit_is_a_point():
     view = program_view(OWN, {}, {"n": 32, "m": 4}, 4, 400)
     assert "in the limit it is always 0" in view.notes
     assert "net()[1][0, 1]" in view.code
-    assert list(view.rows["variance"]) == ["n = 32, m = 4", "the Gaussian of its variance"]
+    assert list(view.rows["variance"]) == [
+        "n = 32, m = 4",
+        "the Gaussian of its variance",
+    ]
 
 
 def test_own_program_that_has_no_limit():
@@ -234,7 +281,9 @@ def test_own_program_that_has_no_limit():
 
 
 def test_own_programs_that_are_wrong():
-    with pytest.raises(ValueError, match="output 12 does not exist: the program has 12"):
+    with pytest.raises(
+        ValueError, match="output 12 does not exist: the program has 12"
+    ):
         program_view(OWN, {}, {"n": 16, "m": 16}, 12)
     with pytest.raises(TypeError, match="must return a program"):
         program_view(NamedProgram("x", "number", lambda: 3), {}, {})
@@ -255,10 +304,20 @@ def test_pictures_are_well_formed():
     x = np.linspace(0.0, 1.0, 5)
     hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
     panels = [
-        Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, (x, x + 1)))),
+        Panel(
+            "a < b & c",
+            "x",
+            "y",
+            (
+                Curve("<script>", "limit", x, hole),
+                Curve("b", "band", x, 0 * x, (x, x + 1)),
+            ),
+        ),
         Panel("flat", "x", "y", (Curve("zero", "law", x, 0 * x),)),
         Panel("point", "x", "y", (Curve("one", "band", x[:1], x[:1] + 7),)),
-        Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),
+        Panel(
+            "none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)
+        ),
     ]
     drawn = as_svg(panels)
     assert "<script>" not in drawn
@@ -267,11 +326,17 @@ def test_pictures_are_well_formed():
     assert as_file(panels, "png").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.3, 2.9), (0, 1e-12), (1e8, 1.001e8), (-5e-5, 7e-5), (0, 0)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (-3.3, 2.9), (0, 1e-12), (1e8, 1.001e8), (-5e-5, 7e-5), (0, 0)],
+)
 def test_ticks(low, high):
     found = ticks(low, high)
     assert 1 <= len(found) <= 6
-    assert all(low - 1e-6 * (high - low) <= tick <= high + 1e-6 * (high - low) for tick in found)
+    assert all(
+        low - 1e-6 * (high - low) <= tick <= high + 1e-6 * (high - low)
+        for tick in found
+    )
 
 
 def test_decades():

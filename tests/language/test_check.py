@@ -5,12 +5,23 @@ from examples import attention_layer, perceptron
 
 import netsor as ns
 
-from .check_cases import BOUNDED, CASES, CORRELATED, LIPSCHITZ, n, tied, tokens, undeclared
+from .check_cases import (
+    BOUNDED,
+    CASES,
+    CORRELATED,
+    LIPSCHITZ,
+    n,
+    tied,
+    tokens,
+    undeclared,
+)
 
 
 def open_points(value):
     report = ns.Program(value).check()
-    return report.verdict, {point.name for point in report.points if point.verdict != "proved"}
+    return report.verdict, {
+        point.name for point in report.points if point.verdict != "proved"
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,9 +38,13 @@ def test_boundedness_of_norms_follows():
 
 def test_findings_name_the_value_the_line_and_the_reason():
     report = ns.Program(tied()).check()
-    assert any("p1" in f and "check_cases.py" in f and "n^(1/2)" in f for f in report.reasons)
+    assert any(
+        "p1" in f and "check_cases.py" in f and "n^(1/2)" in f for f in report.reasons
+    )
     report = ns.Program(undeclared()).check()
-    assert any("not known to be bounded (declare bounded=)" in f for f in report.reasons)
+    assert any(
+        "not known to be bounded (declare bounded=)" in f for f in report.reasons
+    )
     assert any("not known to be (declare lipschitz=)" in f for f in report.reasons)
 
 
@@ -48,7 +63,9 @@ def test_the_report_reads():
 
 
 def test_an_entry_that_a_mask_fixes_asks_for_no_score():
-    """A masked weight is 0 and one that is alone in its row is 1, whatever the scores, here of a vector with itself."""
+    """A masked weight is 0 and one that is alone in its row is 1, whatever the scores,
+    here of a vector with itself.
+    """
     h = ns.gaussian(n, 2)
     weights = ns.softmax(ns.dot(h, h), "causal")
     for entry, number in (((0, 1), 0.0), ((0, 0), 1.0)):

@@ -46,9 +46,13 @@ def test_places_of_arrays_of_places(monkeypatch):
     rng = np.random.default_rng(0)
     whole = np.arange(60).reshape(3, 4, 5)
     rows, columns = rng.integers(3, size=(2, 1)), rng.integers(4, size=6)
-    np.testing.assert_array_equal(index_positions((3, 4, 5), (rows, columns), "index"), whole[rows, columns])
+    np.testing.assert_array_equal(
+        index_positions((3, 4, 5), (rows, columns), "index"), whole[rows, columns]
+    )
     mask = rng.random((3, 4)) < 0.5
-    np.testing.assert_array_equal(index_positions((3, 4, 5), mask, "index"), whole[mask])
+    np.testing.assert_array_equal(
+        index_positions((3, 4, 5), mask, "index"), whole[mask]
+    )
 
 
 def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
@@ -68,14 +72,22 @@ def test_the_part_around_some_places(shape):
         keep = around(places, shape)
         assert [axis.size for axis in keep] == list(shape)
         for k, axis in enumerate(keep):
-            np.testing.assert_array_equal(np.flatnonzero(axis), np.unique(np.unravel_index(places, shape)[k]))
-        np.testing.assert_array_equal(whole[box(keep)].ravel()[within(places, shape, keep)], places)
+            np.testing.assert_array_equal(
+                np.flatnonzero(axis), np.unique(np.unravel_index(places, shape)[k])
+            )
+        np.testing.assert_array_equal(
+            whole[box(keep)].ravel()[within(places, shape, keep)], places
+        )
 
 
 def test_content_is_that_of_the_numbers():
     a = np.arange(6.0)
     key = _check_function.content_of(a)
-    assert key == _check_function.content_of(np.arange(6.0)) != _check_function.content_of(a.reshape(2, 3))
+    assert (
+        key
+        == _check_function.content_of(np.arange(6.0))
+        != _check_function.content_of(a.reshape(2, 3))
+    )
     assert key != _check_function.content_of(np.arange(6))
     a[0] = 1.0  # it can be written to, so that it is not remembered
     assert _check_function.content_of(a) != key
@@ -84,7 +96,9 @@ def test_content_is_that_of_the_numbers():
 def test_equal_masks_are_one_array():
     mask = np.tri(5, dtype=bool)
     p = ns.normal((5, 5))
-    first, second, causal = (ns.softmax(p, m).op.scalars[1].op.numbers for m in (mask, mask.copy(), "causal"))
+    first, second, causal = (
+        ns.softmax(p, m).op.scalars[1].op.numbers for m in (mask, mask.copy(), "causal")
+    )
     assert first is second is causal
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, mask)
@@ -105,7 +119,8 @@ def test_contents_are_forgotten_with_their_arrays():
 
 def test_an_array_in_its_own_shape_is_itself(monkeypatch):
     x = ns.normal((2, 3))
-    monkeypatch.setattr(_array, "NUMBERS", 5)  # to list the positions of more entries is refused
+    # to list the positions of more entries is refused
+    monkeypatch.setattr(_array, "NUMBERS", 5)
     assert x.reshape(2, 3) is x.reshape(-1, 3) is x.reshape((2, -1)) is x
     with pytest.raises(ns.TraceError, match="6 entries, more than 5"):
         x.reshape(6)

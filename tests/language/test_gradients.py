@@ -1,4 +1,6 @@
-"""Gradients as values of the language: what they are made of, how they print, what is refused."""
+"""Gradients as values of the language: what they are made of, how they print, what is
+refused.
+"""
 
 import re
 
@@ -37,7 +39,13 @@ def test_a_transpose_prints_with_its_units():
 def test_parts_and_ratios_of_widths_print():
     x = ns.gaussian(n, 2)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 2, d)[0])
-    net = ns.Program((ns.grad(p, x), ns.ntk(p, parametrisation="standard"), ns.grad(ns.mean_dot(x, x)[0, 1], x)))
+    net = ns.Program(
+        (
+            ns.grad(p, x),
+            ns.ntk(p, parametrisation="standard"),
+            ns.grad(ns.mean_dot(x, x)[0, 1], x),
+        )
+    )
     text = str(net)
     for part in ("split(g", "ratio of widths", "(1/n)^(1/2)"):
         assert part in text
@@ -46,11 +54,18 @@ def test_parts_and_ratios_of_widths_print():
 
 
 def test_only_what_counts_is_differentiated():
-    """One token of the last block asks for one query, and nothing for tokens behind the mask."""
+    """One token of the last block asks for one query, and nothing for tokens behind the
+    mask.
+    """
     x = ns.gaussian(n, 5)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 3, d, mask="causal")[1])
-    backward = [v.op for v in topological_order([ns.grad(p, x)]) if isinstance(v.op, MatMul) and v.op.weight.transposed]
-    assert sorted(op.x.size for op in backward) == [1, 3, 15, 15]  # W^O, one query a head, keys and values
+    backward = [
+        v.op
+        for v in topological_order([ns.grad(p, x)])
+        if isinstance(v.op, MatMul) and v.op.weight.transposed
+    ]
+    # W^O, one query a head, keys and values
+    assert sorted(op.x.size for op in backward) == [1, 3, 15, 15]
 
 
 def test_an_index_stands_for_its_entries():
@@ -87,12 +102,16 @@ def test_what_has_no_slope_is_zero():
 def test_weights_of_a_sum():
     x = ns.gaussian(n, 2)
     p = ns.dot(ns.gaussian(n), ns.tanh(x))
-    by = ns.Program((ns.grad(p, x, weights=[2.0, -1.0]), ns.grad(2.0 * p[0] - p[1], x))).simulate(n=3, draws=2)
+    by = ns.Program(
+        (ns.grad(p, x, weights=[2.0, -1.0]), ns.grad(2.0 * p[0] - p[1], x))
+    ).simulate(n=3, draws=2)
     np.testing.assert_allclose(*by, rtol=1e-12)
 
 
 def test_the_checker_on_gradients():
-    """Without scores a matrix and its transpose are covered; together with scores they are not."""
+    """Without scores a matrix and its transpose are covered; together with scores they
+    are not.
+    """
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     w = ns.weight(n, n)
     p = ns.dot(r, ns.tanh(w @ x))
@@ -100,8 +119,13 @@ def test_the_checker_on_gradients():
     assert kernel.verdict == "proved"
     g = ns.grad(p[0], x)
     report = ns.Program(ns.mean_dot(g, g)).check()
-    assert (report.verdict, report.theorem) == ("proved", "Yang 2020, Netsor with transposes: there are no scores")
-    both = ns.Program(ns.grad(ns.dot(r, ns.nn.attention(ns.tanh(w @ x), 1))[0], x)).check()
+    assert (report.verdict, report.theorem) == (
+        "proved",
+        "Yang 2020, Netsor with transposes: there are no scores",
+    )
+    both = ns.Program(
+        ns.grad(ns.dot(r, ns.nn.attention(ns.tanh(w @ x), 1))[0], x)
+    ).check()
     assert both.verdict == "conjectured"
     assert any("transpose of W" in finding for finding in both.reasons)
     kinked = ns.Program(ns.ntk(ns.dot(r, ns.relu(w @ x)))).check()
@@ -113,11 +137,26 @@ def _own():
 
 
 REFUSED = {
-    "a vector": (lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)), r"p must be a scalar, got .*: use ns.dot"),
-    "numbers": (lambda: ns.grad(2.0, ns.gaussian(n)), r"p=2.0 must be a scalar of the program"),
-    "no value": (lambda: ns.grad(ns.normal(), 3), r"wrt=3 must be a vector or a scalar of the program"),
-    "another value": (lambda: ns.grad(ns.normal(), ns.gaussian(n)), r"p does not depend on wrt=<Vector"),
-    "weights": (lambda: (lambda z: ns.grad(z, z, np.ones(3)))(ns.normal(2)), r"shapes \(3,\) and \(2,\) do not"),
+    "a vector": (
+        lambda: ns.grad(ns.gaussian(n), ns.gaussian(n)),
+        r"p must be a scalar, got .*: use ns.dot",
+    ),
+    "numbers": (
+        lambda: ns.grad(2.0, ns.gaussian(n)),
+        r"p=2.0 must be a scalar of the program",
+    ),
+    "no value": (
+        lambda: ns.grad(ns.normal(), 3),
+        r"wrt=3 must be a vector or a scalar of the program",
+    ),
+    "another value": (
+        lambda: ns.grad(ns.normal(), ns.gaussian(n)),
+        r"p does not depend on wrt=<Vector",
+    ),
+    "weights": (
+        lambda: (lambda z: ns.grad(z, z, np.ones(3)))(ns.normal(2)),
+        r"shapes \(3,\) and \(2,\) do not",
+    ),
     "an unknown derivative": (
         lambda: (lambda y: ns.grad(ns.dot(y, ns.ones(n)), y.op.vectors[0]))(_own()),
         r"the derivative of mine is unknown: give ns.nonlin\(…, derivative=g\)",
@@ -127,11 +166,17 @@ REFUSED = {
         r"the derivative of sinh is unknown: give ns.apply",
     ),
     "of whole axes": (
-        lambda: (lambda z: ns.grad(ns.apply(lambda q: q.max(-1), z, axes=1, name="most"), z))(ns.normal(3)),
+        lambda: (
+            lambda z: ns.grad(ns.apply(lambda q: q.max(-1), z, axes=1, name="most"), z)
+        )(ns.normal(3)),
         r"the derivative of most is unknown: .* axes=1, derivative=g\)",
     ),
     "of whole axes, not vectorised": (
-        lambda: (lambda z: ns.grad(ns.apply(np.square, z, axes=1, derivative=lambda q, d: d.sum()), z))(ns.normal(3)),
+        lambda: (
+            lambda z: ns.grad(
+                ns.apply(np.square, z, axes=1, derivative=lambda q, d: d.sum()), z
+            )
+        )(ns.normal(3)),
         r"square' is not vectorised",
     ),
     "logits": (
@@ -139,19 +184,36 @@ REFUSED = {
         r"the derivative of root is unknown",
     ),
     "one of two": (
-        lambda: ns.nonlin(lambda u, v: u + v, ns.gaussian(n), ns.gaussian(n), derivative=np.cos),
+        lambda: ns.nonlin(
+            lambda u, v: u + v, ns.gaussian(n), ns.gaussian(n), derivative=np.cos
+        ),
         r"derivative=.* must be a tuple of 2 functions, one for each argument",
     ),
-    "no function": (lambda: ns.apply(np.exp, ns.normal(), derivative="x"), r"derivative='x' of exp must be a function"),
+    "no function": (
+        lambda: ns.apply(np.exp, ns.normal(), derivative="x"),
+        r"derivative='x' of exp must be a function",
+    ),
     "kernel of a vector": (lambda: ns.ntk(ns.gaussian(n)), r"ntk: p must be a scalar"),
-    "parametrisation": (lambda: ns.ntk(ns.normal(), parametrisation="mup"), r"parametrisation='mup' must be 'ntk' or"),
-    "foreign weights": (lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)), r"weights=<Weight n×n.* must be weights"),
+    "parametrisation": (
+        lambda: ns.ntk(ns.normal(), parametrisation="mup"),
+        r"parametrisation='mup' must be 'ntk' or",
+    ),
+    "foreign weights": (
+        lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)),
+        r"weights=<Weight n×n.* must be weights",
+    ),
     "foreign vectors": (
         lambda: ns.ntk(ns.normal(), weights=ns.gaussian(n)),
         r"weights=<Vector.* must be weights, .* of the program",
     ),
-    "several": (lambda: ns.grad_norm(ns.normal(2), ns.normal()), r"p must be one scalar, got shape \(2,\)"),
-    "no parameter": (lambda: ns.grad_norm(ns.normal(), "W"), r"weight='W' must be a weight"),
+    "several": (
+        lambda: ns.grad_norm(ns.normal(2), ns.normal()),
+        r"p must be one scalar, got shape \(2,\)",
+    ),
+    "no parameter": (
+        lambda: ns.grad_norm(ns.normal(), "W"),
+        r"weight='W' must be a weight",
+    ),
 }
 
 
@@ -164,13 +226,20 @@ def test_refused(name):
 
 
 def test_a_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused():
-    """√n ∂/∂x of |x|²/n is 2 n^(−1/2) x: 0 in the limit, and yet n^(−1/2) ⟨it, x⟩ is 2 |x|²/n."""
+    """√n ∂/∂x of |x|²/n is 2 n^(−1/2) x: 0 in the limit, and yet n^(−1/2) ⟨it, x⟩ is 2
+    |x|²/n.
+    """
     x = ns.gaussian(n)
     gradient = ns.grad(ns.mean_dot(x, x), x)
     assert ns.Program(gradient).law(n=16, draws=100).var() > 0
     assert ns.Program(gradient).law(n=ns.inf).var() == 0
-    assert ns.Program(ns.dot(gradient, x)).law(n=ns.inf).mean() == pytest.approx(2.0, rel=1e-12)
+    assert ns.Program(ns.dot(gradient, x)).law(n=ns.inf).mean() == pytest.approx(
+        2.0, rel=1e-12
+    )
     w = ns.weight(n, n)
     grows = ns.Program(ns.grad_norm(ns.dot(ns.gaussian(n), w @ x), w))
-    with pytest.raises(ns.ExactError, match=r"units of \(n\)\^\(1/2\), which is infinite.*parametrisation=\"ntk\""):
+    with pytest.raises(
+        ns.ExactError,
+        match=r"units of \(n\)\^\(1/2\), which is infinite.*parametrisation=\"ntk\"",
+    ):
         grows.law(n=ns.inf)

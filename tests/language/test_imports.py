@@ -1,4 +1,6 @@
-"""No two files of the package import each other: at run time, for the type checker, or inside a function."""
+"""No two files of the package import each other: at run time, for the type checker, or
+inside a function.
+"""
 
 import ast
 import subprocess
@@ -22,13 +24,23 @@ FILES = {path.relative_to(ROOT).with_suffix("").parts for path in ROOT.rglob("*.
 
 
 def imports(text, here, files):
-    """The files that a file imports, wherever in it the import stands; of a folder, the file that is run for it."""
+    """The files that a file imports, wherever in it the import stands; of a folder, the
+    file that is run for it.
+    """
     found = set()
     for node in parsed(text):
         if isinstance(node, ast.ImportFrom) and node.level:
-            folder = (*here[: -node.level], *(node.module.split(".") if node.module else ()))
+            folder = (
+                *here[: -node.level],
+                *(node.module.split(".") if node.module else ()),
+            )
             for alias in node.names:
-                named = [(*folder, alias.name), (*folder, alias.name, "__init__"), folder, (*folder, "__init__")]
+                named = [
+                    (*folder, alias.name),
+                    (*folder, alias.name, "__init__"),
+                    folder,
+                    (*folder, "__init__"),
+                ]
                 found |= set([name for name in named if name in files][:1])
     return found - {here}
 
@@ -48,34 +60,52 @@ def circle(graph):
 
 
 def test_no_circle():
-    """The package's own `__init__` imports everything, and a few files ask it for the version."""
+    """The package's own `__init__` imports everything, and a few files ask it for the
+    version.
+    """
     files = FILES - {("__init__",)}
-    graph = {here: imports(ROOT.joinpath(*here).with_suffix(".py").read_text(), here, files) for here in files}
+    graph = {
+        here: imports(ROOT.joinpath(*here).with_suffix(".py").read_text(), here, files)
+        for here in files
+    }
     assert sum(map(len, graph.values())) > 1000  # the imports were found
     assert circle(graph) is None
 
 
 def test_a_circle_is_found():
-    """Also through a third file, another folder, where only the type checker looks, and inside a function."""
+    """Also through a third file, another folder, where only the type checker looks, and
+    inside a function.
+    """
     files = {("x", "_a"), ("x", "_b"), ("x", "y", "_c"), ("x", "y", "__init__")}
     hidden = "if TYPE_CHECKING:\n    from .._a import f"
     inside = "def f():\n    from ._b import g"
     b, c = ("x", "_b"), ("x", "y", "_c")
     whole = {
         b: imports("from .y import h", b, files),
-        ("x", "y", "__init__"): imports("from ._c import h", (*c[:2], "__init__"), files),
+        ("x", "y", "__init__"): imports(
+            "from ._c import h", (*c[:2], "__init__"), files
+        ),
     }
     for last in (imports(hidden, c, files), imports("from .. import _a", c, files)):
-        assert circle({("x", "_a"): imports(inside, ("x", "_a"), files), **whole, c: last}) is not None
+        assert (
+            circle({("x", "_a"): imports(inside, ("x", "_a"), files), **whole, c: last})
+            is not None
+        )
 
 
 def test_laws_know_no_network():
-    """Networks ask laws, and never the other way round: what is above them, `nn` and `engine`, they do not import."""
+    """Networks ask laws, and never the other way round: what is above them, `nn` and
+    `engine`, they do not import.
+    """
     found = set()
     for path in (ROOT / "laws").glob("*.py"):
         for node in parsed(path.read_text()):
             if isinstance(node, ast.ImportFrom) and node.level == 2:
-                found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+                found |= (
+                    {node.module.split(".")[0]}
+                    if node.module
+                    else {alias.name for alias in node.names}
+                )
     assert found <= {
         "language",
         "activations",
@@ -91,9 +121,15 @@ def test_laws_know_no_network():
 
 
 def documentation(source):
-    """How many lines of a file are docstrings of classes and functions, which readers of the code pass over."""
+    """How many lines of a file are docstrings of classes and functions, which readers
+    of the code pass over.
+    """
     kinds = (ast.ClassDef, ast.FunctionDef)
-    documented = [node for node in parsed(source) if isinstance(node, kinds) and ast.get_docstring(node)]
+    documented = [
+        node
+        for node in parsed(source)
+        if isinstance(node, kinds) and ast.get_docstring(node)
+    ]
     return sum(node.body[0].end_lineno - node.body[0].lineno for node in documented)
 
 
@@ -145,8 +181,11 @@ def rooms_of(path):
     inside = path.relative_to(ROOT).parts
     found = set()
     for node in parsed(path.read_text()):
-        if isinstance(node, ast.ImportFrom) and node.level == len(inside):  # from the package itself
-            names = [node.module] if node.module else [alias.name for alias in node.names]
+        # from the package itself
+        if isinstance(node, ast.ImportFrom) and node.level == len(inside):
+            names = (
+                [node.module] if node.module else [alias.name for alias in node.names]
+            )
             found |= {name.split(".")[0] for name in names}
     return {"_program" if name == "Program" else name for name in found}
 
@@ -161,11 +200,18 @@ def test_imports_go_downward():
         found = rooms_of(path)
         assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
         seen |= {(room, other) for other in found}
-    assert {("_program", "engine"), ("nn", "laws"), ("models", "nn"), ("studies", "models")} <= seen
+    assert {
+        ("_program", "engine"),
+        ("nn", "laws"),
+        ("models", "nn"),
+        ("studies", "models"),
+    } <= seen
 
 
 def test_what_is_slow_to_import_is_imported_when_it_is_needed():
-    """A command that ends at once, or that needs no plan, should not wait for it; a plan needs nothing of scipy."""
+    """A command that ends at once, or that needs no plan, should not wait for it; a
+    plan needs nothing of scipy.
+    """
     modules = ("_program", "cli._subject", "cli._run_study")
     slow = (
         "scipy.special",
@@ -181,16 +227,25 @@ def test_what_is_slow_to_import_is_imported_when_it_is_needed():
         "torch",
     )
     loaded = ", ".join(f"netsor.{module}" for module in modules)
-    code = f"import sys, {loaded}; print([name for name in {slow} if name in sys.modules])"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, {loaded}; print([name for name in {slow} if name in sys.modules])"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert made.stdout.strip() == "[]"
 
 
 def test_what_numpy_computes_needs_no_other_namespace():
-    """That of array_api_compat for numpy loads numpy's tests and its compiler of Fortran."""
+    """That of array_api_compat for numpy loads numpy's tests and its compiler of
+    Fortran.
+    """
     code = (
-        "import sys, netsor as ns; ns.paper.layer(tokens=4, heads=2).law(n=16, draws=10, progress=False); "
-        "print([name for name in ('array_api_compat.numpy', 'numpy.testing', 'numpy.f2py') if name in sys.modules])"
+        "import sys, netsor as ns; ns.paper.layer(tokens=4, heads=2).law(n=16,"
+        " draws=10, progress=False); print([name for name in ('array_api_compat.numpy',"
+        " 'numpy.testing', 'numpy.f2py') if name in sys.modules])"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert made.stdout.strip() == "[]"

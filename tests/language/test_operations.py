@@ -14,7 +14,9 @@ N, M = 5, 7
 def drawn(*values, draws=6):
     net = ns.Program(values)
     sizes = {"n": N, "m": M}
-    return net.simulate(draws=draws, seed=3, **{name: sizes[name] for name in net.widths})
+    return net.simulate(
+        draws=draws, seed=3, **{name: sizes[name] for name in net.widths}
+    )
 
 
 @pytest.fixture
@@ -25,7 +27,10 @@ def x():
 ACTIVATIONS = {
     "identity": (ns.identity, lambda a: a),
     "relu": (ns.relu, lambda a: np.maximum(a, 0)),
-    "leaky_relu": (lambda v: ns.leaky_relu(v, 0.3), lambda a: np.where(a > 0, a, 0.3 * a)),
+    "leaky_relu": (
+        lambda v: ns.leaky_relu(v, 0.3),
+        lambda a: np.where(a > 0, a, 0.3 * a),
+    ),
     "abs": (ns.abs, np.abs),
     "clip": (lambda v: ns.clip(v, 0.5), lambda a: np.clip(a, -0.5, 0.5)),
     "erf": (ns.erf, special.erf),
@@ -60,7 +65,18 @@ def test_nonlin_of_vectors_and_scalars(x):
 
 def test_algebra_of_vectors(x):
     y, one = ns.gaussian(n, 3), ns.gaussian(n)
-    made = [x + y, x - y, 2 * x, x * np.array([1.0, 2.0, 3.0]), x / 4.0, -x, x + 1.5, 1 - x, x * y, x + one]
+    made = [
+        x + y,
+        x - y,
+        2 * x,
+        x * np.array([1.0, 2.0, 3.0]),
+        x / 4.0,
+        -x,
+        x + 1.5,
+        1 - x,
+        x * y,
+        x + one,
+    ]
     a, b, c, *results = drawn(x, y, one, *made)
     b, c = b[:, None], c[:, None, None]
     scaled = a * np.array([1.0, 2.0, 3.0])[:, None]
@@ -88,7 +104,10 @@ def test_reductions_and_rearrangements(x):
         "broadcast": (x.broadcast_to((4, 2, 3)), lambda a, b: np.stack([a] * 4, 1)),
         "stack": (ns.stack([x, y], axis=-1), lambda a, b: np.stack([a, b], 3)),
         "join": (ns.join([x, y], axis=1), lambda a, b: np.concatenate([a, b], 2)),
-        "concat": (ns.concat(x, axis=0), lambda a, b: np.concatenate([a[:, 0], a[:, 1]], -1)),
+        "concat": (
+            ns.concat(x, axis=0),
+            lambda a, b: np.concatenate([a[:, 0], a[:, 1]], -1),
+        ),
         "concat last": (ns.concat(x, axis=-1), lambda a, b: a.reshape(-1, 2, 3 * N)),
     }
     a, b, *results = drawn(x, y, *(value for value, _ in made.values()))
@@ -113,19 +132,53 @@ def test_combinations_follow_matmul(x):
 def test_numpy_on_the_left(x):
     """Arrays and numpy's numbers leave the operation to the value."""
     c, p = np.array([1.0, 2.0, 3.0]), ns.dot(x, x)
-    a, s, *results = drawn(x, p, c + x, np.float64(2) - x, c * x, c + p, c - p, c / (1 + p * p), np.eye(3)[:2] @ p)
-    expected = [a + c[:, None], 2 - a, a * c[:, None], c + s, c - s, c / (1 + s * s), s[:, :, :2]]
+    a, s, *results = drawn(
+        x,
+        p,
+        c + x,
+        np.float64(2) - x,
+        c * x,
+        c + p,
+        c - p,
+        c / (1 + p * p),
+        np.eye(3)[:2] @ p,
+    )
+    expected = [
+        a + c[:, None],
+        2 - a,
+        a * c[:, None],
+        c + s,
+        c - s,
+        c / (1 + s * s),
+        s[:, :, :2],
+    ]
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
 
 def test_products(x):
     y, one = ns.gaussian(n, (2, 4)), ns.gaussian(n)
-    made = [ns.dot(x, y), ns.mean_dot(x, y), ns.dot(one, y), ns.dot(x, one), ns.mean_dot(one, one)]
+    made = [
+        ns.dot(x, y),
+        ns.mean_dot(x, y),
+        ns.dot(one, y),
+        ns.dot(x, one),
+        ns.mean_dot(one, one),
+    ]
     a, b, c, *results = drawn(x, y, one, *made)
     gram = np.einsum("rhin,rhjn->rhij", a, b)
-    alone = np.einsum("rn,rhjn->rhj", c, b), np.einsum("rhin,rn->rhi", a, c), np.einsum("rn,rn->r", c, c)
-    expected = [gram / N**0.5, gram / N, alone[0] / N**0.5, alone[1] / N**0.5, alone[2] / N]
+    alone = (
+        np.einsum("rn,rhjn->rhj", c, b),
+        np.einsum("rhin,rn->rhi", a, c),
+        np.einsum("rn,rn->r", c, c),
+    )
+    expected = [
+        gram / N**0.5,
+        gram / N,
+        alone[0] / N**0.5,
+        alone[1] / N**0.5,
+        alone[2] / N,
+    ]
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
@@ -135,11 +188,20 @@ def test_functions_of_scalars(x):
     mask = np.array([True, True, False])
     made = {
         "softmax": (ns.softmax(p), lambda s: special.softmax(s, -1)),
-        "causal": (ns.softmax(p, "causal"), lambda s: special.softmax(np.where(np.tri(3) > 0, s, -np.inf), -1)),
-        "padding": (ns.softmax(p, mask), lambda s: special.softmax(np.where(mask, s, -np.inf), -1)),
+        "causal": (
+            ns.softmax(p, "causal"),
+            lambda s: special.softmax(np.where(np.tri(3) > 0, s, -np.inf), -1),
+        ),
+        "padding": (
+            ns.softmax(p, mask),
+            lambda s: special.softmax(np.where(mask, s, -np.inf), -1),
+        ),
         "huge": (ns.softmax(1e6 * p), lambda s: special.softmax(1e6 * s, -1)),
         "elementwise": (ns.apply(np.exp, p), np.exp),
-        "over two axes": (ns.apply(lambda s: np.linalg.det(s), p, axes=2), np.linalg.det),
+        "over two axes": (
+            ns.apply(lambda s: np.linalg.det(s), p, axes=2),
+            np.linalg.det,
+        ),
         "arithmetic": (2 * p - p**2 / 3 + 1, lambda s: 2 * s - s**2 / 3 + 1),
         "division": (1 / (p**2 + 1), lambda s: 1 / (s**2 + 1)),
         "opposite": (1 - -p, lambda s: 1 + s),
@@ -157,16 +219,22 @@ def test_functions_of_scalars(x):
 
 
 def test_numbers_alone_are_computed_at_once():
-    p = ns.mean_dot(ns.data([[2.0, 0.0]]), ns.data([[1.0, 1.0]])) * ns.apply(np.sqrt, 4.0)
+    p = ns.mean_dot(ns.data([[2.0, 0.0]]), ns.data([[1.0, 1.0]])) * ns.apply(
+        np.sqrt, 4.0
+    )
     np.testing.assert_allclose(ns.Program(p).simulate(draws=2), [[[2.0]], [[2.0]]])
 
 
 def test_norms(x):
-    a, rms, layer, padded = drawn(x, ns.rms_norm(x), ns.layer_norm(x), ns.rms_norm(x, eps=0.5))
+    a, rms, layer, padded = drawn(
+        x, ns.rms_norm(x), ns.layer_norm(x), ns.rms_norm(x, eps=0.5)
+    )
     centred = a - a.mean(-1, keepdims=True)
     np.testing.assert_allclose(rms, a / np.sqrt((a**2).mean(-1, keepdims=True)))
     np.testing.assert_allclose(layer, centred / centred.std(-1, keepdims=True))
-    np.testing.assert_allclose(padded, a / np.sqrt((a**2).mean(-1, keepdims=True) + 0.5))
+    np.testing.assert_allclose(
+        padded, a / np.sqrt((a**2).mean(-1, keepdims=True) + 0.5)
+    )
 
 
 def test_random_scalars(x):
@@ -189,9 +257,13 @@ def test_parts_of_random_scalars_are_parts():
     assert not ns.Program(ns.normal(3, std=0.0)).simulate(draws=2).any()
 
 
-@pytest.mark.parametrize(("base", "fraction"), [(10000.0, 1.0), (100.0, 0.5), (0.5, 0.25)])
+@pytest.mark.parametrize(
+    ("base", "fraction"), [(10000.0, 1.0), (100.0, 0.5), (0.5, 0.25)]
+)
 def test_rotary(base, fraction):
-    """Against complex numbers: a pair of coordinates is a number, and turning it a product with e^(i t θ)."""
+    """Against complex numbers: a pair of coordinates is a number, and turning it a
+    product with e^(i t θ).
+    """
     x = ns.gaussian(8 * n, (2, 3))
     at = np.array([0.0, 5.0, -2.5])
     a, b = drawn(x, ns.rotary(x, at, base=base, fraction=fraction))
@@ -200,13 +272,18 @@ def test_rotary(base, fraction):
     f = np.arange(r // 2)
     z = a[..., : r // 2] + 1j * a[..., r // 2 : r]
     turned = z * np.exp(1j * at[:, None] * base ** (-2 * f / r))
-    np.testing.assert_allclose(b, np.concatenate([turned.real, turned.imag, a[..., r:]], -1), atol=1e-12)
+    np.testing.assert_allclose(
+        b, np.concatenate([turned.real, turned.imag, a[..., r:]], -1), atol=1e-12
+    )
 
 
 def test_rotary_scores_depend_on_the_distance_alone():
     q, k = ns.gaussian(2 * n), ns.gaussian(2 * n)
     q3, k3 = (v.broadcast_to((3,)) for v in (q, k))
-    near, far = drawn(ns.dot(ns.rotary(q3), ns.rotary(k3)), ns.dot(ns.rotary(q3, [7, 8, 9]), ns.rotary(k3, [7, 8, 9])))
+    near, far = drawn(
+        ns.dot(ns.rotary(q3), ns.rotary(k3)),
+        ns.dot(ns.rotary(q3, [7, 8, 9]), ns.rotary(k3, [7, 8, 9])),
+    )
     np.testing.assert_allclose(near, far, atol=1e-11)
     np.testing.assert_allclose(near[:, 0, 1], near[:, 1, 2], atol=1e-12)
     assert not np.allclose(near[:, 0, 1], near[:, 1, 0])
@@ -216,7 +293,9 @@ def test_parts_of_rotated_vectors_keep_their_positions():
     net = ns.Program(ns.rotary(ns.gaussian(2 * n, (2, 3)), [3, 1, 4]))
     whole = net.simulate(n=N, draws=4)
     np.testing.assert_allclose(net[:, 2].simulate(n=N, draws=4), whole[:, :, 2])
-    np.testing.assert_allclose(net[1, [1, 0]].simulate(n=N, draws=4), whole[:, 1, [1, 0]])
+    np.testing.assert_allclose(
+        net[1, [1, 0]].simulate(n=N, draws=4), whole[:, 1, [1, 0]]
+    )
 
 
 def test_the_norm_of_zero_is_zero():
@@ -241,7 +320,9 @@ def test_a_matrix_is_the_same_wherever_it_acts():
     e = ns.data(np.eye(N))
     fixed = ns.weight(4, N, batch=(2, 2), std=3.0)
     columns, image = drawn(fixed @ e, fixed @ ns.data(np.arange(float(N))))
-    np.testing.assert_allclose(np.einsum("rabin,i->rabn", columns, np.arange(float(N))), image)
+    np.testing.assert_allclose(
+        np.einsum("rabin,i->rabn", columns, np.arange(float(N))), image
+    )
     x1, x2, twice = drawn(w @ x, w @ (w @ x), w @ (2.0 * (w @ x)))
     np.testing.assert_allclose(twice, 2 * x2)
     assert not np.allclose(x1, x2)
@@ -261,8 +342,11 @@ def test_entries_of_a_matrix_are_gaussian_of_the_stated_variance():
 def test_initial_vectors_have_the_stated_law():
     cov = np.array([[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
     (h,) = drawn(ns.gaussian(n, 3, mean=[1.0, 0.0, -2.0], cov=cov), draws=20_000)
-    flat = h.swapaxes(1, 2).reshape(-1, 3)  # 100,000 draws; z-scores below 5, level 1e-5 for all
-    assert (abs(flat.mean(0) - [1, 0, -2]) <= 5 * np.sqrt(np.diag(cov) / len(flat))).all()
+    # 100,000 draws; z-scores below 5, level 1e-5 for all
+    flat = h.swapaxes(1, 2).reshape(-1, 3)
+    assert (
+        abs(flat.mean(0) - [1, 0, -2]) <= 5 * np.sqrt(np.diag(cov) / len(flat))
+    ).all()
     error = np.sqrt((cov**2 + np.outer(np.diag(cov), np.diag(cov))) / len(flat))
     assert (abs(np.cov(flat.T) - cov) <= 5 * error + 1e-12).all()
 

@@ -6,7 +6,14 @@ import subprocess
 
 import numpy as np
 import pytest
-from examples import attention_layer, causal_attention, cross_attention, perceptron, recurrent, residual_block
+from examples import (
+    attention_layer,
+    causal_attention,
+    cross_attention,
+    perceptron,
+    recurrent,
+    residual_block,
+)
 
 import netsor as ns
 
@@ -40,21 +47,31 @@ def test_the_papers_layer():
 
 def everything():
     """A program with every operation in it."""
-    x, y = ns.gaussian(n, (2, 3), mean=1.0), ns.gaussian(n, 3, mean=[1.0, 2.0, 3.0], cov=np.eye(3) + 1)
+    x, y = (
+        ns.gaussian(n, (2, 3), mean=1.0),
+        ns.gaussian(n, 3, mean=[1.0, 2.0, 3.0], cov=np.eye(3) + 1),
+    )
     w = ns.weight(n, n, 2, std=1e-7, name="odd_name & 100%")
     p = ns.dot(w.each(x), ns.weight(n, n, 2).each(x))
     a = ns.softmax(p, "causal") @ p + 2 * p - ns.apply(np.exp, p)
     h = ns.nonlin(lambda u, v, s: u + v * s, x, y, p[:, 0]) * x + ns.layer_norm(y) + 0.5
     z = a @ ns.join([h[:, :1], x[:, [2, 0]]], axis=1) + ns.stack([y, y]) / 3
     data = ns.weight(n, 2) @ ns.data(np.eye(2))
-    r = ns.rotary(ns.weight(n, n) @ y, [0, 2, 5], fraction=0.5) + 0.5 * ns.rotary(ns.weight(n, n) @ y)
+    r = ns.rotary(ns.weight(n, n) @ y, [0, 2, 5], fraction=0.5) + 0.5 * ns.rotary(
+        ns.weight(n, n) @ y
+    )
     t = (
         ns.dot(ns.rotary(ns.weight(n, n) @ y), ns.rotary(ns.weight(n, n) @ y))
         + ns.normal((3, 3), std=1e-3)
         + ns.dot(r, y)
     )
     z = ns.softmax(t) @ z
-    return ns.concat(z, axis=0), ns.mean_dot(data, w[0] @ z[0]), p.sum(), ns.ones(n) * np.arange(1.0, 3.0)
+    return (
+        ns.concat(z, axis=0),
+        ns.mean_dot(data, w[0] @ z[0]),
+        p.sum(),
+        ns.ones(n) * np.arange(1.0, 3.0),
+    )
 
 
 NETS = {
@@ -67,7 +84,9 @@ NETS = {
     "block": residual_block.net,
     "tied": lambda: ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2)),
     "everything": lambda: ns.Program(everything()),
-    "long name": lambda: ns.Program(ns.weight(ns.Width("d_model"), 4) @ ns.gaussian(4), name="a_b & 50%"),
+    "long name": lambda: ns.Program(
+        ns.weight(ns.Width("d_model"), 4) @ ns.gaussian(4), name="a_b & 50%"
+    ),
 }
 
 
@@ -93,7 +112,9 @@ def test_a_function_of_the_users_is_printed_as_a_function():
         return u + v
 
     x = ns.gaussian(n, 2)
-    own = ns.Program((ns.nonlin(multiply, x, x), ns.apply(multiply, ns.mean_dot(x, x), 2.0)))
+    own = ns.Program(
+        (ns.nonlin(multiply, x, x), ns.apply(multiply, ns.mean_dot(x, x), 2.0))
+    )
     assert "multiply(h1, h1)" in str(own)
     assert "multiply(m1, 2)" in str(own)
     assert own.latex().count(r"\operatorname{multiply}") == 4
@@ -107,7 +128,9 @@ def test_latex_is_balanced(name, style):
     assert text.isascii()
     assert text.count("{") == text.count("}")
     for environment in ("document", "gather*"):
-        assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}")
+        assert text.count(rf"\begin{{{environment}}}") == text.count(
+            rf"\end{{{environment}}}"
+        )
     assert r"\documentclass" not in NETS[name]().latex(document=False, style=style)
 
 
@@ -117,7 +140,9 @@ def compiled(text, folder):
         pytest.skip("needs pdflatex, which pip cannot install")
     (folder / "net.tex").write_text(text)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "net.tex"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout[-2000:]
     return result.stdout
 
@@ -136,8 +161,10 @@ def test_the_papers_layer_fits_a_page(style, tmp_path):
 def test_latex_states_the_limit_law():
     text = attention_layer.net().latex()
     scores = (
-        r"\operatorname{Cov}(\mathring{p}^{(1)}_{i,j,k}, \mathring{p}^{(1)}_{i',j',k'}) = "
-        r"\mathbb{E}[Z^{g^{(2)}_{i,j}} Z^{g^{(2)}_{i',j'}}] \, \mathbb{E}[Z^{g^{(3)}_{i,k}} Z^{g^{(3)}_{i',k'}}]"
+        r"\operatorname{Cov}(\mathring{p}^{(1)}_{i,j,k},"
+        r" \mathring{p}^{(1)}_{i',j',k'}) = "
+        r"\mathbb{E}[Z^{g^{(2)}_{i,j}} Z^{g^{(2)}_{i',j'}}] \,"
+        r" \mathbb{E}[Z^{g^{(3)}_{i,k}} Z^{g^{(3)}_{i',k'}}]"
     )
     assert scores in text
     assert "(proved, Theorem 3.1.)" in text
@@ -146,35 +173,50 @@ def test_latex_states_the_limit_law():
 
 
 def test_latex_of_rotary_scores():
-    """Their covariance is no product of those of the factors: it is left as an expectation."""
+    """Their covariance is no product of those of the factors: it is left as an
+    expectation.
+    """
     x = ns.tanh(ns.gaussian(n, 3))
     q, k = (ns.rotary(ns.weight(n, n) @ x) for _ in range(2))
     text = ns.Program(ns.dot(q, k)).latex()
-    pairs = r"\langle u^{(1)}_{i}, u^{(2)}_{j} \rangle \langle u^{(1)}_{i'}, u^{(2)}_{j'} \rangle"
+    pairs = (
+        r"\langle u^{(1)}_{i}, u^{(2)}_{j} \rangle \langle u^{(1)}_{i'}, u^{(2)}_{j'}"
+        r" \rangle"
+    )
     assert rf"= \lim n^{{-1}} \, \mathbb{{E}}[{pairs}]" in text
 
 
 def test_a_matrix_used_twice_has_its_covariance_printed():
     text = recurrent.net(steps=3).latex()
-    assert r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) = 0.81 \, \mathbb{E}[Z^{x^{(1)}} Z^{x^{(2)}}]" in text
+    assert (
+        r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) = 0.81 \, \mathbb{E}[Z^{x^{(1)}}"
+        r" Z^{x^{(2)}}]" in text
+    )
 
 
 def boxed(net):
     """What the box at the end of the paper's style says."""
-    (found,) = re.findall(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}", net.latex(style="paper"))
+    (found,) = re.findall(
+        r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}",
+        net.latex(style="paper"),
+    )
     return found
 
 
 def test_the_papers_law_is_boxed():
-    """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations (3) and (4) of the theory."""
+    """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations
+    (3) and (4) of the theory.
+    """
     assert boxed(attention_layer.net()) == (
         r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0} \\ "
         r"\operatorname{Cov}(Z^{g^{(5)}_{i}}, Z^{g^{(5)}_{i'}} \mid \mathring p) = "
-        r"\frac{1}{2} \sum_{j,k,l} \mathring{a}_{j,i,k} \mathring{a}_{j,i',l} \mathbb{E}[Z^{x_{k}} Z^{x_{l}}]"
+        r"\frac{1}{2} \sum_{j,k,l} \mathring{a}_{j,i,k} \mathring{a}_{j,i',l}"
+        r" \mathbb{E}[Z^{x_{k}} Z^{x_{l}}]"
     )
     scores = (
         r"\operatorname{Cov}(\mathring{p}_{i,j,k}, \mathring{p}_{i',j',k'}) = "
-        r"\delta_{i i'} \mathbb{E}[Z^{x_{j}} Z^{x_{j'}}] \, \mathbb{E}[Z^{x_{k}} Z^{x_{k'}}]"
+        r"\delta_{i i'} \mathbb{E}[Z^{x_{j}} Z^{x_{j'}}] \, \mathbb{E}[Z^{x_{k}}"
+        r" Z^{x_{k'}}]"
     )
     text = attention_layer.net().latex(style="paper")
     assert scores in text
@@ -188,7 +230,8 @@ def test_axes_of_one_entry_have_no_index():
         assert r"p^{(1)}_{i,j}" in text if style == "full" else r"p_{i,j}" in text
         assert r"_{1,i}" not in text.replace(r"u^{(1)}_{1,i}", "")
     assert boxed(one).endswith(
-        r"\frac{1}{2} \sum_{i,j,k} \mathring{a}_{i,j} \mathring{a}_{i,k} \mathbb{E}[Z^{x_{j}} Z^{x_{k}}]"
+        r"\frac{1}{2} \sum_{i,j,k} \mathring{a}_{i,j} \mathring{a}_{i,k}"
+        r" \mathbb{E}[Z^{x_{j}} Z^{x_{k}}]"
     )
     assert r"\operatorname{Var}(" in boxed(one)
 
@@ -206,7 +249,9 @@ def test_factors_that_occur_twice_stay():
 
 def test_names_are_kept():
     x = ns.gaussian(n)
-    text = ns.Program(ns.weight(n, n, name="V_out") @ (ns.weight(n, n, name="my matrix") @ x)).latex()
+    text = ns.Program(
+        ns.weight(n, n, name="V_out") @ (ns.weight(n, n, name="my matrix") @ x)
+    ).latex()
     assert r"V^{\mathrm{out}} \in" in text
     assert r"\mathrm{my\ matrix} \in" in text
 

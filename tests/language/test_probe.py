@@ -1,4 +1,6 @@
-"""Functions of the user's that are no functions of the language, refused while the program is traced; and good ones."""
+"""Functions of the user's that are no functions of the language, refused while the
+program is traced; and good ones.
+"""
 
 import math
 import warnings
@@ -69,8 +71,12 @@ class Late(Counter):
 
 rng = np.random.default_rng(3)
 
-WRITES = "writes into its argument, which other operations read too: let it make a new array"
-APART = "is not coordinatewise: it gives other numbers when its arguments stand elsewhere"
+WRITES = (
+    "writes into its argument, which other operations read too: let it make a new array"
+)
+APART = (
+    "is not coordinatewise: it gives other numbers when its arguments stand elsewhere"
+)
 AGAIN = "gives other numbers when it is called again: functions are deterministic"
 
 REFUSED_NONLIN = {
@@ -87,15 +93,24 @@ REFUSED_NONLIN = {
     "turned": (lambda u: u[..., ::-1], APART),
     "scaled by the largest": (lambda u: u / np.abs(u).max(), APART),
     "with a position": (lambda u: u + np.arange(u.size).reshape(u.shape), APART),
-    "with seeded noise": (lambda u: u + np.random.default_rng(0).standard_normal(u.shape), APART),
+    "with seeded noise": (
+        lambda u: u + np.random.default_rng(0).standard_normal(u.shape),
+        APART,
+    ),
     "squeezed": (lambda u: np.squeeze(u), "is not coordinatewise"),
     "random": (lambda u: u + rng.standard_normal(u.shape), AGAIN),
     "dropout": (lambda u: u * (rng.random(u.shape) < 0.5), AGAIN),
     "counter": (Counter(), AGAIN),
     "a state that shows late": (Late(), "gives other numbers when"),
     "complex": (lambda u: u + 1j, "gives complex128 numbers; real ones are allowed"),
-    "complex below 0": (np.emath.sqrt, "gives complex128 numbers; real ones are allowed"),
-    "objects": (lambda u: u.astype(object), "gives object numbers; real ones are allowed"),
+    "complex below 0": (
+        np.emath.sqrt,
+        "gives complex128 numbers; real ones are allowed",
+    ),
+    "objects": (
+        lambda u: u.astype(object),
+        "gives object numbers; real ones are allowed",
+    ),
     "text": (lambda u: u.astype(str), "real ones are allowed"),
     "failing": (lambda u: u.nothing, "fails on arrays of shapes"),
     "a number": (lambda u: 1.0, r"the leading axes \(2, 3\) became \(\)"),
@@ -110,15 +125,25 @@ def test_refused_of_coordinates(name):
         ns.nonlin(f, x(2))
 
 
-APPLY_APART = "is not vectorised: it gives other numbers when its arguments stand elsewhere"
+APPLY_APART = (
+    "is not vectorised: it gives other numbers when its arguments stand elsewhere"
+)
 
 REFUSED_APPLY = {
     "in place": (in_place, 0, WRITES),
     "in place on an axis": (lambda p: p.sort(axis=-1), 1, "writes into its argument"),
     "random": (lambda p: p + rng.standard_normal(), 0, AGAIN),
     "needs axes": (special.softmax, 0, "with axes=1 it sees the last axis whole"),
-    "needs axes, other shape": (np.sum, 0, "became .* with axes=1 it sees the last axis whole"),
-    "needs two axes": (lambda p: p - p.mean(axis=(-1, -2), keepdims=True), 1, "let it act only on the last axes"),
+    "needs axes, other shape": (
+        np.sum,
+        0,
+        "became .* with axes=1 it sees the last axis whole",
+    ),
+    "needs two axes": (
+        lambda p: p - p.mean(axis=(-1, -2), keepdims=True),
+        1,
+        "let it act only on the last axes",
+    ),
     "over all axes": (lambda p: p / p.sum(), 1, APPLY_APART),
     "over the first axis": (lambda p: special.softmax(p, axis=0), 1, APPLY_APART),
     "not vectorised": (np.diag, 1, "is not vectorised|fails on arrays"),
@@ -140,7 +165,9 @@ def test_every_argument_is_watched():
     with pytest.raises(ns.TraceError, match=WRITES):
         ns.nonlin(lambda u, p: in_place(p) + u, x(2), scores(2)[0])
     with pytest.raises(ns.TraceError, match=r"fails on arrays|does not broadcast"):
-        ns.nonlin(lambda u, v: np.where(np.concatenate([u, v]).sum() > 0, u, v), x(2), x(2))
+        ns.nonlin(
+            lambda u, v: np.where(np.concatenate([u, v]).sum() > 0, u, v), x(2), x(2)
+        )
 
 
 ALLOWED = {
@@ -176,12 +203,17 @@ def test_functions_with_axes():
     assert ns.apply(np.linalg.det, scores(3), axes=2).shape == ()
     assert ns.apply(np.linalg.inv, scores(3), axes=2).shape == (3, 3)
     assert ns.apply(np.linalg.cholesky, ns.mean_dot(x(3), x(3)), axes=2).shape == (3, 3)
-    assert ns.apply(lambda p, q: p @ q, scores(3), scores(3)[:, :2], axes=2).shape == (3, 2)
+    assert ns.apply(lambda p, q: p @ q, scores(3), scores(3)[:, :2], axes=2).shape == (
+        3,
+        2,
+    )
     assert ns.apply(lambda p, q: p + q, scores(3), scores(3)[0], axes=1).shape == (3, 3)
 
 
 def test_a_function_is_probed_once():
-    """A network with thousands of activations asks its function once for each way of calling it."""
+    """A network with thousands of activations asks its function once for each way of
+    calling it.
+    """
     calls = []
 
     def f(u):
@@ -216,13 +248,17 @@ def test_an_object_without_a_hash_is_probed_every_time():
 
 
 def test_the_librarys_functions_are_not_probed(monkeypatch):
-    monkeypatch.setattr(_check_function, "_checked_shape", lambda *given: pytest.fail("probed"))
+    monkeypatch.setattr(
+        _check_function, "_checked_shape", lambda *given: pytest.fail("probed")
+    )
     y = ns.nn.attention(ns.layer_norm(ns.gelu(ns.clip(x(3), 2.0))), 2, mask="causal")
     assert (ns.sigmoid(ns.mean_dot(y, y)) ** 2 / 3).sum().shape == ()
 
 
 def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
-    """Also with arguments given beforehand; one of the user's is asked all that a small one is."""
+    """Also with arguments given beforehand; one of the user's is asked all that a small
+    one is.
+    """
     asked = []
 
     def scaled(p, by=1.0):
@@ -260,7 +296,9 @@ def test_a_partial_is_known_by_what_it_was_given():
 
 
 def test_equal_functions_are_one():
-    """A function that is defined in a loop over layers is tried once, and equal layers are recognised."""
+    """A function that is defined in a loop over layers is tried once, and equal layers
+    are recognised.
+    """
     before = _check_function._checked_shape.cache_info().misses
 
     def tried():
@@ -273,7 +311,11 @@ def test_equal_functions_are_one():
             def f(p, scale=scale):
                 return scale * by * p**2 / (p**2).sum(axis=-1, keepdims=True)
 
-            y = ns.rms_norm(y + ns.apply(f, ns.dot(ns.weight(n, n) @ y, ns.weight(n, n) @ y), axes=1) @ y)
+            y = ns.rms_norm(
+                y
+                + ns.apply(f, ns.dot(ns.weight(n, n) @ y, ns.weight(n, n) @ y), axes=1)
+                @ y
+            )
         return ns.Program(y)
 
     same, different = network(*[1.0] * 12), network(1.0, 2.0, 1.0, 0.0, -0.0)
@@ -287,7 +329,10 @@ def test_equal_functions_are_one():
 
 def test_a_function_that_declares_twice():
     """A Function says itself what is known of it."""
-    with pytest.raises(ns.TraceError, match=r"tanh is a Function: declare its properties in ns.Function"):
+    with pytest.raises(
+        ns.TraceError,
+        match=r"tanh is a Function: declare its properties in ns.Function",
+    ):
         ns.nonlin(ns.Function("tanh", np.tanh), x(), bounded=True)
 
 

@@ -41,22 +41,30 @@ def test_what_does_not_depend_on_a_weight_that_moves_is_kept():
     assert ns.step(x, loss, 0.1) is x
     assert ns.step(h, loss, 0.1, weights=v) is h
     after = ns.step(h, loss, 0.1, weights=b)
-    assert {type(value.op) for value in topological_order([after])} & {SteppedMatMul, SteppedParameter} == {
-        SteppedParameter
-    }
+    assert {type(value.op) for value in topological_order([after])} & {
+        SteppedMatMul,
+        SteppedParameter,
+    } == {SteppedParameter}
     after = ns.step(h, loss, 0.1, weights=w)
-    assert {type(value.op) for value in topological_order([after])} & {SteppedMatMul, SteppedParameter} == {
-        SteppedMatMul
-    }
+    assert {type(value.op) for value in topological_order([after])} & {
+        SteppedMatMul,
+        SteppedParameter,
+    } == {SteppedMatMul}
 
 
 def test_a_weight_of_a_batch_moves_alone():
     loss, h, w, *_ = net(batch=3)
     all_, one = (ns.step(h, loss, 0.1, weights=chosen) for chosen in (w, w[1]))
-    found = [ns.Program((h, after)).simulate(n=4, draws=3, seed=1) for after in (all_, one)]
+    found = [
+        ns.Program((h, after)).simulate(n=4, draws=3, seed=1) for after in (all_, one)
+    ]
     assert (np.abs(found[0][1] - found[0][0]) > 1e-9).all()
     assert (found[0][1] != found[1][1]).any()
-    (op,) = {value.op for value in topological_order([one]) if isinstance(value.op, SteppedMatMul)}
+    (op,) = {
+        value.op
+        for value in topological_order([one])
+        if isinstance(value.op, SteppedMatMul)
+    }
     assert [part.members for part in op.parts] == [(1,)]
 
 
@@ -84,20 +92,29 @@ def test_a_rate_is_not_for_a_part_of_a_batch():
 
 def test_what_is_listed_twice_moves_once():
     loss, _, w, _, b, _ = net()
-    once, twice = (ns.step(loss, loss, 0.1, weights=listed) for listed in ([w, b], [b, w, w.T, b]))
+    once, twice = (
+        ns.step(loss, loss, 0.1, weights=listed) for listed in ([w, b], [b, w, w.T, b])
+    )
     a, c = ns.Program((once, twice)).simulate(n=4, draws=3)
     np.testing.assert_allclose(a, c, rtol=1e-12)
 
 
 def test_a_step_is_in_the_past_of_the_next_one():
-    """Its vectors stay what they were: the second step moves W', and W is never differentiated again."""
+    """Its vectors stay what they were: the second step moves W', and W is never
+    differentiated again.
+    """
     loss, h, w, *_ = net()
     first = ns.step((h, loss), loss, 0.1)
     second = ns.step(first, first[1], 0.2)
-    steps = [value.op for value in topological_order(second) if isinstance(value.op, SteppedMatMul)]
+    steps = [
+        value.op
+        for value in topological_order(second)
+        if isinstance(value.op, SteppedMatMul)
+    ]
     assert {len(op.steps) for op in steps} == {1, 2}
     verify(second)
-    assert ns.step(h, first[1], 0.1) is h  # made before the first step: the weights that made it are gone
+    # made before the first step: the weights that made it are gone
+    assert ns.step(h, first[1], 0.1) is h
     kernel = ns.ntk(first[1], weights=w)  # with respect to W'
     assert ns.Program(kernel).simulate(n=4, draws=2).shape == (2,)
 
@@ -119,7 +136,9 @@ def test_biases_that_begin_at_the_same_number_are_parameters_of_their_own():
     b = ns.gaussian(n, 2, cov=0.0, name="biases")
     r = ns.gaussian(n, 2)
     loss = ns.dot(r[0], b[0]) + ns.dot(r[1], ns.tanh(b[1]))
-    after, given = ns.Program((ns.step(b, loss, 0.3, weights=b), r)).simulate(n=4, draws=3)
+    after, given = ns.Program((ns.step(b, loss, 0.3, weights=b), r)).simulate(
+        n=4, draws=3
+    )
     np.testing.assert_allclose(after, -0.3 * given / 4**0.5)
 
 
@@ -149,35 +168,80 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(3.0, LOSS, 0.1), "outputs=3.0 must be a value"),
         (lambda: ns.step(H, H, 0.1), "loss must be a scalar"),
         (lambda: ns.step(H, 2.0, 0.1), "loss=2.0 must be a scalar of the program"),
-        (lambda: ns.step(H, ns.mean_dot(X, X).sum(), 0.1), "depends on no weight: name the parameters"),
+        (
+            lambda: ns.step(H, ns.mean_dot(X, X).sum(), 0.1),
+            "depends on no weight: name the parameters",
+        ),
         (lambda: ns.step(H, LOSS, "fast"), "lr='fast' must be"),
         (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
         (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),
-        (lambda: ns.step(H, LOSS, 0.1, "lion"), "optimiser='lion' must be 'sgd', 'muon' or 'adam'"),
-        (lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)), "or random scalars .* of the program"),
-        (lambda: ns.step(H, LOSS, 0.1, weights=H), "or random scalars .* of the program"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", weights=B), "Muon updates only matrices"),
-        (lambda: ns.step(H, LOSS, 0.1, eps=0.1), "eps=0.1 is for optimiser='adam', got 'sgd'"),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "lion"),
+            "optimiser='lion' must be 'sgd', 'muon' or 'adam'",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)),
+            "or random scalars .* of the program",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, weights=H),
+            "or random scalars .* of the program",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", weights=B),
+            "Muon updates only matrices",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, eps=0.1),
+            "eps=0.1 is for optimiser='adam', got 'sgd'",
+        ),
         (lambda: ns.step(H, LOSS, 0.1, "adam", eps=-1), "eps=-1 must be"),
-        (lambda: ns.step(H, LOSS, 0.1, "adam", eps=lambda fan_in, fan_out: 0.1), "eps=<function .* must be a finite"),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "adam", eps=lambda fan_in, fan_out: 0.1),
+            "eps=<function .* must be a finite",
+        ),
         (lambda: ns.step(H, LOSS, 0.1, newton_schulz=5), "is for optimiser='muon'"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=0), "newton_schulz=0 must be a number of steps"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=10**9), "newton_schulz=1000000000 must be .* 1 to 100"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=-(10**30)), "must be a number of steps .* 1 to 100"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=[(1, 2, 3)] * 101), "at most 100 steps"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=(1, 2, float("nan"))), "three finite numbers"),
-        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=(1, 2)), r"newton_schulz=\(1, 2\) must be"),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=0),
+            "newton_schulz=0 must be a number of steps",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=10**9),
+            "newton_schulz=1000000000 must be .* 1 to 100",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=-(10**30)),
+            "must be a number of steps .* 1 to 100",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=[(1, 2, 3)] * 101),
+            "at most 100 steps",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=(1, 2, float("nan"))),
+            "three finite numbers",
+        ),
+        (
+            lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=(1, 2)),
+            r"newton_schulz=\(1, 2\) must be",
+        ),
         (lambda: ns.step(H, LOSS, 0.1, weight_decay=-0.1), "weight_decay=-0.1 must be"),
     ],
 )
 def test_errors(call, words):
     with pytest.raises(ns.TraceError) as found:
         call()
-    assert re.search(words, found.value.plain)  # without the line of the user, which has these words here
+    # without the line of the user, which has these words here
+    assert re.search(words, found.value.plain)
 
 
 @pytest.mark.parametrize(
-    "rate", [lambda fan_in, fan_out: 1 / 0, lambda fan_in, fan_out: float("inf"), lambda a, b: "x"]
+    "rate",
+    [
+        lambda fan_in, fan_out: 1 / 0,
+        lambda fan_in, fan_out: float("inf"),
+        lambda a, b: "x",
+    ],
 )
 def test_a_rate_that_is_no_number(rate):
     with pytest.raises(ns.TraceError, match="lr, scale or eps of first"):
@@ -188,5 +252,8 @@ def test_a_rate_for_a_name_that_nothing_has_is_refused():
     n = ns.Width("n")
     w = ns.weight(n, n, name="hidden")
     f = ns.dot(ns.gaussian(n), ns.tanh(w @ ns.gaussian(n)))
-    with pytest.raises(ns.TraceError, match=r"lr has the key 'hiden', but the weights are called: hidden"):
+    with pytest.raises(
+        ns.TraceError,
+        match=r"lr has the key 'hiden', but the weights are called: hidden",
+    ):
         ns.step(f, f**2, {"hiden": 0.1, None: 0.2}, weights=[w])

@@ -1,4 +1,6 @@
-"""Values without a backward edge: only derivatives see `ns.stop_gradient`; laws, draws and counts do not change."""
+"""Values without a backward edge: only derivatives see `ns.stop_gradient`; laws, draws
+and counts do not change.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ n = ns.Width("n")
 
 
 def network(stop, w, x, r):
-    """A layer with stops at a matrix, at vectors, at scalars, before and after indices."""
+    """A layer with stops at a matrix, at vectors, at scalars, before and after
+    indices.
+    """
     y = w @ x
     mixed = 0.1 * y + 0.9 * stop(y)
     weights = stop(ns.softmax(ns.dot(stop(w) @ mixed, y)))
@@ -24,7 +28,10 @@ def network(stop, w, x, r):
 def pair():
     """The same network with and without stops."""
     w, x, r = ns.weight(n, n), ns.gaussian(n, 3), ns.gaussian(n)
-    return [ns.Program(network(stop, w, x, r)) for stop in (ns.stop_gradient, lambda value: value)]
+    return [
+        ns.Program(network(stop, w, x, r))
+        for stop in (ns.stop_gradient, lambda value: value)
+    ]
 
 
 def test_draws_and_counts_are_those_without_stops(pair):
@@ -44,7 +51,12 @@ def test_readings_without_derivatives_are_those_without_stops(pair):
 def test_a_layer_with_stops_keeps_its_formula():
     layer = ns.nn.attention(ns.stop_gradient(ns.gaussian(n, 4)), heads=2)
     law = ns.Program(layer)[0].law(n=ns.inf)
-    assert law.var() == ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))[0].law(n=ns.inf).var()
+    assert (
+        law.var()
+        == ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))[0]
+        .law(n=ns.inf)
+        .var()
+    )
 
 
 def test_a_graph_without_stops_stays_itself():
@@ -68,7 +80,9 @@ def test_the_gradient_of_what_is_stopped_is_0():
 def test_a_stopped_value_can_be_differentiated_by():
     x, r = ns.gaussian(n), ns.gaussian(n)
     y = ns.stop_gradient(x)
-    g, right = ns.Program((ns.grad(ns.dot(r, y * y), y), 2 * r * x)).simulate(n=4, draws=2)
+    g, right = ns.Program((ns.grad(ns.dot(r, y * y), y), 2 * r * x)).simulate(
+        n=4, draws=2
+    )
     assert np.allclose(g, right)
 
 
@@ -87,7 +101,9 @@ def test_a_stopped_weight_passes_gradients_to_its_vectors():
     assert np.allclose(one, other)
     through = ns.Program((ns.grad(frozen, x), ns.grad(plain, x))).simulate(n=4, draws=3)
     assert np.allclose(*through)
-    kernel, other_kernel = ns.Program((ns.ntk(frozen + plain), ns.ntk(plain))).simulate(n=4, draws=3)
+    kernel, other_kernel = ns.Program((ns.ntk(frozen + plain), ns.ntk(plain))).simulate(
+        n=4, draws=3
+    )
     assert np.allclose(kernel, other_kernel)
 
 
@@ -104,7 +120,9 @@ def test_a_stopped_weight_takes_the_steps_of_its_other_uses():
 
 
 def test_training_respects_stops():
-    """Two steps with a target that is stopped, against the same target as numbers of a fixed matrix."""
+    """Two steps with a target that is stopped, against the same target as numbers of a
+    fixed matrix.
+    """
     x, r = ns.gaussian(n), ns.gaussian(n)
     w = ns.weight(n, n, name="w")
     f = ns.mean_dot(r, w @ x)
@@ -124,5 +142,8 @@ def test_scaled_gradients():
 
 
 def test_what_cannot_be_stopped():
-    with pytest.raises(ns.TraceError, match=r"stop_gradient: x=3\.0 must be a vector, a scalar or a weight"):
+    with pytest.raises(
+        ns.TraceError,
+        match=r"stop_gradient: x=3\.0 must be a vector, a scalar or a weight",
+    ):
         ns.stop_gradient(3.0)

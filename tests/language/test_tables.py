@@ -1,4 +1,6 @@
-"""An operation is a class that says what all readings share, and a row in their tables; here is one without any row."""
+"""An operation is a class that says what all readings share, and a row in their tables;
+here is one without any row.
+"""
 
 import numpy as np
 import pytest
@@ -41,24 +43,45 @@ def flipped(x):
 
 
 def test_no_row_is_missing():
-    """Of the literal interpreter, the exact engine and the checker; the derivative of sources and indexing is none."""
+    """Of the literal interpreter, the exact engine and the checker; the derivative of
+    sources and indexing is none.
+    """
     every = {operation.__name__: operation for operation in operations(Operation)}
     assert len(every) == 22
     assert set(LITERAL) == set(every.values())
-    steps = {SteppedMatMul, SteppedParameter}  # which a pass rewrites, so that they are never lowered
+    # which a pass rewrites, so that they are never lowered
+    steps = {SteppedMatMul, SteppedParameter}
     assert set(every.values()) - set(BOUNDED) == {Pool, *steps}
-    assert set(every.values()) - COVERED == {Pool, Rotate, *steps}  # no theorem speaks of these
+    # no theorem speaks of these
+    assert set(every.values()) - COVERED == {Pool, Rotate, *steps}
     lowered = {*VECTORS, *SCALARS, *LINEAR}
-    assert set(every.values()) - lowered == steps | {ScaledGradient}  # which is removed before
-    without = {"Gaussian", "Data", "Normal", "Constant", "Hyperparameter", "Root", "Take", "Join", "Pool"}
+    # which is removed before
+    assert set(every.values()) - lowered == steps | {ScaledGradient}
+    without = {
+        "Gaussian",
+        "Data",
+        "Normal",
+        "Constant",
+        "Hyperparameter",
+        "Root",
+        "Take",
+        "Join",
+        "Pool",
+    }
     assert {name for name, kind in every.items() if kind not in RULES} == without
 
 
 @pytest.mark.parametrize(
     ("read", "place"),
     [
-        (lambda net: net.simulate(n=4, draws=1), r"Flip has no row in LITERAL of engine/_reference.py"),
-        (lambda net: net.law(n=4, draws=2), r"Flip has no row in VECTORS of engine/lower/__init__.py"),
+        (
+            lambda net: net.simulate(n=4, draws=1),
+            r"Flip has no row in LITERAL of engine/_reference.py",
+        ),
+        (
+            lambda net: net.law(n=4, draws=2),
+            r"Flip has no row in VECTORS of engine/lower/__init__.py",
+        ),
     ],
 )
 def test_a_missing_row_is_named(read, place):
@@ -68,7 +91,9 @@ def test_a_missing_row_is_named(read, place):
 
 def test_a_missing_kind_is_named(monkeypatch):
     monkeypatch.setattr(Flip, "acts", None)
-    with pytest.raises(TypeError, match="Flip makes vectors: its class must say how it `acts`"):
+    with pytest.raises(
+        TypeError, match="Flip makes vectors: its class must say how it `acts`"
+    ):
         ns.Program(flipped(ns.gaussian(n))).law(n=4, draws=2)
 
 
@@ -82,7 +107,10 @@ def test_an_operation_that_the_checker_does_not_know_is_conjectured():
     """Whatever else is proved of the program, and wherever the operation stands."""
     x = ns.weight(n, n) @ ns.gaussian(n)
     assert ns.Program(x).check().verdict == "proved"
-    for net in (ns.Program(flipped(x)), ns.Program(ns.weight(n, n) @ ns.clip(flipped(x), 1)[None])):
+    for net in (
+        ns.Program(flipped(x)),
+        ns.Program(ns.weight(n, n) @ ns.clip(flipped(x), 1)[None]),
+    ):
         report = net.check()
         assert report.verdict == "conjectured"
         (reason,) = report.reasons
@@ -99,7 +127,9 @@ class Halved(Entrywise):
 
 @pytest.mark.parametrize("bounded", [None, False, True])
 def test_no_row_claims_a_theorem(bounded, monkeypatch):
-    """A new operation is conjectured, also if its values are declared bounded or it derives from a covered one."""
+    """A new operation is conjectured, also if its values are declared bounded or it
+    derives from a covered one.
+    """
     if bounded is not None:
         monkeypatch.setitem(BOUNDED, Halved, lambda op, inputs: bounded)
     x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 3))
@@ -110,7 +140,10 @@ def test_no_row_claims_a_theorem(bounded, monkeypatch):
     for net in (ns.Program(halved), ns.Program(scores)):
         report = net.check()
         assert report.verdict == "conjectured"
-        assert any("is made by Halved, which no theorem of the checker covers" in reason for reason in report.reasons)
+        assert any(
+            "is made by Halved, which no theorem of the checker covers" in reason
+            for reason in report.reasons
+        )
 
     class Sum(type((x + x).op)):
         pass
@@ -119,10 +152,13 @@ def test_no_row_claims_a_theorem(bounded, monkeypatch):
 
 
 def test_nothing_is_said_of_moments_of_an_unknown_operation():
-    """⟨x, Flip x⟩ is no divergence that is known, and no vanishing product either: it is a conjecture."""
+    """⟨x, Flip x⟩ is no divergence that is known, and no vanishing product either: it
+    is a conjecture.
+    """
     x = ns.weight(n, n) @ ns.gaussian(n)
     assert ns.Program(ns.dot(x, flipped(x))).check().verdict == "conjectured"
-    # a mean that nothing is known of, as a factor of (1, …, 1): the score grows, if that is not 0
+    # a mean that nothing is known of, as a factor of (1, …, 1): the score grows, if
+    # that is not 0
     one = ns.ones(n)
     unknown = ns.mean_dot(flipped(ns.tanh(x)), ns.tanh(x)) * one
     assert ns.Program(ns.dot(unknown, one)).check().verdict == "conjectured"
@@ -132,13 +168,18 @@ def test_it_is_printed_as_a_function():
     net = ns.Program(flipped(ns.gaussian(n, (2, 1))) + ns.gaussian(n, 3))
     assert "u1 = flip(h1) flip 2×1 in R^n" in " ".join(str(net).split())
     assert r"u^{(1)}_{i} = \operatorname{flip}(h^{(1)}_{i})" in net.latex()
-    assert r"Z^{u^{(1)}_{i}} \text{ is not known}" in net.latex()  # its coordinates have places
+    # its coordinates have places
+    assert r"Z^{u^{(1)}_{i}} \text{ is not known}" in net.latex()
 
 
 def test_indexing_goes_through_it():
     x = ns.gaussian(n, (3, 4))
     outputs = narrow([flipped(x)[1, 2:]])
-    assert {value.shape for value in topological_order(outputs) if isinstance(value.op, Flip)} == {(1, 2)}
+    assert {
+        value.shape
+        for value in topological_order(outputs)
+        if isinstance(value.op, Flip)
+    } == {(1, 2)}
     verify(outputs)
     asked = asked_entries([flipped(x)[1, 2:]])[x]
     assert asked.sum() == 2
@@ -149,7 +190,11 @@ def test_an_operation_that_says_nothing_is_made_whole():
     x = ns.gaussian(n, (3, 4))
     y = ns.Vector(Sorted(x), x.shape, n)
     outputs = narrow([y[1, 2:]])
-    assert {value.shape for value in topological_order(outputs) if isinstance(value.op, Sorted)} == {(3, 4)}
+    assert {
+        value.shape
+        for value in topological_order(outputs)
+        if isinstance(value.op, Sorted)
+    } == {(3, 4)}
     assert asked_entries([y[1, 2:]])[x].all()
     verify(outputs)
 
@@ -157,7 +202,11 @@ def test_an_operation_that_says_nothing_is_made_whole():
 def test_the_specification_reads_the_fields():
     x = ns.gaussian(n, 2)
     verify([flipped(x)])
-    for broken in (ns.Vector(Flip(x), (3,), n), ns.Scalar(Flip(x), (2,)), ns.Vector(Flip(ns.dot(x, x)), (2, 2), n)):
+    for broken in (
+        ns.Vector(Flip(x), (3,), n),
+        ns.Scalar(Flip(x), (2,)),
+        ns.Vector(Flip(ns.dot(x, x)), (2, 2), n),
+    ):
         with pytest.raises(SpecificationError):
             verify([broken])
 

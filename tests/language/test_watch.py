@@ -33,16 +33,27 @@ def test_a_probe_has_no_effect_on_law_and_random_numbers():
     )
     for widths in ({"n": 8}, {"n": ns.inf}):
         np.testing.assert_array_equal(
-            *(each.draw(draws=20, progress=False, **widths) for each in (plain, watched)), strict=True
+            *(
+                each.draw(draws=20, progress=False, **widths)
+                for each in (plain, watched)
+            ),
+            strict=True,
         )
-        assert plain.plan(**widths).random_numbers == watched.plan(**widths).random_numbers
-    np.testing.assert_array_equal(*(each.simulate(n=8, draws=3, progress=False) for each in (plain, watched)))
+        assert (
+            plain.plan(**widths).random_numbers == watched.plan(**widths).random_numbers
+        )
+    np.testing.assert_array_equal(
+        *(each.simulate(n=8, draws=3, progress=False) for each in (plain, watched))
+    )
     assert str(plain.check()) == str(watched.check())
 
 
 def test_probes_are_printed():
     lines = str(net(True)).splitlines()
-    assert next(line for line in lines if line.startswith("probe")) == "probe embedding: h1"
+    assert (
+        next(line for line in lines if line.startswith("probe"))
+        == "probe embedding: h1"
+    )
     assert "random scalars" in str(net(True))  # what only a probe needs is shown
     assert "Watched: embedding $h^{(1)}_{i}$, weights $a" in net(True).latex()
     assert "Watched" not in net(False).latex()
@@ -52,25 +63,46 @@ def test_probes_are_printed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: ns.probe("strem", x), "name='strem' must be one of embedding, stream, attention, mlp"),
+        (
+            lambda x: ns.probe("strem", x),
+            "name='strem' must be one of embedding, stream, attention, mlp",
+        ),
         (lambda x: ns.probe(3, x), "name=3 must be one of"),
-        (lambda x: ns.probe("scores", x), r"scores must be scalars \(…, tokens, tokens\)"),
+        (
+            lambda x: ns.probe("scores", x),
+            r"scores must be scalars \(…, tokens, tokens\)",
+        ),
         (lambda x: ns.probe("stream", x[0]), r"stream must be vectors \(tokens,\)"),
         (lambda x: ns.probe("stream", x[None]), "stream must be vectors"),
-        (lambda x: ns.probe("stream", x, mask=[True]), "mask is for scores and weights, not for stream"),
-        (lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.ones((2, 2), bool)), "does not broadcast to scores"),
-        (lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.eye(3)), "must be 'causal' or a boolean array"),
-        (lambda x: ns.nn.shared(lambda u: ns.probe("stream", u))(x), "is inside ns.nn.shared"),
+        (
+            lambda x: ns.probe("stream", x, mask=[True]),
+            "mask is for scores and weights, not for stream",
+        ),
+        (
+            lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.ones((2, 2), bool)),
+            "does not broadcast to scores",
+        ),
+        (
+            lambda x: ns.probe("scores", ns.mean_dot(x, x), mask=np.eye(3)),
+            "must be 'causal' or a boolean array",
+        ),
+        (
+            lambda x: ns.nn.shared(lambda u: ns.probe("stream", u))(x),
+            "is inside ns.nn.shared",
+        ),
     ],
 )
 def test_what_is_refused(call, message):
     with pytest.raises(ns.TraceError) as found:
         ns.program(lambda: call(ns.gaussian(n, 3)))()
-    assert re.search(message, found.value.plain)  # without the line of the user, which has these words here
+    # without the line of the user, which has these words here
+    assert re.search(message, found.value.plain)
 
 
 def test_outside_of_a_program_nobody_watches():
-    with pytest.raises(ns.TraceError, match=r"must be called in a function that @ns.program decorates"):
+    with pytest.raises(
+        ns.TraceError, match=r"must be called in a function that @ns.program decorates"
+    ):
         ns.probe("stream", ns.gaussian(n, 3))
 
 
@@ -86,6 +118,8 @@ def test_a_program_inside_another_has_its_own_probes():
 
 @pytest.mark.parametrize("function", [ns.probe, ns.models.recipe])
 def test_the_example_of_a_docstring_runs(function):
-    (test,) = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs={"ns": ns})
+    (test,) = doctest.DocTestFinder(recurse=False).find(
+        function, function.__name__, globs={"ns": ns}
+    )
     assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
     assert test.examples

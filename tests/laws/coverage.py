@@ -1,7 +1,9 @@
-"""How often an error covers the truth: what `test_coverage` asserts, and what the tables in the docs were made by.
+"""How often an error covers the truth: what `test_coverage` asserts, and what the
+tables in the docs were made by.
 
-Y = m + √v Z with v of a gamma law, and m normal where a law can have means: so Y and its joint laws are known by a
-Gauss rule over v. `python -m tests.laws.coverage` prints the tables, in some ten minutes.
+Y = m + √v Z with v of a gamma law, and m normal where a law can have means: so Y and
+its joint laws are known by a Gauss rule over v. `python -m tests.laws.coverage` prints
+the tables, in some ten minutes.
 """
 
 import math
@@ -38,10 +40,16 @@ class Truth:
         self.centre, self.var = (CENTRE, v + SPREAD**2) if means else (0.0, v)
 
     def pdf(self, y):
-        return stats.norm.pdf(np.asarray(y)[..., None], self.centre, np.sqrt(self.var)) @ self.weight
+        return (
+            stats.norm.pdf(np.asarray(y)[..., None], self.centre, np.sqrt(self.var))
+            @ self.weight
+        )
 
     def cdf(self, y):
-        return stats.norm.cdf(np.asarray(y)[..., None], self.centre, np.sqrt(self.var)) @ self.weight
+        return (
+            stats.norm.cdf(np.asarray(y)[..., None], self.centre, np.sqrt(self.var))
+            @ self.weight
+        )
 
     def numbers(self):
         f = self.pdf(GRID)
@@ -77,11 +85,20 @@ class Truth:
 def numbers(law):
     known = law.with_error
     return {
-        "pdf": known.pdf(0.5), "cdf": known.cdf(0.5), "sf": known.sf(0.5), "logpdf": known.logpdf(0.5),
-        "cf": known.cf(1.0), "ppf": known.ppf(0.8), "median": known.median(), "mean": known.mean(),
-        "var": known.var(), "std": known.std(), "kurtosis": known.kurtosis(), "moment 6": known.moment(6),
+        "pdf": known.pdf(0.5),
+        "cdf": known.cdf(0.5),
+        "sf": known.sf(0.5),
+        "logpdf": known.logpdf(0.5),
+        "cf": known.cf(1.0),
+        "ppf": known.ppf(0.8),
+        "median": known.median(),
+        "mean": known.mean(),
+        "var": known.var(),
+        "std": known.std(),
+        "kurtosis": known.kurtosis(),
+        "moment 6": known.moment(6),
         "entropy": known.entropy(),
-    }  # fmt: skip
+    }
 
 
 def laws(seed):
@@ -92,15 +109,27 @@ def laws(seed):
         return rng.gamma(SHAPE, SCALE, shape or SIZE)
 
     def draws():
-        return CENTRE + SPREAD * rng.standard_normal(SIZE) + np.sqrt(v()) * rng.standard_normal(SIZE)
+        return (
+            CENTRE
+            + SPREAD * rng.standard_normal(SIZE)
+            + np.sqrt(v()) * rng.standard_normal(SIZE)
+        )
 
     means = CENTRE + SPREAD * rng.standard_normal(SIZE)
     yield "Mixture", False, ns.Mixture(0.0, v(), ORIGIN)
     yield "with means", True, ns.Mixture(means, v(), ORIGIN)
-    yield "weights", False, ns.Mixture(0.0, v(), ORIGIN, np.repeat([1.0, 2.0], SIZE // 2))
+    yield (
+        "weights",
+        False,
+        ns.Mixture(0.0, v(), ORIGIN, np.repeat([1.0, 2.0], SIZE // 2)),
+    )
     yield "draws", True, ns.Mixture(draws(), 0.0, ORIGIN)
     yield "Empirical", True, ns.Empirical(draws())
-    yield "HeadSum", False, ns.HeadSum(Head([head_rule(w) for w in v(16, 500)]), 1, 1.0, ORIGIN)
+    yield (
+        "HeadSum",
+        False,
+        ns.HeadSum(Head([head_rule(w) for w in v(16, 500)]), 1, 1.0, ORIGIN),
+    )
 
 
 def joint(seed):
@@ -127,16 +156,34 @@ def joint_truth():
     for angle in (np.arange(200) + 0.5) * np.pi / 200:
         u = np.array([np.cos(angle), np.sin(angle)])
         spread = np.sqrt([u @ cov @ u for cov in covs])
-        sliced.append(np.trapezoid(np.abs(stats.norm.cdf(y[:, None], scale=spread) @ weight - stats.norm.cdf(y)), y))
+        sliced.append(
+            np.trapezoid(
+                np.abs(
+                    stats.norm.cdf(y[:, None], scale=spread) @ weight
+                    - stats.norm.cdf(y)
+                ),
+                y,
+            )
+        )
     lower, upper = RECTANGLE
     return {
-        "mean": 0.0, "var": var, "cov": cross, "corr": cross / var,
-        "pdf": float(sum(w * one.pdf([0.5, 0.2]) for w, one in zip(weight, each, strict=True))),
-        "cdf": sum(w * one.cdf(upper, lower_limit=lower) for w, one in zip(weight, each, strict=True)),
-        "log_evidence": math.log(stats.norm.pdf(0.4, scale=np.sqrt(v + 2 * SPREAD**2)) @ weight),
+        "mean": 0.0,
+        "var": var,
+        "cov": cross,
+        "corr": cross / var,
+        "pdf": float(
+            sum(w * one.pdf([0.5, 0.2]) for w, one in zip(weight, each, strict=True))
+        ),
+        "cdf": sum(
+            w * one.cdf(upper, lower_limit=lower)
+            for w, one in zip(weight, each, strict=True)
+        ),
+        "log_evidence": math.log(
+            stats.norm.pdf(0.4, scale=np.sqrt(v + 2 * SPREAD**2)) @ weight
+        ),
         "kl": np.trapezoid(np.trapezoid(f * (np.log(f) - log_g), side), side),
         "sliced_wasserstein": np.mean(sliced),
-    }  # fmt: skip
+    }
 
 
 def joint_numbers(law, seed):
@@ -144,17 +191,24 @@ def joint_numbers(law, seed):
     first = {name: getattr(known, name)() for name in ("mean", "var", "cov", "corr")}
     place = {"mean": 0, "var": 0, "cov": (0, 1), "corr": (0, 1)}
     return {
-        **{name: (e.value[place[name]], e.error[place[name]]) for name, e in first.items()},
+        **{
+            name: (e.value[place[name]], e.error[place[name]])
+            for name, e in first.items()
+        },
         "pdf": known.pdf([0.5, 0.2]),
         "cdf": known.cdf(RECTANGLE[1], RECTANGLE[0]),
         "log_evidence": law.condition({0: 0.4}, noise=SPREAD).log_evidence,
         "kl": ns.kl(law, STANDARD),
-        "sliced_wasserstein": ns.sliced_wasserstein(law, STANDARD, directions=DIRECTIONS, seed=seed),
+        "sliced_wasserstein": ns.sliced_wasserstein(
+            law, STANDARD, directions=DIRECTIONS, seed=seed
+        ),
     }
 
 
 def counted(found, right, hits, name):
-    """Add to the hits whether the numbers lie within one error of the truth, and within two."""
+    """Add to the hits whether the numbers lie within one error of the truth, and within
+    two.
+    """
     for quantity, (value, error) in found.items():
         off = abs(value - right[quantity])
         pull = off / error if error else (0.0 if off < 1e-12 else math.inf)
@@ -163,7 +217,9 @@ def counted(found, right, hits, name):
 
 
 def covered(seeds, read, right):
-    """For each law and number: how many of the seeds lie within one error of the truth, and within two."""
+    """For each law and number: how many of the seeds lie within one error of the truth,
+    and within two.
+    """
     hits, truths = {}, [right(Truth(means)) for means in (False, True)]
     for seed in range(seeds):
         for name, means, law in laws(seed):
@@ -194,7 +250,10 @@ def table(hits, seeds):
     names = list(dict.fromkeys(name for name, _ in hits))
     print("| number | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
     for quantity in dict.fromkeys(quantity for _, quantity in hits):
-        cells = [f"{100 * a / seeds:.0f} / {100 * b / seeds:.0f}" for a, b in (hits[name, quantity] for name in names)]
+        cells = [
+            f"{100 * a / seeds:.0f} / {100 * b / seeds:.0f}"
+            for a, b in (hits[name, quantity] for name in names)
+        ]
         print(f"| {quantity} | " + " | ".join(cells) + " |", flush=True)
 
 

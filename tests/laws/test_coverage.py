@@ -1,7 +1,9 @@
-"""Errors cover at their rate: over many seeds, for each kind of law and each number that has an error.
+"""Errors cover at their rate: over many seeds, for each kind of law and each number
+that has an error.
 
-The bounds are those of a binomial law at level 1e-5: 68 % and 95 % are meant. Errors that count a bias may cover more
-often, never less; those of averages over replicas count none, and may not.
+The bounds are those of a binomial law at level 1e-5: 68 % and 95 % are meant. Errors
+that count a bias may cover more often, never less; those of averages over replicas
+count none, and may not.
 """
 
 import pytest
@@ -12,10 +14,15 @@ from netsor.laws._estimate import student
 from .coverage import DIRECTIONS, covered_distances, covered_joint, covered_numbers
 
 AVERAGES = {("Mixture", q) for q in ("pdf", "cdf", "sf", "ppf", "var", "std")}
-AVERAGES |= {("with means", q) for q in ("pdf", "cdf", "sf", "ppf", "mean", "var", "std")}
-AVERAGES |= {("Joint", q) for q in ("mean", "var", "cov", "corr", "pdf", "cdf", "log_evidence")}
+AVERAGES |= {
+    ("with means", q) for q in ("pdf", "cdf", "sf", "ppf", "mean", "var", "std")
+}
+AVERAGES |= {
+    ("Joint", q) for q in ("mean", "var", "cov", "corr", "pdf", "cdf", "log_evidence")
+}
 RATES = 0.6827, 0.9545
-# a mean over few directions: an error is that of 68 %, and two of them are less than 95 %, as Student's law has it
+# a mean over few directions: an error is that of 68 %, and two of them are less than 95
+# %, as Student's law has it
 FEW = 0.6827, 2 * stats.t(DIRECTIONS - 1).cdf(2 * student(DIRECTIONS)) - 1
 
 

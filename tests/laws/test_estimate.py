@@ -99,9 +99,13 @@ def test_what_has_no_answer_is_refused():
 
 
 def test_arrays_of_values():
-    e = ns.Mixture(0.0, [1.0, 2.0], Provenance("exact", "test")).with_error.pdf([0.0, 1.0])
+    e = ns.Mixture(0.0, [1.0, 2.0], Provenance("exact", "test")).with_error.pdf(
+        [0.0, 1.0]
+    )
     assert (2 * e).value.shape == (2,)
-    assert (np.array([1.0, 2.0]) * e).error == pytest.approx(np.array([1.0, 2.0]) * e.error)
+    assert (np.array([1.0, 2.0]) * e).error == pytest.approx(
+        np.array([1.0, 2.0]) * e.error
+    )
 
 
 def test_numpy_takes_the_values():
@@ -109,4 +113,8 @@ def test_numpy_takes_the_values():
     several = [ns.Estimate(1.0, 0.5), ns.Estimate(2.0, 0.25)]
     assert np.asarray(several).tolist() == [1.0, 2.0]
     assert np.sum(several) == 3.0
-    assert np.asarray(ns.Estimate(np.arange(3.0), np.ones(3))).tolist() == [0.0, 1.0, 2.0]
+    assert np.asarray(ns.Estimate(np.arange(3.0), np.ones(3))).tolist() == [
+        0.0,
+        1.0,
+        2.0,
+    ]

@@ -1,7 +1,8 @@
-"""Points beyond the largest draw: a law that is known from replicas says little there, and its errors say so.
+"""Points beyond the largest draw: a law that is known from replicas says little there,
+and its errors say so.
 
-Y is normal with mean 0 and variance 1 + BLUR². The laws are made of 2,000 draws of its mean, so the truth is known at
-any point.
+Y is normal with mean 0 and variance 1 + BLUR². The laws are made of 2,000 draws of its
+mean, so the truth is known at any point.
 """
 
 import numpy as np
@@ -34,7 +35,11 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_errors_beyond_the_largest_draw_cover(name):
     law = LAWS[name]().with_error
-    for known, truth in ((law.pdf, TRUTH.pdf), (law.cdf, TRUTH.cdf), (law.sf, TRUTH.sf)):
+    for known, truth in (
+        (law.pdf, TRUTH.pdf),
+        (law.cdf, TRUTH.cdf),
+        (law.sf, TRUTH.sf),
+    ):
         value, error = known(FAR)
         assert (np.abs(value - truth(FAR)) <= 2 * error).all()
 
@@ -45,7 +50,8 @@ def test_a_density_that_no_draw_reaches_is_not_known(name):
     value, error = law.with_error.pdf([-60.0, 60.0])
     assert value.tolist() == [0.0, 0.0]
     assert (error == np.inf).all()
-    shares = law.with_error.sf([-60.0, 60.0]).error  # at most the share of one more draw, or so
+    # at most the share of one more draw, or so
+    shares = law.with_error.sf([-60.0, 60.0]).error
     assert ((shares >= 0.5 / law.effective) & (shares < 3 / law.effective)).all()
 
 
@@ -69,7 +75,11 @@ def test_laws_without_doubt_stay_exact_far_out():
     assert joint.with_error.pdf([60.0, 60.0]) == (0.0, 0.0)
     assert joint.with_error.cdf(np.inf, lower=[60.0, 60.0]) == (0.0, 0.0)
     alike = 1 + 1e-6 * np.random.default_rng(3).standard_normal(SIZE)
-    for law in (ns.Mixture(0.0, 1.0, ORIGIN), ns.Mixture(0.0, np.ones(SIZE), ORIGIN), ns.Mixture(0.0, alike, ORIGIN)):
+    for law in (
+        ns.Mixture(0.0, 1.0, ORIGIN),
+        ns.Mixture(0.0, np.ones(SIZE), ORIGIN),
+        ns.Mixture(0.0, alike, ORIGIN),
+    ):
         assert law.with_error.pdf(60.0) == (0.0, 0.0)
         assert law.with_error.sf(60.0) == (0.0, 0.0)
     value, error = ns.Mixture(0.0, 1.0, ORIGIN).with_error.logpdf(60.0)

@@ -1,4 +1,6 @@
-"""Laws of more replicas than are kept: the same numbers as if all were kept, in bounded memory."""
+"""Laws of more replicas than are kept: the same numbers as if all were kept, in bounded
+memory.
+"""
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +50,11 @@ def both(name, **where):
     kept = net.law(draws=DRAWS, seed=3, progress=False, **widths, **where)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
-        return kept, net.law(draws=DRAWS, seed=3, progress=False, **widths, **where), close
+        return (
+            kept,
+            net.law(draws=DRAWS, seed=3, progress=False, **widths, **where),
+            close,
+        )
 
 
 def cells_of(mean, var):
@@ -80,15 +86,30 @@ def test_the_law_is_that_of_all_replicas(name, where):
     y = Y * kept.std()
     top = kept.pdf(y).max()
     np.testing.assert_allclose(gathered.pdf(y), kept.pdf(y), atol=close * top, rtol=0)
-    assert np.abs(gathered.pdf(y) - kept.pdf(y)).max() < 20 * gathered.binning * top + 1e-13 * top
+    assert (
+        np.abs(gathered.pdf(y) - kept.pdf(y)).max()
+        < 20 * gathered.binning * top + 1e-13 * top
+    )
     np.testing.assert_allclose(gathered.cdf(y), kept.cdf(y), atol=close)
     np.testing.assert_allclose(gathered.sf(y), kept.sf(y), atol=close)
-    np.testing.assert_allclose(gathered.ppf([0.01, 0.3, 0.9]), kept.ppf([0.01, 0.3, 0.9]), atol=10 * close * kept.std())
+    np.testing.assert_allclose(
+        gathered.ppf([0.01, 0.3, 0.9]),
+        kept.ppf([0.01, 0.3, 0.9]),
+        atol=10 * close * kept.std(),
+    )
     np.testing.assert_allclose(gathered.var(), kept.var(), rtol=max(close, 1e-9))
-    np.testing.assert_allclose(gathered.kurtosis(), kept.kurtosis(), atol=max(10 * close, 1e-8))
-    np.testing.assert_allclose(gathered.skewness(), kept.skewness(), atol=max(10 * close, 1e-8))
-    np.testing.assert_allclose(gathered.moment(4), kept.moment(4), rtol=max(10 * close, 1e-9))
-    np.testing.assert_allclose(gathered.cf(1 / kept.std()), kept.cf(1 / kept.std()), atol=10 * close)
+    np.testing.assert_allclose(
+        gathered.kurtosis(), kept.kurtosis(), atol=max(10 * close, 1e-8)
+    )
+    np.testing.assert_allclose(
+        gathered.skewness(), kept.skewness(), atol=max(10 * close, 1e-8)
+    )
+    np.testing.assert_allclose(
+        gathered.moment(4), kept.moment(4), rtol=max(10 * close, 1e-9)
+    )
+    np.testing.assert_allclose(
+        gathered.cf(1 / kept.std()), kept.cf(1 / kept.std()), atol=10 * close
+    )
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -96,14 +117,24 @@ def test_errors_are_those_of_all_replicas(name):
     kept, gathered, _ = both(name)
     y = Y[8:25] * kept.std()
     for method in ("pdf", "cdf"):
-        one, two = (getattr(law.with_error, method)(y).error for law in (kept, gathered))
-        # with an atom the density diverges at 0, where one of two factors is left: both errors are infinite there
-        np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one[np.isfinite(one)].max())
+        one, two = (
+            getattr(law.with_error, method)(y).error for law in (kept, gathered)
+        )
+        # with an atom the density diverges at 0, where one of two factors is left: both
+        # errors are infinite there
+        np.testing.assert_allclose(
+            two, one, rtol=0.02, atol=1e-3 * one[np.isfinite(one)].max()
+        )
     for method in ("var", "kurtosis", "skewness", "mean"):
-        one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
-        # most of the error of a kurtosis is what lies beyond the twenty largest draws, which cells know up to their
-        # width: over ten seeds of the law with an atom the two errors are 0.92 to 1.24 of each other
-        assert two == pytest.approx(one, rel=0.35 if method == "kurtosis" else 0.01, abs=1e-12 * kept.std())
+        one, two = (
+            float(getattr(law.with_error, method)().error) for law in (kept, gathered)
+        )
+        # most of the error of a kurtosis is what lies beyond the twenty largest draws,
+        # which cells know up to their width: over ten seeds of the law with an atom the
+        # two errors are 0.92 to 1.24 of each other
+        assert two == pytest.approx(
+            one, rel=0.35 if method == "kurtosis" else 0.01, abs=1e-12 * kept.std()
+        )
     assert [at for at, _ in kept.atoms] == [at for at, _ in gathered.atoms]
     for (_, one), (_, two) in zip(kept.atoms, gathered.atoms, strict=True):
         assert two.value == pytest.approx(one.value)
@@ -111,7 +142,9 @@ def test_errors_are_those_of_all_replicas(name):
 
 
 def test_the_shape_of_a_law_whose_means_vary_is_kept():
-    """Cells that forget the spread of their variances move the kurtosis by 1e-3: far more than 10⁹ draws do."""
+    """Cells that forget the spread of their variances move the kurtosis by 1e-3: far
+    more than 10⁹ draws do.
+    """
     rng = np.random.default_rng(5)
     var = np.exp(0.3 * rng.standard_normal(40_000))
     for mean in (rng.standard_normal(40_000), 3.0 * np.sqrt(var)):
@@ -132,7 +165,9 @@ def test_one_mean_for_all_is_as_good_as_none(centre):
 
 
 def test_far_out_a_distribution_function_has_an_error():
-    """Differences of squares near 1 are rounding there; those of the other tail are not."""
+    """Differences of squares near 1 are rounding there; those of the other tail are
+    not.
+    """
     law = ns.Mixture([0.0, 0.0], [1.0, 2.0], ORIGIN, count=[500.0, 500.0])
     low, high = (law.with_error.cdf(y).error for y in (-9.5, 9.5))
     assert 0 < high == pytest.approx(low, rel=1e-9)
@@ -140,7 +175,9 @@ def test_far_out_a_distribution_function_has_an_error():
 
 @pytest.mark.slow
 def test_distances_and_their_errors():
-    """Blocks are split at random here; their spread must be that of blocks of replicas."""
+    """Blocks are split at random here; their spread must be that of blocks of
+    replicas.
+    """
     kept, gathered, _ = both("centred")
     limit = ns.paper.layer().law(n=ns.inf, progress=False)
     for distance in (ns.kl, ns.total_variation, ns.wasserstein1, ns.kolmogorov):
@@ -150,7 +187,9 @@ def test_distances_and_their_errors():
 
 
 def test_an_atom_is_split_into_blocks_too():
-    """With the whole atom in every block the distance was half of what it is; and far out there was rounding alone."""
+    """With the whole atom in every block the distance was half of what it is; and far
+    out there was rounding alone.
+    """
     kept, gathered, _ = both("an atom")
     limit = ns.Mixture(0.0, 1.0, ORIGIN)
     for distance in (ns.total_variation, ns.wasserstein1, ns.kolmogorov):
@@ -164,7 +203,10 @@ def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net = ns.paper.layer()
     with ThreadPoolExecutor(3) as pool:
-        laws = [net.law(n=16, draws=60_000, progress=False, **how) for how in ({"workers": 1}, {"executor": pool})]
+        laws = [
+            net.law(n=16, draws=60_000, progress=False, **how)
+            for how in ({"workers": 1}, {"executor": pool})
+        ]
     assert laws[0].count.tobytes() == laws[1].count.tobytes()
     assert laws[0].component_var.tobytes() == laws[1].component_var.tobytes()
 
@@ -195,11 +237,19 @@ def test_what_is_refused(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     x = ns.weight(n, n) @ ns.gaussian(n)
     known_by_draws = ns.Program(ns.mean_dot(x, x))
-    with pytest.raises(ValueError, match=r"draws=20000: this law is known only from draws"):
+    with pytest.raises(
+        ValueError, match=r"draws=20000: this law is known only from draws"
+    ):
         known_by_draws.law(n=4, draws=20_000, progress=False)
     with pytest.raises(ValueError, match=r"draws=10{15} must be at most 2\^34"):
         ns.paper.layer().law(n=4, draws=10**15, progress=False)
-    with pytest.raises(ValueError, match=r"draws=10{15} of 3 outputs would need .*of one output at a time, any number"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"draws=10{15} of 3 outputs would need .*of one output at a time, any"
+            r" number"
+        ),
+    ):
         residual().law(n=4, draws=10**15, progress=False)
 
 
@@ -208,7 +258,10 @@ def test_what_is_refused(monkeypatch):
     [
         (([0.0], [1.0, 2.0], [1.0]), r"count=\[1\.0\] must be 2 finite numbers"),
         (([0.0], [-1.0], [1.0]), "var has -1"),
-        (([0.0], [1.0], [-2.0]), r"count=\[-2\.0\] must be 1 finite numbers, 0 or more"),
+        (
+            ([0.0], [1.0], [-2.0]),
+            r"count=\[-2\.0\] must be 1 finite numbers, 0 or more",
+        ),
         (([0.0], [1.0], [0.0]), "not all 0"),
         (([np.nan], [1.0], [2.0]), "numbers must be finite"),
         (("x", [1.0], [2.0]), "mean='x' must be"),
@@ -233,20 +286,31 @@ def test_points_with_counts_are_atoms():
     assert [(a, m.value, m.error) for a, m in law.atoms] == [
         (a, pytest.approx(m.value), m.error) for a, m in kept.atoms
     ]
-    np.testing.assert_allclose(law.with_error.cdf([0.5, 2.0]), kept.with_error.cdf([0.5, 2.0]), rtol=1e-12)
-    assert law.ppf([0.1, 0.2, 0.3, 0.9]).tolist() == kept.ppf([0.1, 0.2, 0.3, 0.9]).tolist()
+    np.testing.assert_allclose(
+        law.with_error.cdf([0.5, 2.0]), kept.with_error.cdf([0.5, 2.0]), rtol=1e-12
+    )
+    assert (
+        law.ppf([0.1, 0.2, 0.3, 0.9]).tolist()
+        == kept.ppf([0.1, 0.2, 0.3, 0.9]).tolist()
+    )
     assert law.with_error.var() == pytest.approx(kept.with_error.var())
 
 
 def test_arguments_are_checked_as_those_of_other_laws():
     law = ns.Mixture([0.0], [1.0], ORIGIN, count=[10.0])
-    for wrong in (lambda: law.rvs(-1), lambda: law.rvs(3, seed="x"), lambda: law.cf(np.inf)):
+    for wrong in (
+        lambda: law.rvs(-1),
+        lambda: law.rvs(3, seed="x"),
+        lambda: law.cf(np.inf),
+    ):
         with pytest.raises(ValueError, match=r"size=|seed=|t="):
             wrong()
 
 
 def test_what_leaves_all_cells_is_kept(monkeypatch):
-    """Cells laid by one sample, a far wider one put into them: strays count one by one, none is lost."""
+    """Cells laid by one sample, a far wider one put into them: strays count one by one,
+    none is lost.
+    """
     rng = np.random.default_rng(3)
     cells = cells_for(np.zeros(100), np.exp(0.001 * rng.standard_normal(100)), "x")
     var = np.exp(30 * rng.standard_normal(5000))

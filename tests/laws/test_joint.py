@@ -17,7 +17,11 @@ ORIGIN = Provenance("exact", "made for a test")
 def mixture(replicas, dim, seed=0, spread=0.3):
     rng = np.random.default_rng(seed)
     root = np.eye(dim) + spread * rng.standard_normal((replicas, dim, dim))
-    return ns.Joint(spread * rng.standard_normal((replicas, dim)), root @ np.swapaxes(root, 1, 2), ORIGIN)
+    return ns.Joint(
+        spread * rng.standard_normal((replicas, dim)),
+        root @ np.swapaxes(root, 1, 2),
+        ORIGIN,
+    )
 
 
 def plain(law, y):
@@ -31,8 +35,12 @@ def test_density_component_by_component(scale):
     law = mixture(50, 3)
     scaled = ns.Joint(scale * law.component_mean, scale**2 * law.component_cov, ORIGIN)
     y = np.random.default_rng(1).standard_normal((4, 5, 3))
-    np.testing.assert_allclose(scaled.pdf(scale * y) * scale**3, plain(law, y), rtol=1e-9)
-    np.testing.assert_allclose(scaled.logpdf(scale * y) + 3 * math.log(scale), np.log(plain(law, y)), atol=1e-8)
+    np.testing.assert_allclose(
+        scaled.pdf(scale * y) * scale**3, plain(law, y), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        scaled.logpdf(scale * y) + 3 * math.log(scale), np.log(plain(law, y)), atol=1e-8
+    )
     value, error = law.with_error.pdf(y)
     np.testing.assert_allclose(value, plain(law, y), rtol=1e-9)
     parts = zip(law.component_mean, law.component_cov, strict=True)
@@ -42,25 +50,35 @@ def test_density_component_by_component(scale):
         each.std(axis=0, ddof=1) / 50**0.5,
         rtol=0.02,
     )
-    np.testing.assert_allclose(error, Replicas(len(each)).average(each).error, rtol=1e-3)
+    np.testing.assert_allclose(
+        error, Replicas(len(each)).average(each).error, rtol=1e-3
+    )
 
 
 def test_density_far_out_and_far_apart():
     law = ns.Joint([[0.0, 0.0], [1e9, 0.0]], [np.eye(2), np.eye(2)], ORIGIN)
-    assert law.logpdf([1e9, 1.0]) == pytest.approx(stats.norm.logpdf(0) + stats.norm.logpdf(1) - math.log(2))
-    assert law.logpdf([100.0, 0.0]) == pytest.approx(stats.norm.logpdf(100) + stats.norm.logpdf(0) - math.log(2))
+    assert law.logpdf([1e9, 1.0]) == pytest.approx(
+        stats.norm.logpdf(0) + stats.norm.logpdf(1) - math.log(2)
+    )
+    assert law.logpdf([100.0, 0.0]) == pytest.approx(
+        stats.norm.logpdf(100) + stats.norm.logpdf(0) - math.log(2)
+    )
 
 
 @pytest.mark.slow
 def test_a_large_grid_is_many_points_at_once():
-    """61 × 61 points and 50,000 components: the density of one point at a time, from all of them."""
+    """61 × 61 points and 50,000 components: the density of one point at a time, from
+    all of them.
+    """
     law = mixture(50_000, 2)
     side = np.linspace(-3, 3, 61)
     grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1)
     found = law.pdf(grid)
     assert found.shape == (61, 61)
     for i, j in ((0, 0), (30, 30), (12, 50)):
-        assert found[i, j] == pytest.approx(float(np.exp(law.logpdf(grid[i, j]))), rel=1e-10)
+        assert found[i, j] == pytest.approx(
+            float(np.exp(law.logpdf(grid[i, j]))), rel=1e-10
+        )
 
 
 def test_rectangles():
@@ -68,16 +86,23 @@ def test_rectangles():
     lower, upper = np.array([-1.0, -0.5, -2.0]), np.array([0.5, 1.0, 0.7])
     value, error = law.with_error.cdf(upper, lower)
     parts = zip(law.component_mean, law.component_cov, strict=True)
-    right = np.array([stats.multivariate_normal(m, v).cdf(upper, lower_limit=lower) for m, v in parts])
+    right = np.array(
+        [
+            stats.multivariate_normal(m, v).cdf(upper, lower_limit=lower)
+            for m, v in parts
+        ]
+    )
     assert value == pytest.approx(right.mean(), abs=1e-3)
     assert error == pytest.approx(right.std(ddof=1) / 60**0.5, rel=0.3)
     assert law.marginal([1]).cdf([0.3]) == pytest.approx(law[1].cdf(0.3), rel=1e-12)
     assert law.cdf(np.inf) == pytest.approx(1)
     one = ns.Joint([[0.0, 0.0]], [[[1.0, 0.6], [0.6, 1.0]]], ORIGIN)
     assert one.cdf([0.0, 0.0]) == pytest.approx(
-        0.25 + math.asin(0.6) / (2 * math.pi), abs=5 * one.with_error.cdf([0.0, 0.0]).error
+        0.25 + math.asin(0.6) / (2 * math.pi),
+        abs=5 * one.with_error.cdf([0.0, 0.0]).error,
     )
-    tied = ns.Joint([[0.0, 0.0]], [[[1.0, 1.0], [1.0, 1.0]]], ORIGIN)  # singular: Y₂ = Y₁
+    # singular: Y₂ = Y₁
+    tied = ns.Joint([[0.0, 0.0]], [[[1.0, 1.0], [1.0, 1.0]]], ORIGIN)
     assert tied.cdf([0.5, 1.0]) == pytest.approx(stats.norm.cdf(0.5), abs=1e-2)
     with pytest.raises(ValueError, match="must be at most"):
         law.cdf(lower, upper)
@@ -86,16 +111,24 @@ def test_rectangles():
 def test_moments_and_their_errors():
     law = mixture(500, 2)
     np.testing.assert_allclose(law.var(), np.diag(law.cov()))
-    np.testing.assert_allclose(law.corr()[0, 1], law.cov()[0, 1] / np.sqrt(np.prod(law.var())))
+    np.testing.assert_allclose(
+        law.corr()[0, 1], law.cov()[0, 1] / np.sqrt(np.prod(law.var()))
+    )
     assert law.corr()[0, 0] == 1
     # over bootstrap samples of the replicas, the correlation varies as its error says
     rng = np.random.default_rng(0)
     again = []
     for _ in range(300):
         k = rng.integers(500, size=500)
-        again.append(ns.Joint(law.component_mean[k], law.component_cov[k], ORIGIN).corr()[0, 1])
+        again.append(
+            ns.Joint(law.component_mean[k], law.component_cov[k], ORIGIN).corr()[0, 1]
+        )
     assert law.with_error.corr().error[0, 1] == pytest.approx(np.std(again), rel=0.2)
-    doubtful = ns.Joint(law.component_mean, law.component_cov, Provenance("exact", "test", quadrature_error=0.1))
+    doubtful = ns.Joint(
+        law.component_mean,
+        law.component_cov,
+        Provenance("exact", "test", quadrature_error=0.1),
+    )
     assert (np.diag(doubtful.with_error.cov().error) > 0.1 * law.var()).all()
 
 
@@ -103,7 +136,10 @@ def test_a_constant_entry_has_no_correlations():
     """And says so by NaN, without a warning."""
     law = mixture(100, 3).combination([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
     for found in (law.corr(), law.with_error.corr().value):
-        np.testing.assert_array_equal(np.isnan(found), [[False, True, False], [True, True, True], [False, True, False]])
+        np.testing.assert_array_equal(
+            np.isnan(found),
+            [[False, True, False], [True, True, True], [False, True, False]],
+        )
         assert found[0, 0] == found[2, 2] == 1
 
 
@@ -139,7 +175,9 @@ def test_joint_moments_and_draws(joint):
     assert [joint.rvs().shape, joint.rvs((2, 3)).shape] == [(4,), (2, 3, 4)]
     np.testing.assert_allclose(np.cov(drawn.T), joint.cov(), atol=0.03)
     weights = np.array([1.0, -0.5, 0.0, 2.0])
-    assert joint.combination(weights).var() == pytest.approx(weights @ joint.cov() @ weights, rel=1e-9)
+    assert joint.combination(weights).var() == pytest.approx(
+        weights @ joint.cov() @ weights, rel=1e-9
+    )
     assert stats.kstest(drawn @ weights, joint.combination(weights).cdf).pvalue > 1e-5
     assert len(joint) == 4
     assert "Joint over 4 entries" in repr(joint)
@@ -153,18 +191,26 @@ def test_joint_errors(joint):
         joint[7]
     with pytest.raises(ValueError, match="must have 4 entries along the last axis"):
         joint.logpdf([1.0])
-    singular = ns.Program(ns.stack([*[ns.weight(1, ns.Width("n")) @ ns.gaussian(ns.Width("n"))] * 2])).law(n=3)
-    with pytest.raises(ValueError, match="every replica has a singular covariance: take a marginal"):
+    singular = ns.Program(
+        ns.stack([*[ns.weight(1, ns.Width("n")) @ ns.gaussian(ns.Width("n"))] * 2])
+    ).law(n=3)
+    with pytest.raises(
+        ValueError, match="every replica has a singular covariance: take a marginal"
+    ):
         singular.logpdf([0.0, 0.0])
     assert singular.singular == (1.0, 0.0)
 
 
 def test_what_has_no_joint_density_is_told_and_the_rest_has_one():
-    """One replica of 1,000 is singular to all digits: as in one dimension, it has a mass, and the others a density."""
+    """One replica of 1,000 is singular to all digits: as in one dimension, it has a
+    mass, and the others a density.
+    """
     n = ns.Width("n")
     x = ns.gaussian(n, 4)
     a = ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x))
-    found = ns.Program(ns.weight(n, n) @ (a @ (ns.weight(n, n) @ x))).law(n=64, draws=1000)
+    found = ns.Program(ns.weight(n, n) @ (a @ (ns.weight(n, n) @ x))).law(
+        n=64, draws=1000
+    )
     cov = found.component_cov.copy()
     cov[234] = 0.3  # all tokens attend to the same one
     law = ns.Joint(found.component_mean, cov, ORIGIN)
@@ -176,7 +222,13 @@ def test_what_has_no_joint_density_is_told_and_the_rest_has_one():
     assert rest.sum() == 999
     point = np.full(4, 0.1)
     parts = zip(law.component_mean[rest], law.component_cov[rest], strict=True)
-    right = sum(stats.multivariate_normal(m, v, allow_singular=True).pdf(point) for m, v in parts) / 1000
+    right = (
+        sum(
+            stats.multivariate_normal(m, v, allow_singular=True).pdf(point)
+            for m, v in parts
+        )
+        / 1000
+    )
     assert law.pdf(point) == pytest.approx(right, rel=1e-6)
     assert law.logpdf(point) == pytest.approx(math.log(right), abs=1e-6)
     assert ns.kl(law, law.gaussian()).value == math.inf  # as of an atom
@@ -186,20 +238,33 @@ def test_what_has_no_joint_density_is_told_and_the_rest_has_one():
 def test_entries_of_very_different_scales_are_not_singular():
     scale = np.array([1e-8, 1.0, 1e8])
     law = mixture(40, 3)
-    other = ns.Joint(law.component_mean * scale, law.component_cov * np.outer(scale, scale), ORIGIN)
+    other = ns.Joint(
+        law.component_mean * scale, law.component_cov * np.outer(scale, scale), ORIGIN
+    )
     assert other.singular.value == 0
     assert other.pdf(0.3 * scale) == pytest.approx(law.pdf([0.3, 0.3, 0.3]), rel=1e-9)
-    assert other.logpdf(0.3 * scale) == pytest.approx(law.logpdf([0.3, 0.3, 0.3]), rel=1e-9)
+    assert other.logpdf(0.3 * scale) == pytest.approx(
+        law.logpdf([0.3, 0.3, 0.3]), rel=1e-9
+    )
 
 
 def test_the_error_of_a_joint_density_covers():
-    """Of 200 laws of 30 replicas each, v of six χ²_4/4 and two entries: within two errors, at level 1e-5 of 90 %."""
+    """Of 200 laws of 30 replicas each, v of six χ²_4/4 and two entries: within two
+    errors, at level 1e-5 of 90 %.
+    """
     v = (np.random.default_rng(12).chisquare(4, (200, 30, 6)) / 4).prod(axis=-1)
     many = (np.random.default_rng(13).chisquare(4, (200_000, 6)) / 4).prod(axis=-1)
     point = np.array([0.5, 1.0])
     right = np.mean(np.exp(-(point @ point) / (2 * many)) / (2 * np.pi * many))
-    found = [ns.Joint(np.zeros((30, 2)), w[:, None, None] * np.eye(2), ORIGIN).with_error.pdf(point) for w in v]
-    assert sum(abs(e.value - right) <= 2 * e.error for e in found) >= stats.binom(200, 0.9).ppf(1e-5)
+    found = [
+        ns.Joint(
+            np.zeros((30, 2)), w[:, None, None] * np.eye(2), ORIGIN
+        ).with_error.pdf(point)
+        for w in v
+    ]
+    assert sum(abs(e.value - right) <= 2 * e.error for e in found) >= stats.binom(
+        200, 0.9
+    ).ppf(1e-5)
 
 
 # Data
@@ -212,7 +277,9 @@ def test_one_gaussian_given_data_is_the_textbook():
     gain = cov[:, 0] / (2.0 + 0.09)
     np.testing.assert_allclose(given.mean(), [0.5, -1.0] + gain * 1.0)
     np.testing.assert_allclose(given.cov(), cov - np.outer(gain, cov[0]))
-    assert given.log_evidence.value == pytest.approx(stats.norm.logpdf(1.5, 0.5, math.sqrt(2.09)))
+    assert given.log_evidence.value == pytest.approx(
+        stats.norm.logpdf(1.5, 0.5, math.sqrt(2.09))
+    )
     exact = law.condition({0: 1.5})
     assert exact.mean()[0] == 1.5
     assert exact.var()[0] == 0
@@ -224,8 +291,11 @@ def test_a_mixture_given_data_against_quadrature():
         given = law.condition({1: 0.9}, noise=0.5)
 
     y, z = np.linspace(-7, 7, 141), np.linspace(-7, 7, 141)
-    table = plain(law, np.stack(np.meshgrid(y, z, indexing="ij"), axis=-1)) * stats.norm.pdf(0.9, z, 0.5)
-    density = np.trapezoid(table, z, axis=1)  # p(y) p(obs | y): the posterior but for the evidence
+    table = plain(
+        law, np.stack(np.meshgrid(y, z, indexing="ij"), axis=-1)
+    ) * stats.norm.pdf(0.9, z, 0.5)
+    # p(y) p(obs | y): the posterior but for the evidence
+    density = np.trapezoid(table, z, axis=1)
     evidence = np.trapezoid(density, y)
     assert given.log_evidence.value == pytest.approx(math.log(evidence), abs=1e-5)
     np.testing.assert_allclose(given[0].pdf(y), density / evidence, atol=1e-6)
@@ -235,7 +305,12 @@ def test_a_mixture_given_data_against_quadrature():
 
 def test_data_that_leave_few_replicas_are_told():
     law = mixture(300, 2)
-    with pytest.warns(UserWarning, match=r"effective sample of \d+ of 300 replicas; take more draws, or more noise"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"effective sample of \d+ of 300 replicas; take more draws, or more noise"
+        ),
+    ):
         given = law.condition({0: 9.0, 1: -9.0}, noise=0.01)
     assert given.effective < 100
     assert "given data, log evidence" in repr(given)
@@ -253,7 +328,9 @@ def test_data_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ValueError, match=problem):
             law.condition(observed, noise)
-    with pytest.raises(ValueError, match="some observations determine others: give noise above 0"):
+    with pytest.raises(
+        ValueError, match="some observations determine others: give noise above 0"
+    ):
         tied.condition({0: 1.0, 1: 1.0})
 
 
@@ -280,37 +357,57 @@ def test_sliced_distance_of_joint_laws():
     assert abs(found.value - 10 / math.pi) < 4.5 * found.error
     with pytest.raises(ns.LawError, match="sliced_wasserstein: needs joint laws"):
         ns.sliced_wasserstein(p, q[0])
-    with pytest.raises(ValueError, match="joint laws of 2 and 3 entries; take marginals"):
+    with pytest.raises(
+        ValueError, match="joint laws of 2 and 3 entries; take marginals"
+    ):
         ns.sliced_wasserstein(p, np.zeros((9, 3)))
 
 
 def test_a_joint_law_is_at_no_distance_from_itself():
     law, other = mixture(100, 2), mixture(100, 2)
     assert ns.kl(law, law) == ns.kl(law, other) == ns.Estimate(0.0, 0.0)
-    assert ns.kl(law, ns.Joint(law.component_mean + 0.5, law.component_cov, ORIGIN)) > 0.01
+    assert (
+        ns.kl(law, ns.Joint(law.component_mean + 0.5, law.component_cov, ORIGIN)) > 0.01
+    )
 
 
 def test_joint_laws_against_foreign_ones():
-    """A frozen normal of scipy.stats is the Gaussian that it says, and an array of draws is what drew it."""
+    """A frozen normal of scipy.stats is the Gaussian that it says, and an array of
+    draws is what drew it.
+    """
     a = np.array([[2.0, 0.6], [0.6, 1.0]])
-    p, q = ns.Joint([[0.4, 0.0]], [a], ORIGIN), ns.Joint([[0.0, 0.0]], [np.eye(2)], ORIGIN)
+    p, q = (
+        ns.Joint([[0.4, 0.0]], [a], ORIGIN),
+        ns.Joint([[0.0, 0.0]], [np.eye(2)], ORIGIN),
+    )
     frozen = stats.multivariate_normal([0.0, 0.0], np.eye(2))
     assert ns.kl(p, frozen) == ns.kl(p, q)
-    assert ns.sliced_wasserstein(frozen, p, directions=2) == ns.sliced_wasserstein(q, p, directions=2)
+    assert ns.sliced_wasserstein(frozen, p, directions=2) == ns.sliced_wasserstein(
+        q, p, directions=2
+    )
     draws = frozen.rvs(200, random_state=5)
-    near, far = (ns.sliced_wasserstein(q, draws + shift, directions=4) for shift in (0.0, 5.0))
+    near, far = (
+        ns.sliced_wasserstein(q, draws + shift, directions=4) for shift in (0.0, 5.0)
+    )
     assert near.value < 4 * near.error < 0.6
     assert far.value > 4 * far.error
 
 
 def test_there_is_no_density_at_infinity():
     law = mixture(100, 2)
-    at = [[math.inf, 0.0], [0.0, -1e200], [math.nan, 0.0], [math.nan, math.inf], [0.1, 0.2]]
+    at = [
+        [math.inf, 0.0],
+        [0.0, -1e200],
+        [math.nan, 0.0],
+        [math.nan, math.inf],
+        [0.1, 0.2],
+    ]
     value, error = law.with_error.pdf(at)
     assert value[:2].tolist() == error[:2].tolist() == [0.0, 0.0]
     assert np.isnan(value[2:4]).all()
     assert law.pdf([0.1, 0.2]) > 0
-    assert value[4] == pytest.approx(law.pdf([0.1, 0.2]), rel=1e-12)  # sums of one point and of five are rounded
+    # sums of one point and of five are rounded
+    assert value[4] == pytest.approx(law.pdf([0.1, 0.2]), rel=1e-12)
     assert law.logpdf(at)[:2].tolist() == [-math.inf, -math.inf]
 
 
@@ -319,14 +416,19 @@ def test_pictures(tmp_path):
     from matplotlib.figure import Figure
 
     plt.switch_backend("Agg")
-    one, other = ns.Mixture(0.0, [1.0, 2.0], ORIGIN), ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN)
+    one, other = (
+        ns.Mixture(0.0, [1.0, 2.0], ORIGIN),
+        ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN),
+    )
     axes = Figure().subplots()
     assert one.plot(ax=axes, label="one") is axes
     plt.close("all")
     _, (left, right) = plt.subplots(1, 2)
     assert one.plot() is right  # the current axes
     plt.sca(left)
-    assert one.plot().lines[0].get_ydata().max() == pytest.approx(one.pdf(0.0), rel=1e-3)
+    assert one.plot().lines[0].get_ydata().max() == pytest.approx(
+        one.pdf(0.0), rel=1e-3
+    )
     assert len(other.plot().texts) == 1  # an arrow for the atom
     pair = ns.plot(one, other, labels=["one", "other"])
     assert list(pair) == plt.gcf().axes  # of a new figure, which is the current one
@@ -335,9 +437,14 @@ def test_pictures(tmp_path):
     assert ns.plot(one, one.gaussian(), ax=given)[0] is given[0]
     assert ns.plot(one, [0.1, 0.2, 0.4, 0.5], ax=given[0]) is given[0]
     for wrong in (3, given[:1], [given[0], 3]):
-        with pytest.raises(ValueError, match=r"plot: ax=.* must be one of matplotlib's axes, or two of them"):
+        with pytest.raises(
+            ValueError,
+            match=r"plot: ax=.* must be one of matplotlib's axes, or two of them",
+        ):
             ns.plot(one, one, ax=wrong)
-    with pytest.raises(ValueError, match=r"plot: ax=3 must be one of matplotlib's axes"):
+    with pytest.raises(
+        ValueError, match=r"plot: ax=3 must be one of matplotlib's axes"
+    ):
         one.plot(ax=3)
     plt.close("all")
     assert mixture(100, 3).plot(entries=(0, 2)).get_xlabel() == "entry 0"
@@ -358,11 +465,15 @@ def test_what_is_not_random_is_known_up_to_a_share_of_itself():
     both = ns.Joint([[-4.0, 1.0]], [np.diag([0.0, 9.0])], doubtful)
     np.testing.assert_allclose(both.with_error.mean().error, [4e-3, 3e-3])
     n = ns.Width("n")
-    x = ns.nonlin(lambda a, b: np.sin(3 * a) * np.floor(b), ns.gaussian(n), ns.gaussian(n))
+    x = ns.nonlin(
+        lambda a, b: np.sin(3 * a) * np.floor(b), ns.gaussian(n), ns.gaussian(n)
+    )
     law = ns.Program(ns.mean_dot(x, x)).law(n=ns.inf)
     value, error = law.with_error.mean()
     k = np.arange(-40, 40)  # E[sin² 3a] E[⌊b⌋²]
-    right = (1 - np.exp(-18)) / 2 * np.sum(k**2 * np.diff(stats.norm.cdf(np.append(k, 40))))
+    right = (
+        (1 - np.exp(-18)) / 2 * np.sum(k**2 * np.diff(stats.norm.cdf(np.append(k, 40))))
+    )
     assert abs(value - right) < 3 * error
     assert 0 < error < 0.01
 
@@ -382,8 +493,14 @@ def test_an_entry_that_repeats_an_observed_one_is_known():
 def test_errors_name_the_method(name):
     n = ns.Width("n")
     net = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, 2) @ ns.data(np.eye(2))))
-    with pytest.raises(ns.LawError, match=f"^{name}: observed: entry 9 must be an integer from 0 to 1"):
+    with pytest.raises(
+        ns.LawError, match=f"^{name}: observed: entry 9 must be an integer from 0 to 1"
+    ):
         getattr(net, name)({9: 1.0}, noise=0.1, n=3)
-    same = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, 2) @ ns.data(np.ones((2, 2)))))
-    with pytest.raises(ns.LawError, match=f"^{name}: some observations determine others"):
+    same = ns.Program(
+        ns.weight(1, n) @ ns.tanh(ns.weight(n, 2) @ ns.data(np.ones((2, 2))))
+    )
+    with pytest.raises(
+        ns.LawError, match=f"^{name}: some observations determine others"
+    ):
         getattr(same, name)({0: 1.0, 1: 1.0}, n=3)

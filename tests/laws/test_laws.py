@@ -32,8 +32,12 @@ LAWS = {
     "two heads": lambda: attention_layer.net()[0].law(n=ns.inf),
     "many heads": lambda: attention_layer.net(heads=1000)[0].law(n=ns.inf),
     "sixteen tokens": lambda: attention_layer.net(tokens=16)[0].law(n=ns.inf),
-    "masked": lambda: ns.Attention(np.eye(4) + 0.3, mask=np.tri(4) > 0, sigma_q=1.5).law(heads=3, token=2),
-    "combination": lambda: attention_layer.net().law(n=16, draws=5000).combination([1.0, -1.0, 0.5, 0.0]),
+    "masked": lambda: ns.Attention(
+        np.eye(4) + 0.3, mask=np.tri(4) > 0, sigma_q=1.5
+    ).law(heads=3, token=2),
+    "combination": lambda: (
+        attention_layer.net().law(n=16, draws=5000).combination([1.0, -1.0, 0.5, 0.0])
+    ),
     "kernel estimate": lambda: ns.Empirical(rng.standard_normal(3000)),
 }
 
@@ -42,10 +46,15 @@ def grid(law, points=4001, reach=40.0):
     """Nodes and weights for integrals over the line, even in arcsinh(y)."""
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = np.arcsinh(reach)
-    return law.mean() + law.std() * np.sinh(last * x), step * last * law.std() * np.cosh(last * x)
+    return law.mean() + law.std() * np.sinh(
+        last * x
+    ), step * last * law.std() * np.cosh(last * x)
 
 
-@pytest.fixture(scope="module", params=keep(LAWS, *(set(LAWS) - {"sixteen tokens", "two heads", "masked"})))
+@pytest.fixture(
+    scope="module",
+    params=keep(LAWS, *(set(LAWS) - {"sixteen tokens", "two heads", "masked"})),
+)
 def law(request):
     return LAWS[request.param]()
 
@@ -58,7 +67,9 @@ def test_density_integrates_to_one(law):
 def test_distribution_function_differentiates_to_the_density(law):
     y = np.linspace(-2, 2, 9) * law.std() + law.mean()
     h = 1e-4 * law.std()
-    np.testing.assert_allclose((law.cdf(y + h) - law.cdf(y - h)) / (2 * h), law.pdf(y), rtol=2e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        (law.cdf(y + h) - law.cdf(y - h)) / (2 * h), law.pdf(y), rtol=2e-5, atol=1e-7
+    )
 
 
 def test_survival_is_the_rest(law):
@@ -83,8 +94,12 @@ def test_moments_agree_with_integration(law):
     variance = np.sum(f * (y - mean) ** 2)
     assert law.var() == pytest.approx(variance, rel=1e-5)
     assert law.std() == pytest.approx(variance**0.5, rel=1e-5)
-    assert law.kurtosis() == pytest.approx(np.sum(f * (y - mean) ** 4) / variance**2 - 3, abs=1e-4)
-    assert law.skewness() == pytest.approx(np.sum(f * (y - mean) ** 3) / variance**1.5, abs=1e-4)
+    assert law.kurtosis() == pytest.approx(
+        np.sum(f * (y - mean) ** 4) / variance**2 - 3, abs=1e-4
+    )
+    assert law.skewness() == pytest.approx(
+        np.sum(f * (y - mean) ** 3) / variance**1.5, abs=1e-4
+    )
     assert law.moment(4) == pytest.approx(np.sum(f * y**4), rel=1e-4)
     assert law.support() == (-np.inf, np.inf)
 
@@ -92,9 +107,13 @@ def test_moments_agree_with_integration(law):
 def test_entropy_and_characteristic_function(law):
     y, w = grid(law)
     f = law.pdf(y)
-    assert law.entropy() == pytest.approx(-np.sum(w * f * np.log(np.maximum(f, 1e-300))), abs=1e-4)
+    assert law.entropy() == pytest.approx(
+        -np.sum(w * f * np.log(np.maximum(f, 1e-300))), abs=1e-4
+    )
     t = np.array([0.0, 0.5, 1.7])
-    np.testing.assert_allclose(law.cf(t), np.exp(1j * t[:, None] * y) @ (w * f), atol=2e-5)
+    np.testing.assert_allclose(
+        law.cf(t), np.exp(1j * t[:, None] * y) @ (w * f), atol=2e-5
+    )
 
 
 def test_draws_follow_the_distribution_function(law):
@@ -123,12 +142,19 @@ def test_points_of_any_shape(law):
     assert (np.asarray(error) >= 0).all()
     assert np.isnan(law.pdf(np.nan))
     assert law.pdf([]).shape == (0,)
-    for method, ends in ((law.pdf, (0, 0)), (law.logpdf, (-np.inf, -np.inf)), (law.cdf, (0, 1)), (law.sf, (1, 0))):
+    for method, ends in (
+        (law.pdf, (0, 0)),
+        (law.logpdf, (-np.inf, -np.inf)),
+        (law.cdf, (0, 1)),
+        (law.sf, (1, 0)),
+    ):
         assert tuple(method([-np.inf, np.inf])) == ends
     assert 0 <= law.cdf(law.mean() + 1e4 * law.std()) <= 1
     with pytest.raises(ValueError, match="must be between 0 and 1"):
         law.ppf(1.5)
-    with pytest.raises(ValueError, match="interval: confidence=2 must be between 0 and 1"):
+    with pytest.raises(
+        ValueError, match="interval: confidence=2 must be between 0 and 1"
+    ):
         law.interval(2)
     for order in (-1, 2.5):
         with pytest.raises(ValueError, match="must be an integer from 0 to 300"):
@@ -145,10 +171,18 @@ WRONG = {
     "bandwidth": lambda law: ns.Empirical([0.0, 1.0], bandwidth=-1.0),
     "other": lambda law: ns.kl(law, "x"),
     "no mean": lambda law: ns.wasserstein1(law, stats.cauchy()),
-    "joint": lambda law: ns.kl(law, ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN)),
-    "singular": lambda law: ns.Joint(np.zeros((1, 2)), np.ones((1, 2, 2)), ORIGIN).pdf([0.0, 0.0]),
-    "entries": lambda law: ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN).marginal([2]),
-    "observed": lambda law: ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN).condition({}),
+    "joint": lambda law: ns.kl(
+        law, ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN)
+    ),
+    "singular": lambda law: ns.Joint(np.zeros((1, 2)), np.ones((1, 2, 2)), ORIGIN).pdf(
+        [0.0, 0.0]
+    ),
+    "entries": lambda law: ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN).marginal(
+        [2]
+    ),
+    "observed": lambda law: ns.Joint(
+        np.zeros((1, 2)), np.eye(2)[None], ORIGIN
+    ).condition({}),
     "file": lambda law: ns.load(__file__),
 }
 
@@ -170,7 +204,9 @@ def test_laws_describe_themselves(law):
 
 def test_far_tails_are_right():
     two = ns.Mixture(0.0, [0.5, 1.0], ORIGIN)
-    right = np.logaddexp(stats.norm.logpdf(40, scale=0.5**0.5), stats.norm.logpdf(40)) - np.log(2)
+    right = np.logaddexp(
+        stats.norm.logpdf(40, scale=0.5**0.5), stats.norm.logpdf(40)
+    ) - np.log(2)
     assert two.logpdf(40.0) == pytest.approx(right, rel=1e-12)
     # one head, two values of w: the head sum is the same mixture, by convolution
     samples = np.tile([0.5, 1.0], (4, 3000))
@@ -194,7 +230,9 @@ def test_compression_keeps_the_law():
     def density(v):
         return np.exp(-(y**2) / (2 * v)) / np.sqrt(2 * np.pi * v)
 
-    np.testing.assert_allclose(density(var) @ weight, density(v).mean(axis=1), atol=1e-8)
+    np.testing.assert_allclose(
+        density(var) @ weight, density(v).mean(axis=1), atol=1e-8
+    )
 
 
 def test_a_point_mass():
@@ -202,7 +240,9 @@ def test_a_point_mass():
     assert law.ppf(0.3) == 1.5
     assert (law.cdf(1.4), law.cdf(1.6)) == (0, 1)
     assert np.isnan(law.kurtosis())
-    with pytest.raises(ValueError, match=r"the point mass at 1\.5, which has no density"):
+    with pytest.raises(
+        ValueError, match=r"the point mass at 1\.5, which has no density"
+    ):
         law.pdf(1.0)
 
 
@@ -219,12 +259,16 @@ def test_kernel_estimate_is_scipys():
 
 def test_bad_draws():
     for draws in ([1.0], [2.0, 2.0], [0.0, np.nan]):
-        with pytest.raises(ValueError, match="at least two finite numbers, not all equal"):
+        with pytest.raises(
+            ValueError, match="at least two finite numbers, not all equal"
+        ):
             ns.Empirical(draws)
 
 
 def test_the_error_of_the_skewness_is_its_own():
-    """200 seeds: errors that are normal and of this size have a sum of squares within these, at level 1e-4."""
+    """200 seeds: errors that are normal and of this size have a sum of squares within
+    these, at level 1e-4.
+    """
     means = stats.beta(2, 5)
     spread = 16 * means.var()
     right = float(means.stats("s")) * (spread / (spread + 1)) ** 1.5
@@ -239,9 +283,14 @@ def test_the_error_of_the_skewness_is_its_own():
 
 
 def test_every_number_has_an_error(law):
-    """The median, the logarithm of the density and the characteristic function too, with the values of the law."""
+    """The median, the logarithm of the density and the characteristic function too,
+    with the values of the law.
+    """
     known = law.with_error
-    y, t = law.mean() + law.std() * np.array([[-0.3], [6.5]]), np.array([0.0, 0.7 / law.std()])
+    y, t = (
+        law.mean() + law.std() * np.array([[-0.3], [6.5]]),
+        np.array([0.0, 0.7 / law.std()]),
+    )
     value, error = known.logpdf(y)
     np.testing.assert_array_equal(value, law.logpdf(y))
     pdf = known.pdf(y)

@@ -1,4 +1,6 @@
-"""The limit of one attention layer: the paper's, to many digits, and the two older theories."""
+"""The limit of one attention layer: the paper's, to many digits, and the two older
+theories.
+"""
 
 import numpy as np
 import pytest
@@ -10,18 +12,36 @@ from netsor.laws import _attention_head
 from ..keep import keep
 from .test_laws import grid
 
-# The limit of the paper's layer: numbers from an independent computation (Sobol 2^20, good to about 1e-6)
+# The limit of the paper's layer: numbers from an independent computation (Sobol 2^20,
+# good to about 1e-6)
 
 TABLE = {
-    ("clip", 1): (0.39197144, 0.24331843, [0.653488, 0.461907, 0.169234, 0.0053430, 6.994e-5]),
-    ("clip", 2): (0.39197144, 0.12165921, [0.646080, 0.462403, 0.173195, 0.0046889, 2.9135e-5]),
-    ("clip", 256): (0.39197144, 0.00095046, [0.637286, 0.463211, 0.177908, 0.0038826, 6.686e-6]),
-    ("relu", 2): (0.25476595, 0.00180949, [0.790560, 0.483831, 0.111002, 3.117e-4, 1.84e-8]),
+    ("clip", 1): (
+        0.39197144,
+        0.24331843,
+        [0.653488, 0.461907, 0.169234, 0.0053430, 6.994e-5],
+    ),
+    ("clip", 2): (
+        0.39197144,
+        0.12165921,
+        [0.646080, 0.462403, 0.173195, 0.0046889, 2.9135e-5],
+    ),
+    ("clip", 256): (
+        0.39197144,
+        0.00095046,
+        [0.637286, 0.463211, 0.177908, 0.0038826, 6.686e-6],
+    ),
+    ("relu", 2): (
+        0.25476595,
+        0.00180949,
+        [0.790560, 0.483831, 0.111002, 3.117e-4, 1.84e-8],
+    ),
 }
 
 
-# What docs/accuracy.md states for four tokens. The points of the quadrature lie along eigenvectors of the scores, which
-# are equal in all directions here: each linear algebra chooses its own. Over 30 random choices no error exceeds 1.5e-8.
+# What docs/accuracy.md states for four tokens. The points of the quadrature lie along
+# eigenvectors of the scores, which are equal in all directions here: each linear
+# algebra chooses its own. Over 30 random choices no error exceeds 1.5e-8.
 ACCURACY = 1e-7
 
 
@@ -32,13 +52,17 @@ def test_the_papers_limit(activation, heads):
     assert law.var() == pytest.approx(variance, abs=1e-8)
     assert law.kurtosis() == pytest.approx(kurtosis, abs=1e-8)
     found, error = law.with_error.pdf([0, 0.5, 1, 2, 3])
-    np.testing.assert_allclose(found, densities, rtol=1e-3 if activation == "relu" else 2e-4, atol=2e-6)
+    np.testing.assert_allclose(
+        found, densities, rtol=1e-3 if activation == "relu" else 2e-4, atol=2e-6
+    )
     np.testing.assert_allclose(found[:3], densities[:3], atol=2e-6)
     assert (error < ACCURACY).all()
 
 
 def test_the_papers_limit_is_the_same_along_other_eigenvectors(monkeypatch):
-    """Another basis moves the points of the quadrature: the density stays within its error, and so do moments."""
+    """Another basis moves the points of the quadrature: the density stays within its
+    error, and so do moments.
+    """
     y = [0, 0.5, 1, 2, 3]
     plain = ns.paper.layer(heads=2).law(n=ns.inf)
     expected, error = plain.with_error.pdf(y)
@@ -63,11 +87,15 @@ def test_the_papers_limit_is_the_same_along_other_eigenvectors(monkeypatch):
 
 @pytest.mark.parametrize("tokens", keep([2, 5, 8], 2))
 def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
-    """By its own estimate; and the same points without the known moments agree within their larger error."""
+    """By its own estimate; and the same points without the known moments agree within
+    their larger error.
+    """
     law = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
     y = np.linspace(0, 2, 5)
     assert (law.with_error.pdf(y).error < 1e-7).all()
-    monkeypatch.setattr(_attention_head, "exchangeable_moments", lambda scores, values: None)
+    monkeypatch.setattr(
+        _attention_head, "exchangeable_moments", lambda scores, values: None
+    )
     _attention_head.head_law.cache_clear()
     plain = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
     _attention_head.head_law.cache_clear()
@@ -99,7 +127,9 @@ def test_draws_of_a_head_sum(heads):
 
 
 def test_convolution_is_fourier_inversion():
-    """The law of a sum over heads by repeated squaring, against its characteristic function, inverted here."""
+    """The law of a sum over heads by repeated squaring, against its characteristic
+    function, inverted here.
+    """
     law = ns.paper.layer().law(n=ns.inf)
     for heads in (1, 3, 256):
         one = law.with_heads(heads)
@@ -111,7 +141,9 @@ def test_convolution_is_fourier_inversion():
 
 
 def test_fourier_and_engine_agree():
-    law = ns.paper.layer(tokens=5, heads=3, sigma_q=1.3, activation="tanh").law(n=ns.inf, draws=60_000)
+    law = ns.paper.layer(tokens=5, heads=3, sigma_q=1.3, activation="tanh").law(
+        n=ns.inf, draws=60_000
+    )
     y = np.linspace(0, 2.5, 6)
     value, error = law.mixture.with_error.pdf(y)
     assert (np.abs(law.pdf(y) - value) < 4.5 * error).all()  # 6 points: level 4e-5
@@ -120,8 +152,14 @@ def test_fourier_and_engine_agree():
 def test_fourier_for_a_general_kernel_against_quadrature():
     """Two tokens: one Gaussian variable, the difference of two scores."""
     kernel = np.array([[1.0, 0.3], [0.3, 2.0]])
-    law = ns.Attention(kernel, sigma_q=1.2, sigma_k=0.9, sigma_v=0.8, sigma_o=1.1).law(heads=1, token=1)
-    spread = np.sqrt((1.2 * 0.9) ** 2 * kernel[1, 1] * (kernel[0, 0] + kernel[1, 1] - 2 * kernel[0, 1]))
+    law = ns.Attention(kernel, sigma_q=1.2, sigma_k=0.9, sigma_v=0.8, sigma_o=1.1).law(
+        heads=1, token=1
+    )
+    spread = np.sqrt(
+        (1.2 * 0.9) ** 2
+        * kernel[1, 1]
+        * (kernel[0, 0] + kernel[1, 1] - 2 * kernel[0, 1])
+    )
 
     def density(y):
         def integrand(z):
@@ -145,7 +183,8 @@ def test_any_number_of_heads():
 
 @pytest.mark.slow
 def test_more_tokens_than_a_matrix_is_made_for():
-    law = ns.Attention(np.eye(80)).law(heads=2, points=2**14)  # beyond 64, where no matrix is left
+    # beyond 64, where no matrix is left
+    law = ns.Attention(np.eye(80)).law(heads=2, points=2**14)
     y, w = grid(law)
     assert np.sum(w * law.pdf(y)) == pytest.approx(1, abs=1e-6)
 
@@ -162,7 +201,9 @@ def test_more_points_are_more_accurate():
     errors = [law.with_error.pdf([0.0, 0.5, 1.0]).error.max() for law in (few, more)]
     assert errors[1] < 0.1 * errors[0]
     for points in (1000, 512, -4):
-        with pytest.raises(ValueError, match=r"points=.* must be a power of 2, 1024 or more"):
+        with pytest.raises(
+            ValueError, match=r"points=.* must be a power of 2, 1024 or more"
+        ):
             ns.Attention(kernel).law(heads=2, points=points)
 
 
@@ -184,7 +225,9 @@ KERNEL = np.array([[1.0, 0.4, 0.1], [0.4, 1.5, 0.2], [0.1, 0.2, 0.8]])
 
 def test_infinitely_many_heads_with_the_identity_is_the_published_kernel():
     """E[P K P^T] = σ_Q²σ_K² tr(K²) K for P = σ_Qσ_K L N L^T (Hron et al. 2020)."""
-    layer = ns.Attention(KERNEL, sigma_q=1.1, sigma_k=0.7, sigma_v=0.9, function=lambda p: p)
+    layer = ns.Attention(
+        KERNEL, sigma_q=1.1, sigma_k=0.7, sigma_v=0.9, function=lambda p: p
+    )
     found = layer.infinite_heads(2**14)
     expected = (1.1 * 0.7 * 0.9) ** 2 * np.trace(KERNEL @ KERNEL) * KERNEL
     assert (np.abs(found.cov() - expected) < 6 * found.with_error.cov().error).all()
@@ -197,7 +240,9 @@ def test_infinitely_many_heads_have_the_variance_of_finitely_many():
     joint = layer.infinite_heads()
     for token in range(3):
         error = 6 * joint.origin.quadrature_error
-        assert joint[token].var() == pytest.approx(layer.law(heads=2, token=token).var(), rel=error)
+        assert joint[token].var() == pytest.approx(
+            layer.law(heads=2, token=token).var(), rel=error
+        )
 
 
 def test_infinitely_many_heads_agree_with_the_engine():
@@ -205,18 +250,30 @@ def test_infinitely_many_heads_agree_with_the_engine():
     net = ns.Program(ns.nn.attention(ns.gaussian(n, 3, cov=KERNEL), 2))
     cov, error = net.law(n=ns.inf, draws=100_000).with_error.cov()
     joint = ns.Attention(KERNEL).infinite_heads()
-    assert (np.abs(joint.cov() - cov) < 4.5 * np.hypot(error, joint.with_error.cov().error)).all()
+    assert (
+        np.abs(joint.cov() - cov) < 4.5 * np.hypot(error, joint.with_error.cov().error)
+    ).all()
 
 
 def test_linear_scaling_is_the_published_kernel():
     layer = ns.Attention(KERNEL, sigma_v=0.5)
-    np.testing.assert_allclose(layer.linear_scaling().cov(), 0.25 * KERNEL.mean())  # (1/s²) Σ K_jk for all pairs
-    a = np.exp(KERNEL) / np.exp(KERNEL).sum(axis=1, keepdims=True)  # tied: scores are K itself
-    np.testing.assert_allclose(layer.linear_scaling(tied=True).cov(), 0.25 * a @ KERNEL @ a.T)
+    # (1/s²) Σ K_jk for all pairs
+    np.testing.assert_allclose(layer.linear_scaling().cov(), 0.25 * KERNEL.mean())
+    # tied: scores are K itself
+    a = np.exp(KERNEL) / np.exp(KERNEL).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(
+        layer.linear_scaling(tied=True).cov(), 0.25 * a @ KERNEL @ a.T
+    )
     n = ns.Width("n")
     x = ns.gaussian(n, 3, cov=KERNEL)
-    engine = ns.Program(ns.nn.attention(x, 2, scaling="linear", sigma_v=0.5)).law(n=ns.inf)
+    engine = ns.Program(ns.nn.attention(x, 2, scaling="linear", sigma_v=0.5)).law(
+        n=ns.inf
+    )
     np.testing.assert_allclose(engine.cov(), layer.linear_scaling().cov())
     w = ns.weight(n, n)
     tied = ns.softmax(ns.mean_dot(w @ x, w @ x)) @ (ns.weight(n, n, std=0.5) @ x)
-    np.testing.assert_allclose(ns.Program(tied).law(n=ns.inf).cov(), layer.linear_scaling(tied=True).cov(), rtol=1e-10)
+    np.testing.assert_allclose(
+        ns.Program(tied).law(n=ns.inf).cov(),
+        layer.linear_scaling(tied=True).cov(),
+        rtol=1e-10,
+    )

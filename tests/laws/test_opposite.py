@@ -1,7 +1,8 @@
-"""One head over two tokens of any correlation, from opposite to equal: its density is a one-dimensional integral.
+"""One head over two tokens of any correlation, from opposite to equal: its density is a
+one-dimensional integral.
 
-With K = [[1, r], [r, 1]] the difference of the scores is N(0, 2(1 − r)), so that w = (1 + r)/2 + (1 − r)/2 tanh²(τz)
-with τ² = (1 − r)/2 and z standard normal.
+With K = [[1, r], [r, 1]] the difference of the scores is N(0, 2(1 − r)), so that w = (1
++ r)/2 + (1 − r)/2 tanh²(τz) with τ² = (1 − r)/2 and z standard normal.
 """
 
 import itertools
@@ -26,7 +27,10 @@ def truth(r, y, kernel):
         return 2 * stats.norm.pdf(z) * kernel(y, scale=np.sqrt(w))
 
     edges = [1e-30, *np.geomspace(1e-6, 1.0, 7), 4.0, 12.0]
-    return sum(integrate.quad(integrand, a, b, epsabs=1e-15)[0] for a, b in itertools.pairwise(edges))
+    return sum(
+        integrate.quad(integrand, a, b, epsabs=1e-15)[0]
+        for a, b in itertools.pairwise(edges)
+    )
 
 
 @pytest.mark.parametrize("r", keep([-1.0, -0.9999, -0.99, -0.5, 0.9, 0.999], -1.0, 0.9))
@@ -40,7 +44,9 @@ def test_errors_cover_at_any_correlation(r):
 
 
 def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches():
-    opposite, other = (layer(r).law(heads=1, points=2**12).with_error for r in (-1.0, -0.9))
+    opposite, other = (
+        layer(r).law(heads=1, points=2**12).with_error for r in (-1.0, -0.9)
+    )
     assert opposite.pdf(0.0).error == np.inf
     assert np.isfinite(opposite.pdf(0.1).error)
     assert np.isfinite(other.pdf(0.0).error)
@@ -48,14 +54,20 @@ def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches()
 
 
 def test_a_density_of_replicas_that_diverges_has_no_error():
-    """The variances of a product of n pairs of normals are χ²_n: the density at 0 is infinite for n = 1 alone."""
+    """The variances of a product of n pairs of normals are χ²_n: the density at 0 is
+    infinite for n = 1 alone.
+    """
     n = ns.Width("n")
     net = ns.Program(ns.weight(1, n) @ (ns.weight(n, 1) @ ns.data([1.0])))
-    errors = np.array([net.law(n=k, draws=20_000).with_error.pdf([0.0, 0.01]).error for k in (1, 2)])
+    errors = np.array(
+        [net.law(n=k, draws=20_000).with_error.pdf([0.0, 0.01]).error for k in (1, 2)]
+    )
     assert np.isinf(errors).tolist() == [[True, False], [False, False]]
 
 
 def test_tokens_that_cancel_have_no_density():
-    with pytest.raises(TraceError, match="the tokens that token=0 sees cancel: it has no density"):
+    with pytest.raises(
+        TraceError, match="the tokens that token=0 sees cancel: it has no density"
+    ):
         layer(-1.0, sigma_q=0.0).law(heads=1)
     assert layer(-0.5, sigma_q=0.0).law(heads=1).var() == pytest.approx(0.25)

@@ -78,6 +78,11 @@ def test_a_law_at_infinite_width_has_the_formula_of_its_program():
 
 def test_formulas_of_laws_without_a_program():
     assert ns.Mixture(0.5, 2.0, ORIGIN).latex() == r"Y \sim \mathcal{N}(0.5, 2)"
-    assert r"\frac{1}{3} \sum_{a=1}^{3} w_a" in ns.Attention(np.eye(2)).law(heads=3).latex()
-    with pytest.raises(ns.LawError, match="no formula is known for a law by the exact engine at n = 4"):
+    assert (
+        r"\frac{1}{3} \sum_{a=1}^{3} w_a"
+        in ns.Attention(np.eye(2)).law(heads=3).latex()
+    )
+    with pytest.raises(
+        ns.LawError, match="no formula is known for a law by the exact engine at n = 4"
+    ):
         ns.Program(ns.weight(n, n) @ ns.gaussian(n)).law(n=4, draws=10).latex()

@@ -9,7 +9,9 @@ COUNTS = (1, 2, 3, 7, 16, 100)
 
 
 def rules():
-    """Many nodes; a few over a wider span, which has wider cells; and two. Some nodes have weight 0."""
+    """Many nodes; a few over a wider span, which has wider cells; and two. Some nodes
+    have weight 0.
+    """
     rng = np.random.default_rng(1)
     for size, spread in ((60, 0.3), (25, 1.5), (2, 0.1)):
         nodes, weights = np.ones(60), np.zeros(60)
@@ -22,7 +24,8 @@ def rules():
 def test_transforms_are_powers(count):
     """E[e^(−u Σ w_a)] = E[e^(−u w)]^H, from the rules themselves.
 
-    A cell of width h leaves at most (h/2)⁴/4! of (u w)⁴: 3e-11 for h = 0.01, and 16 times as much for the wide rule.
+    A cell of width h leaves at most (h/2)⁴/4! of (u w)⁴: 3e-11 for h = 0.01, and 16
+    times as much for the wide rule.
     """
     for k, (nodes, weights) in enumerate(rules()):
         found, mass = power_rule(nodes, weights, count)
@@ -31,7 +34,9 @@ def test_transforms_are_powers(count):
         wide = 16 if k == 1 else 1
         for t in (0.3, 1.0, 3.0):
             exact = (weights @ np.exp(-t / mean * nodes)) ** count
-            assert mass @ np.exp(-t / mean * found) == pytest.approx(exact, rel=1e-11 * wide * (0.1 + t**4))
+            assert mass @ np.exp(-t / mean * found) == pytest.approx(
+                exact, rel=1e-11 * wide * (0.1 + t**4)
+            )
 
 
 def test_three_moments_are_exact():

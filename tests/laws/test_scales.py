@@ -1,4 +1,6 @@
-"""Distances, quantiles and entropies at every scale and place: closed forms, and independent quadrature."""
+"""Distances, quantiles and entropies at every scale and place: closed forms, and
+independent quadrature.
+"""
 
 import itertools
 import math
@@ -19,7 +21,9 @@ def gaussian(mean, std):
 
 
 def exact(m, s, n, t):
-    """KL, total variation, W1 and Kolmogorov of N(m, s²) and N(n, t²), from textbooks."""
+    """KL, total variation, W1 and Kolmogorov of N(m, s²) and N(n, t²), from
+    textbooks.
+    """
     p, q = stats.norm(m, s), stats.norm(n, t)
     kl = math.log(t / s) + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5
     if s == t:
@@ -37,12 +41,28 @@ def exact(m, s, n, t):
     else:  # P = Q at one point, y; E|X − Y| of the comonotone pair, m − n + (s − t) Z
         law = stats.norm(m - n, abs(s - t))
         z = (m - n) / abs(s - t)
-        area = (m - n) * (2 * stats.norm.cdf(z) - 1) + 2 * abs(s - t) * law.pdf(0) * abs(s - t)
-    return {"kl": kl, "total_variation": variation, "wasserstein1": area, "kolmogorov": max(map(abs, d))}
+        area = (m - n) * (2 * stats.norm.cdf(z) - 1) + 2 * abs(s - t) * law.pdf(
+            0
+        ) * abs(s - t)
+    return {
+        "kl": kl,
+        "total_variation": variation,
+        "wasserstein1": area,
+        "kolmogorov": max(map(abs, d)),
+    }
 
 
-CASES = [(m, s, n, t) for s, t in itertools.product(SCALES, SCALES) for m, n in ((0.0, 0.0), (50.0, 0.0))]
-CASES += [(0.0, 1.0, 1e-4, 1.0), (0.0, 1.0, 0.0, 1.0 + 1e-6), (1e8, 1.0, 1e8 + 1, 1.0), (-3.0, 1.0, 4.0, 0.1)]
+CASES = [
+    (m, s, n, t)
+    for s, t in itertools.product(SCALES, SCALES)
+    for m, n in ((0.0, 0.0), (50.0, 0.0))
+]
+CASES += [
+    (0.0, 1.0, 1e-4, 1.0),
+    (0.0, 1.0, 0.0, 1.0 + 1e-6),
+    (1e8, 1.0, 1e8 + 1, 1.0),
+    (-3.0, 1.0, 4.0, 0.1),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -63,16 +83,31 @@ def test_gaussians_at_every_scale(case):
 def test_mixtures_against_independent_quadrature():
     rng = np.random.default_rng(3)
     for scale in (1e-8, 1.0, 1e8):
-        a = ns.Mixture(scale * np.array([-1.0, 0.0, 7.0]), scale**2 * np.array([0.01, 1.0, 4.0]), ORIGIN)
+        a = ns.Mixture(
+            scale * np.array([-1.0, 0.0, 7.0]),
+            scale**2 * np.array([0.01, 1.0, 4.0]),
+            ORIGIN,
+        )
         b = ns.Mixture(0.0, scale**2 * rng.gamma(2.0, 1.0, 30), ORIGIN)
         y = scale * np.linspace(-40, 40, 40_001)
         f, g, p, q = a.pdf(y), b.pdf(y), a.cdf(y), b.cdf(y)
-        found = {name: _plain(a, b, name) for name in ("kl", "total_variation", "wasserstein1", "kolmogorov")}
+        found = {
+            name: _plain(a, b, name)
+            for name in ("kl", "total_variation", "wasserstein1", "kolmogorov")
+        }
         some = g > 0
-        log_ratio = np.where(f > 1e-300, np.log(np.maximum(f, 1e-300)) - b.logpdf(y), 0.0)
-        assert found["kl"] == pytest.approx(np.trapezoid(np.where(some | (f > 0), f * log_ratio, 0), y), rel=1e-5)
-        assert found["total_variation"] == pytest.approx(0.5 * np.trapezoid(np.abs(f - g), y), rel=1e-5)
-        assert found["wasserstein1"] == pytest.approx(np.trapezoid(np.abs(p - q), y), rel=1e-5)
+        log_ratio = np.where(
+            f > 1e-300, np.log(np.maximum(f, 1e-300)) - b.logpdf(y), 0.0
+        )
+        assert found["kl"] == pytest.approx(
+            np.trapezoid(np.where(some | (f > 0), f * log_ratio, 0), y), rel=1e-5
+        )
+        assert found["total_variation"] == pytest.approx(
+            0.5 * np.trapezoid(np.abs(f - g), y), rel=1e-5
+        )
+        assert found["wasserstein1"] == pytest.approx(
+            np.trapezoid(np.abs(p - q), y), rel=1e-5
+        )
         assert found["kolmogorov"] == pytest.approx(np.abs(p - q).max(), rel=1e-5)
 
 
@@ -99,10 +134,16 @@ def test_heavy_and_light_from_linear_attention_at_width_one_and_two():
 @pytest.mark.parametrize("std", SCALES)
 def test_entropy_and_quantiles_at_every_scale(std):
     law = gaussian(3.0, std)
-    assert law.entropy() == pytest.approx(0.5 * math.log(2 * math.pi * math.e * std**2), abs=1e-7)
+    assert law.entropy() == pytest.approx(
+        0.5 * math.log(2 * math.pi * math.e * std**2), abs=1e-7
+    )
     q = np.array([1e-200, 1e-10, 0.3, 0.5, 0.9])
-    np.testing.assert_allclose((law.ppf(q) - 3) / std, stats.norm.ppf(q), rtol=1e-7, atol=1e-7)
-    assert (law.isf(1e-100) - 3) / std == pytest.approx(stats.norm.isf(1e-100), rel=1e-7)
+    np.testing.assert_allclose(
+        (law.ppf(q) - 3) / std, stats.norm.ppf(q), rtol=1e-7, atol=1e-7
+    )
+    assert (law.isf(1e-100) - 3) / std == pytest.approx(
+        stats.norm.isf(1e-100), rel=1e-7
+    )
 
 
 @pytest.mark.slow
@@ -111,7 +152,10 @@ def test_quantiles_of_a_limit_at_a_tiny_scale():
     one = ns.paper.layer().law(n=ns.inf).ppf(q)
     for scale in (1e-13, 1e13):
         np.testing.assert_allclose(
-            ns.paper.layer(sigma_o=scale).law(n=ns.inf).ppf(q), scale * one, rtol=1e-9, atol=1e-14 * scale
+            ns.paper.layer(sigma_o=scale).law(n=ns.inf).ppf(q),
+            scale * one,
+            rtol=1e-9,
+            atol=1e-14 * scale,
         )
 
 
@@ -122,21 +166,34 @@ def test_width_one_of_the_papers_layer():
     found = distances(p, q)
     y = np.sinh(np.linspace(-math.asinh(3000), math.asinh(3000), 20_001))
     gap = np.abs(p.cdf(y) - q.cdf(y))
-    assert found["kolmogorov"].value == pytest.approx(gap.max(), abs=3 * found["kolmogorov"].error)
-    assert found["wasserstein1"].value == pytest.approx(np.trapezoid(gap, y), abs=3 * found["wasserstein1"].error)
+    assert found["kolmogorov"].value == pytest.approx(
+        gap.max(), abs=3 * found["kolmogorov"].error
+    )
+    assert found["wasserstein1"].value == pytest.approx(
+        np.trapezoid(gap, y), abs=3 * found["wasserstein1"].error
+    )
     assert found["kolmogorov"].value == pytest.approx(0.206, abs=0.01)
     assert found["wasserstein1"].value == pytest.approx(0.304, abs=0.03)
 
 
 def test_uniform_and_other_frozen_distributions():
     uniform = stats.uniform(0, 1)
-    assert ns.total_variation(uniform, stats.uniform(0.25, 1)).value == pytest.approx(0.25, abs=1e-6)
-    assert ns.wasserstein1(uniform, stats.uniform(0.25, 1)).value == pytest.approx(0.25, abs=1e-6)
+    assert ns.total_variation(uniform, stats.uniform(0.25, 1)).value == pytest.approx(
+        0.25, abs=1e-6
+    )
+    assert ns.wasserstein1(uniform, stats.uniform(0.25, 1)).value == pytest.approx(
+        0.25, abs=1e-6
+    )
     assert ns.kl(stats.norm(), uniform).value == math.inf
-    assert ns.kl(uniform, stats.norm()).value == pytest.approx(1 / 6 + 0.5 * math.log(2 * math.pi), abs=1e-5)
+    assert ns.kl(uniform, stats.norm()).value == pytest.approx(
+        1 / 6 + 0.5 * math.log(2 * math.pi), abs=1e-5
+    )
     t, normal = stats.t(3), stats.norm()
     heavy = ns.total_variation(t, normal).value
-    right = integrate.quad(lambda x: abs(t.pdf(x) - normal.pdf(x)), 0, np.inf, limit=400)[0]  # both are symmetric
+    # both are symmetric
+    right = integrate.quad(
+        lambda x: abs(t.pdf(x) - normal.pdf(x)), 0, np.inf, limit=400
+    )[0]
     assert heavy == pytest.approx(right, abs=1e-5)
     with pytest.raises(ValueError, match="has no mean"):
         ns.wasserstein1(stats.cauchy(), stats.norm())
@@ -147,7 +204,9 @@ def test_uniform_and_other_frozen_distributions():
 
 
 def test_a_shift_changes_no_entropy_and_no_distance():
-    """All means one: the lattice of means (`binned`) must widen nothing, and take nothing off."""
+    """All means one: the lattice of means (`binned`) must widen nothing, and take
+    nothing off.
+    """
     var = np.exp(0.3 * np.random.default_rng(0).standard_normal(5000))
     here, there = (ns.Mixture(np.full(5000, mean), var, ORIGIN) for mean in (0.0, 1.0))
     assert there.entropy() == pytest.approx(here.entropy(), abs=1e-5)

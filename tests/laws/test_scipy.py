@@ -1,4 +1,6 @@
-"""The habits of scipy.stats: logcdf, logsf, stats, expect and rng, against scipy's own normal and closed forms."""
+"""The habits of scipy.stats: logcdf, logsf, stats, expect and rng, against scipy's own
+normal and closed forms.
+"""
 
 import math
 
@@ -26,12 +28,17 @@ def test_logarithms_of_tails_of_a_mixture():
     law = ns.Mixture([-1.0, 2.0], [1.0, 0.25], ORIGIN)
     low, high = stats.norm(-1.0, 1.0), stats.norm(2.0, 0.5)
     for y in (-70.0, -3.0, 1.0, 60.0):
-        both = [np.logaddexp(getattr(low, f)(y), getattr(high, f)(y)) - math.log(2) for f in ("logcdf", "logsf")]
+        both = [
+            np.logaddexp(getattr(low, f)(y), getattr(high, f)(y)) - math.log(2)
+            for f in ("logcdf", "logsf")
+        ]
         np.testing.assert_allclose([law.logcdf(y), law.logsf(y)], both, rtol=1e-11)
 
 
 def test_logarithms_of_tails_of_heads():
-    """Two heads at infinite width: as sf where that is a double; beyond, the slope is that of the density."""
+    """Two heads at infinite width: as sf where that is a double; beyond, the slope is
+    that of the density.
+    """
     law = ns.Attention(np.eye(4)).law(heads=2, points=1024)
     near = np.array([-2.0, 0.0, 1.0, 5.0])
     np.testing.assert_allclose(np.exp(law.logsf(near)), law.sf(near), rtol=1e-12)
@@ -59,7 +66,9 @@ def test_stats():
     assert law.stats("kv") == (law.var(), law.kurtosis())  # in scipy's order
     assert law.stats("s") == law.skewness()
     for wrong in ("", "x", "mvx", 3):
-        with pytest.raises(ns.LawError, match=r"stats: moments=.* must be letters among m, v, s and k"):
+        with pytest.raises(
+            ns.LawError, match=r"stats: moments=.* must be letters among m, v, s and k"
+        ):
             law.stats(wrong)
 
 
@@ -78,7 +87,9 @@ def test_expectations_of_a_normal(f, value):
 
 
 def test_expectations_with_errors():
-    """Of a law from draws the error covers E[Y²] as the engine's own moment has it; of an exact one there is none."""
+    """Of a law from draws the error covers E[Y²] as the engine's own moment has it; of
+    an exact one there is none.
+    """
     law = ns.paper.layer().law(n=64, draws=2_000)
     value, error = law.with_error.expect(np.square)
     assert value == pytest.approx(law.moment(2), rel=1e-7)
@@ -101,14 +112,23 @@ def test_functions_that_have_no_expectation():
 
 
 def test_generators():
-    """The same numbers as a seed, and each time new ones from a generator that goes on."""
+    """The same numbers as a seed, and each time new ones from a generator that goes
+    on.
+    """
     joint = ns.Joint(np.zeros((3, 2)), np.stack([np.eye(2)] * 3), ORIGIN)
     for law in (NORMAL, joint):
         np.testing.assert_array_equal(law.rvs(5, seed=3), law.rvs(5, rng=3))
-        np.testing.assert_array_equal(law.rvs(5, seed=3), law.rvs(5, rng=np.random.default_rng(3)))
+        np.testing.assert_array_equal(
+            law.rvs(5, seed=3), law.rvs(5, rng=np.random.default_rng(3))
+        )
         rng = np.random.default_rng(3)
         assert (law.rvs(5, rng=rng) != law.rvs(5, rng=rng)).all()
-        with pytest.raises(ns.LawError, match="seed=1 must be left out with rng: both determine the draws"):
+        with pytest.raises(
+            ns.LawError,
+            match="seed=1 must be left out with rng: both determine the draws",
+        ):
             law.rvs(5, seed=1, rng=2)
-        with pytest.raises(ns.LawError, match=r"rng='a' must be a numpy.random.Generator or an integer"):
+        with pytest.raises(
+            ns.LawError, match=r"rng='a' must be a numpy.random.Generator or an integer"
+        ):
             law.rvs(5, rng="a")

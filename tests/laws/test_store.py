@@ -19,10 +19,16 @@ rng = np.random.default_rng(0)
 
 LAWS = {
     "mixture": lambda: ns.Mixture(rng.normal(size=50), rng.gamma(2.0, 1.0, 50), ORIGIN),
-    "weighted": lambda: ns.Mixture(0.0, rng.gamma(2.0, 1.0, 50), ORIGIN, rng.uniform(size=50)),
+    "weighted": lambda: ns.Mixture(
+        0.0, rng.gamma(2.0, 1.0, 50), ORIGIN, rng.uniform(size=50)
+    ),
     "atoms": lambda: ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN),
     "limit": lambda: ns.paper.layer().law(n=ns.inf, draws=500),
-    "attention": lambda: ns.Attention(np.eye(3), function=lambda p: p / 3).law(10**18, points=2**12),
+    "attention": (
+        lambda: ns.Attention(np.eye(3), function=lambda p: p / 3).law(
+            10**18, points=2**12
+        )
+    ),
     "kernel estimate": lambda: ns.Empirical(rng.normal(size=50), 0.3),
     "engine": lambda: ns.paper.layer().law(n=8, draws=200),
 }
@@ -36,8 +42,12 @@ def test_laws_come_back(name, tmp_path):
     for other in (pickle.loads(pickle.dumps(law)), ns.load(tmp_path / "law")):
         assert type(other) is type(law)
         assert other.origin == law.origin
-        np.testing.assert_array_equal(other.with_error.pdf(y).value, law.with_error.pdf(y).value)
-        np.testing.assert_array_equal(other.with_error.cdf(y).error, law.with_error.cdf(y).error)
+        np.testing.assert_array_equal(
+            other.with_error.pdf(y).value, law.with_error.pdf(y).value
+        )
+        np.testing.assert_array_equal(
+            other.with_error.cdf(y).error, law.with_error.cdf(y).error
+        )
         assert other.with_error.kurtosis() == law.with_error.kurtosis()
         np.testing.assert_array_equal(other.rvs(5, seed=1), law.rvs(5, seed=1))
     assert [path.name for path in tmp_path.iterdir()] == ["law"]
@@ -61,7 +71,9 @@ def test_gathered_replicas_of_a_limit_come_back(tmp_path):
 
 def test_joint_laws_come_back(tmp_path):
     cov = np.eye(2) + rng.uniform(size=(200, 1, 1))
-    law = ns.Joint(rng.normal(size=(200, 2)), cov, ORIGIN).condition({0: 0.3}, noise=0.5)
+    law = ns.Joint(rng.normal(size=(200, 2)), cov, ORIGIN).condition(
+        {0: 0.3}, noise=0.5
+    )
     law.save(tmp_path / "joint.npz")
     for other in (pickle.loads(pickle.dumps(law)), ns.load(tmp_path / "joint.npz")):
         np.testing.assert_array_equal(other.cov(), law.cov())
@@ -69,7 +81,9 @@ def test_joint_laws_come_back(tmp_path):
 
 
 def test_a_law_is_written_whole_or_not_at_all(tmp_path):
-    """If the disk takes no more half-way, the law that was there stays, and no other file is left."""
+    """If the disk takes no more half-way, the law that was there stays, and no other
+    file is left.
+    """
     resource = pytest.importorskip("resource")  # not on Windows
     path = tmp_path / "law.npz"
     old, new = LAWS["mixture"](), LAWS["engine"]()
@@ -89,7 +103,11 @@ def test_what_is_no_law_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))
     with pytest.raises(
-        ValueError, match=r"is not a law, or is damaged \(it has no 'about'\): it must be a file that law.save\("
+        ValueError,
+        match=(
+            r"is not a law, or is damaged \(it has no 'about'\): it must be a file that"
+            r" law.save\("
+        ),
     ):
         ns.load(path)
     path.write_text("hello")
@@ -102,7 +120,13 @@ def test_what_is_no_law_is_refused(tmp_path):
 def packed(arrays, about):
     """A file as `law.save` writes it, with these arrays."""
     file = io.BytesIO()
-    np.savez(file, **{**arrays, "about": np.array(about if isinstance(about, str) else json.dumps(about))})
+    np.savez(
+        file,
+        **{
+            **arrays,
+            "about": np.array(about if isinstance(about, str) else json.dumps(about)),
+        },
+    )
     return file.getvalue()
 
 
@@ -114,7 +138,9 @@ def unpacked(law, path):
 
 
 def refused(path, content):
-    """Whether a file is refused, in one short line that names it; if not, the law in it works."""
+    """Whether a file is refused, in one short line that names it; if not, the law in it
+    works.
+    """
     path.write_bytes(content)
     law, message = None, ""
     try:
@@ -142,29 +168,49 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("name", keep(["weighted", "limit", "kernel estimate"], "weighted"))
+@pytest.mark.parametrize(
+    "name", keep(["weighted", "limit", "kernel estimate"], "weighted")
+)
 def test_damaged_files_are_refused_in_one_line(name, tmp_path):
     path, rng = tmp_path / "law.npz", np.random.default_rng(0)
     arrays, about = unpacked(LAWS[name](), path)
     good = path.read_bytes()
     assert all(refused(path, good[:k]) for k in (0, 3, *rng.integers(0, len(good), 20)))
-    for k in rng.integers(0, 8 * len(good), 100):  # most flips are seen; in a date of the archive one changes nothing
+    # most flips are seen; in a date of the archive one changes nothing
+    for k in rng.integers(0, 8 * len(good), 100):
         flipped = bytearray(good)
         flipped[k // 8] ^= 1 << k % 8
         refused(path, bytes(flipped))
     for wrong in WRONG:
         assert refused(path, packed(arrays, {**about, "kind": wrong}))
         assert refused(path, packed(arrays, {**about, "origin": wrong}))
-        assert refused(path, packed(arrays, {**about, "format": wrong})) or wrong is True
+        assert (
+            refused(path, packed(arrays, {**about, "format": wrong})) or wrong is True
+        )
         for field in about["origin"]:
-            refused(path, packed(arrays, {**about, "origin": {**about["origin"], field: wrong}}))
+            refused(
+                path,
+                packed(arrays, {**about, "origin": {**about["origin"], field: wrong}}),
+            )
     for field in ("format", "kind", "origin"):
-        assert refused(path, packed(arrays, {key: value for key, value in about.items() if key != field}))
+        assert refused(
+            path,
+            packed(
+                arrays, {key: value for key, value in about.items() if key != field}
+            ),
+        )
     for key in arrays:
         refused(path, packed({k: v for k, v in arrays.items() if k != key}, about))
         for wrong in ARRAYS:
             refused(path, packed({**arrays, key: wrong}, about))
-    for text in ("", "[" * 100_000, "null", "[1]", '{"format": 1, "format": 1}', "1" * 5000):
+    for text in (
+        "",
+        "[" * 100_000,
+        "null",
+        "[1]",
+        '{"format": 1, "format": 1}',
+        "1" * 5000,
+    ):
         assert refused(path, packed(arrays, text))
 
 
@@ -172,13 +218,17 @@ def test_damaged_files_are_refused_in_one_line(name, tmp_path):
 def test_a_field_of_a_wrong_type_is_not_taken_over(origin, tmp_path):
     path = tmp_path / "law.npz"
     arrays, about = unpacked(LAWS["mixture"](), path)
-    path.write_bytes(packed(arrays, {**about, "origin": {**about["origin"], origin: {"a": 1}}}))
+    path.write_bytes(
+        packed(arrays, {**about, "origin": {**about["origin"], origin: {"a": 1}}})
+    )
     with pytest.raises(ns.LawError, match="its origin has a field of a wrong type"):
         ns.load(path)
 
 
 def test_no_more_memory_is_taken_than_the_file_has(tmp_path):
-    """Declared shapes of terabytes, a compressed gigabyte, headers that Python cannot parse."""
+    """Declared shapes of terabytes, a compressed gigabyte, headers that Python cannot
+    parse.
+    """
     path = tmp_path / "law.npz"
     _, about = unpacked(LAWS["mixture"](), path)
     text = io.BytesIO()
@@ -191,12 +241,20 @@ def test_no_more_memory_is_taken_than_the_file_has(tmp_path):
             made.writestr("mean.npy", member)
         return file.getvalue()
 
-    for shape, kind in (("(10000000000000,)", "<f8"), ("(-1,)", "<f8"), ("(9,)", "|O"), ("(10000000000000,)", "<U0")):
+    for shape, kind in (
+        ("(10000000000000,)", "<f8"),
+        ("(-1,)", "<f8"),
+        ("(9,)", "|O"),
+        ("(10000000000000,)", "<U0"),
+    ):
         header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
         member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
         assert refused(path, archive(member))
     for header in (b"-" * 60_000, b"(" * 5000):
-        assert refused(path, archive(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header))
+        assert refused(
+            path,
+            archive(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header),
+        )
     assert refused(path, archive(bytes(10**7), zipfile.ZIP_DEFLATED))
 
 

@@ -1,6 +1,8 @@
-"""Gradients of a described transformer in plain numpy: every weight drawn, and a tape that is read backwards.
+"""Gradients of a described transformer in plain numpy: every weight drawn, and a tape
+that is read backwards.
 
-Nothing of the library is used, so that it shares no mistake with it. One call is one initialisation.
+Nothing of the library is used, so that it shares no mistake with it. One call is one
+initialisation.
 """
 
 import math
@@ -14,10 +16,20 @@ ROOT = math.sqrt(2 / math.pi)
 SLOPES = {
     "gelu_tanh": lambda u: _gelu_slope(u, np.tanh(ROOT * (u + 0.044715 * u**3))),
     "silu": lambda u: special.expit(u) * (1 + u * (1 - special.expit(u))),
-    "gelu": lambda u: special.ndtr(u) + u * np.exp(-(u**2) / 2) / math.sqrt(2 * math.pi),
+    "gelu": lambda u: (
+        special.ndtr(u) + u * np.exp(-(u**2) / 2) / math.sqrt(2 * math.pi)
+    ),
     "relu": lambda u: (u > 0).astype(float),
 }
-KINDS = {"q": "query", "k": "key", "v": "value", "o": "output", "in": "in", "gate": "gate", "out": "out"}
+KINDS = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "output",
+    "in": "in",
+    "gate": "gate",
+    "out": "out",
+}
 
 
 def _gelu_slope(u, t):
@@ -99,7 +111,11 @@ def rms(x, eps):
     letters = "abcd"[: x.value.ndim - 1]
     square = einsum(f"{letters}n,{letters}n->{letters}", x, x)
     n = x.value.shape[-1]
-    inverse = each(lambda s: (s / n + eps) ** -0.5, lambda s: -0.5 / n * (s / n + eps) ** -1.5, square)
+    inverse = each(
+        lambda s: (s / n + eps) ** -0.5,
+        lambda s: -0.5 / n * (s / n + eps) ** -1.5,
+        square,
+    )
     return einsum(f"{letters},{letters}n->{letters}n", inverse, x)
 
 
@@ -116,20 +132,27 @@ def attention(model, x, w, mask):
     if model.qk_norm:
         q, k = rms(q, model.eps), rms(k, model.eps)
     if model.positions == "rotary":
-        q, k = (linear(lambda u: turned(model, u, 1), lambda g: turned(model, g, -1), u) for u in (q, k))
+        q, k = (
+            linear(lambda u: turned(model, u, 1), lambda g: turned(model, g, -1), u)
+            for u in (q, k)
+        )
     scores = einsum("hid,hjd->hij", q, k)
     scale = model.d**-0.5 if model.score_scale is None else model.score_scale
     scores = each(lambda p: scale * p, lambda p: scale, scores)
     if model.score_cap is not None:
         c = model.score_cap
-        scores = each(lambda p: c * np.tanh(p / c), lambda p: 1 - np.tanh(p / c) ** 2, scores)
+        scores = each(
+            lambda p: c * np.tanh(p / c), lambda p: 1 - np.tanh(p / c) ** 2, scores
+        )
     mixed = einsum("hij,hjd->ihd", softmax(scores, mask), v)
     return einsum("ne,se->sn", w["o"], reshaped(mixed, (len(x.value), -1)))
 
 
 def turned(model, u, sign):
     r = round(model.rotary_fraction * model.d)
-    angle = np.outer(np.arange(u.shape[1]), model.rotary_base ** (-2.0 * np.arange(r // 2) / r))
+    angle = np.outer(
+        np.arange(u.shape[1]), model.rotary_base ** (-2.0 * np.arange(r // 2) / r)
+    )
     z = (u[..., : r // 2] + 1j * u[..., r // 2 : r]) * np.exp(sign * 1j * angle)
     return np.concatenate([z.real, z.imag, u[..., r:]], axis=-1)
 
@@ -137,7 +160,11 @@ def turned(model, u, sign):
 def perceptron(model, x, w):
     f, slope = ACTIVATIONS[model.activation], SLOPES[model.activation]
     h = einsum("mn,sn->sm", w["in"], x)
-    h = Node(h.value + w["b_in"].value, (h, lambda g: g), (w["b_in"], lambda g: g.sum(axis=0)))
+    h = Node(
+        h.value + w["b_in"].value,
+        (h, lambda g: g),
+        (w["b_in"], lambda g: g.sum(axis=0)),
+    )
     if model.gated:
         h = einsum("sm,sm->sm", each(f, slope, einsum("mn,sn->sm", w["gate"], x)), h)
     else:
@@ -150,15 +177,21 @@ def block(model, x, w, mask):
     attended = attention(model, x if post else norm(model, x), w, mask)
     middle = add(x, norm(model, attended) if sandwich else attended)
     middle = norm(model, middle) if post else middle
-    fed = perceptron(model, middle if post else norm(model, x if model.order == "parallel" else middle), w)
+    fed = perceptron(
+        model,
+        middle if post else norm(model, x if model.order == "parallel" else middle),
+        w,
+    )
     stream = add(middle, norm(model, fed) if sandwich else fed)
     return norm(model, stream) if post else stream
 
 
 def passed(model, ids, rng):
-    """Forward: the loss; the stream before each block and after the last; matrices of each block, and of the ends.
+    """Forward: the loss; the stream before each block and after the last; matrices of
+    each block, and of the ends.
 
-    Last, for each array in the order of drawing, the nodes that hold it: several, if blocks are copies of one draw.
+    Last, for each array in the order of drawing, the nodes that hold it: several, if
+    blocks are copies of one draw.
     """
     numbers = rng.normal(0.0, model.std_embedding, (model.vocabulary, model.width))
     if model.padding is not None:
@@ -167,10 +200,15 @@ def passed(model, ids, rng):
     drawn = [[table]]
     used = rows(table, list(ids))
     if model.padding is not None:  # PyTorch gives this row no gradient by the input
-        used = linear(*[lambda u: np.where(np.array(ids)[:, None] == model.padding, 0.0, u)] * 2, used)
+        used = linear(
+            *[lambda u: np.where(np.array(ids)[:, None] == model.padding, 0.0, u)] * 2,
+            used,
+        )
     x = each(lambda u: model.embedding_scale * u, lambda u: model.embedding_scale, used)
     if model.positions == "learned":
-        drawn.append([Node(rng.normal(0.0, model.std_position, (len(ids), model.width)))])
+        drawn.append(
+            [Node(rng.normal(0.0, model.std_position, (len(ids), model.width)))]
+        )
         x = add(x, drawn[-1][0])
     x = norm(model, x) if model.input_norm else x
     streams, weights = [x], []
@@ -179,14 +217,21 @@ def passed(model, ids, rng):
             arrays = matrices(model, rng)
             copies = {name: [] for name in arrays}
             drawn += copies.values()
-        weights.append({name: Node(array) for name, array in arrays.items()})  # copies are parameters of their own
+        # copies are parameters of their own
+        weights.append({name: Node(array) for name, array in arrays.items()})
         for name, node in weights[-1].items():
             copies[name].append(node)
-        streams.append(block(model, streams[-1], weights[-1], allowed(model, i, len(ids))))
+        streams.append(
+            block(model, streams[-1], weights[-1], allowed(model, i, len(ids)))
+        )
     y = norm(model, streams[-1]) if model.final_norm else streams[-1]
-    y, targets = (rows(y, np.arange(len(ids) - 1)), ids[1:]) if model.causal else (y, ids)
+    y, targets = (
+        (rows(y, np.arange(len(ids) - 1)), ids[1:]) if model.causal else (y, ids)
+    )
     if model.readout == "transform":
-        drawn.append([Node(rng.normal(0.0, model.std_logits, (model.width, model.width)))])
+        drawn.append(
+            [Node(rng.normal(0.0, model.std_logits, (model.width, model.width)))]
+        )
         f, slope = ACTIVATIONS[model.activation], SLOPES[model.activation]
         y = norm(model, each(f, slope, einsum("mn,sn->sm", drawn[-1][0], y)))
     head = table
@@ -197,7 +242,9 @@ def passed(model, ids, rng):
     logits = each(lambda p: model.logit_scale * p, lambda p: model.logit_scale, logits)
     if model.logit_cap is not None:
         c = model.logit_cap
-        logits = each(lambda p: c * np.tanh(p / c), lambda p: 1 - np.tanh(p / c) ** 2, logits)
+        logits = each(
+            lambda p: c * np.tanh(p / c), lambda p: 1 - np.tanh(p / c) ** 2, logits
+        )
     return cross_entropy(logits, targets), streams, weights, (table, head), drawn
 
 
@@ -213,5 +260,7 @@ def drawn_gradients(model, ids, rng):
     }
     for short, kind in KINDS.items():
         if kind != "gate" or model.gated:
-            made[f"grad_{kind}"] = np.array([np.sum(w[short].grad ** 2) for w in weights])
+            made[f"grad_{kind}"] = np.array(
+                [np.sum(w[short].grad ** 2) for w in weights]
+            )
     return made if model.tied else made | {"grad_head": np.sum(head.grad**2)}

@@ -1,4 +1,6 @@
-"""A small network of every family, with weights large enough that attention is far from uniform."""
+"""A small network of every family, with weights large enough that attention is far from
+uniform.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from netsor.models._loss_gradient import words
 IDS = (3, 7, 7, 1, 9, 3)
 DECODER_IDS = (2, 7, 5, 5)
 VOCABULARY = 31
-ROPE = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 GROUPED = {
     "hidden_size": 48,
@@ -64,8 +72,15 @@ CONFIGS = {
         "num_experts_per_tok": 2,
         "sliding_window": None,
     },
-    "olmo2": {"model_type": "olmo2", **{k: v for k, v in GROUPED.items() if k != "head_dim"}, "pad_token_id": 1},
-    "qwen2": {"model_type": "qwen2", **{k: v for k, v in GROUPED.items() if k != "head_dim"}},
+    "olmo2": {
+        "model_type": "olmo2",
+        **{k: v for k, v in GROUPED.items() if k != "head_dim"},
+        "pad_token_id": 1,
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        **{k: v for k, v in GROUPED.items() if k != "head_dim"},
+    },
     "qwen3": {"model_type": "qwen3", **GROUPED, "num_key_value_heads": 1},
     "gemma2": {
         "model_type": "gemma2",
@@ -77,11 +92,20 @@ CONFIGS = {
         "pad_token_id": 1,  # an id that occurs: its embedding is zero
     },
     "gpt_neox": {"model_type": "gpt_neox", **PLAIN, "rotary_pct": 0.5},
-    "gpt_neox_sequential": {"model_type": "gpt_neox", **PLAIN, "rotary_pct": 0.25, "use_parallel_residual": False},
+    "gpt_neox_sequential": {
+        "model_type": "gpt_neox",
+        **PLAIN,
+        "rotary_pct": 0.25,
+        "use_parallel_residual": False,
+    },
     "bert": {"model_type": "bert", **PLAIN, "pad_token_id": 1},
     "vit": {
         "model_type": "vit",
-        **{k: v for k, v in PLAIN.items() if k not in ("vocab_size", "max_position_embeddings")},
+        **{
+            k: v
+            for k, v in PLAIN.items()
+            if k not in ("vocab_size", "max_position_embeddings")
+        },
         "initializer_range": 0.15,
         "image_size": 8,
         "patch_size": 4,
@@ -117,14 +141,20 @@ PIXELS = np.sin(np.arange(2 * 8 * 8)).reshape(2, 8, 8)  # channels, height, widt
 
 
 def patches() -> np.ndarray:
-    """PIXELS as a row of numbers for each patch of 4 × 4, in the order of a convolution: channel, row, column."""
+    """PIXELS as a row of numbers for each patch of 4 × 4, in the order of a
+    convolution: channel, row, column.
+    """
     return PIXELS.reshape(2, 2, 4, 2, 4).transpose(1, 3, 0, 2, 4).reshape(4, 32)
 
 
 def inputs(model: Transformer) -> dict[str, object]:
     if model.inputs == "patches":
         return {"patches": patches()}
-    return {"ids": IDS, "decoder_ids": DECODER_IDS} if model.decoder_layers else {"ids": IDS}
+    return (
+        {"ids": IDS, "decoder_ids": DECODER_IDS}
+        if model.decoder_layers
+        else {"ids": IDS}
+    )
 
 
 NAMES = (
@@ -141,13 +171,22 @@ OTHER = 20  # an id that does not occur
 
 
 def seen(model: Transformer) -> tuple[int, int, int, int]:
-    """Which vectors, block and logit are looked at: a token, the one before, a block but the last, the token's id."""
+    """Which vectors, block and logit are looked at: a token, the one before, a block
+    but the last, the token's id.
+    """
     at = 3 if model.decoder_layers else 4
-    return at, at - 1, model.layers + model.decoder_layers - 2, DECODER_IDS[at] if model.decoder_layers else IDS[at]
+    return (
+        at,
+        at - 1,
+        model.layers + model.decoder_layers - 2,
+        DECODER_IDS[at] if model.decoder_layers else IDS[at],
+    )
 
 
 def pair(model: Transformer) -> tuple[int, int]:
-    """Two tokens that the last one sees in the first block, of one id if there is no window; positions part them."""
+    """Two tokens that the last one sees in the first block, of one id if there is no
+    window; positions part them.
+    """
     last = len(DECODER_IDS if model.decoder_layers else IDS) - 1
     if model.inputs == "patches":
         last = 4

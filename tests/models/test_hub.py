@@ -7,7 +7,14 @@ import pytest
 import netsor as ns
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TINY = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+TINY = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 30,
+}
 
 
 @pytest.fixture
@@ -27,7 +34,11 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
     model = ns.models.read("some-one/tiny-gpt2.1")
-    assert (model.name, model.width, model.family) == ("some-one/tiny-gpt2.1", 16, "gpt2")
+    assert (model.name, model.width, model.family) == (
+        "some-one/tiny-gpt2.1",
+        16,
+        "gpt2",
+    )
     monkeypatch.setenv("HF_HUB_CACHE", str(cache.parent))
     monkeypatch.delenv("HF_HOME")
     assert ns.models.read("some-one/tiny-gpt2.1") == model
@@ -35,7 +46,9 @@ def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["refs/main", f"snapshots/{COMMIT}/config.json"])
 def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
-    with pytest.raises(ValueError, match=r"run `hf download meta-llama/Llama-3.1-8B config.json` first"):
+    with pytest.raises(
+        ValueError, match=r"run `hf download meta-llama/Llama-3.1-8B config.json` first"
+    ):
         ns.models.read("meta-llama/Llama-3.1-8B")
     (cache / broken).unlink()
     with pytest.raises(ValueError, match="is not in the cache of Hugging Face"):
@@ -45,6 +58,9 @@ def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
 def test_names_that_are_no_ids_get_no_such_advice(cache):
     (cache / "refs" / "main").write_text("../../../../etc")
     for name in ("gpt5", "a/b/c.json", "some-one/tiny-gpt2.1"):
-        with pytest.raises(ValueError, match="must be the path of a file, or the name of a model that ships") as error:
+        with pytest.raises(
+            ValueError,
+            match="must be the path of a file, or the name of a model that ships",
+        ) as error:
             ns.models.read(name)
         assert ("hf download" in str(error.value)) == (name == "some-one/tiny-gpt2.1")

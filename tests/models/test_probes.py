@@ -1,4 +1,6 @@
-"""The quantities of an audit: each against plain numpy on the same literal draws, and the facts they should tell."""
+"""The quantities of an audit: each against plain numpy on the same literal draws, and
+the facts they should tell.
+"""
 
 import math
 
@@ -14,16 +16,25 @@ from .small import CONFIGS, DECODER_IDS, IDS, inputs
 
 MODELS = {family: models.read(given) for family, given in CONFIGS.items()}
 MODELS["encoder"] = models.pytorch_encoder(16, 2, 24, num_layers=2)
-# embeddings so small that eps matters in norms: their mean square after it is far from 1
-MODELS["encoder of small inputs"] = MODELS["encoder"].replace(std_embedding=1e-3, shared=False)
+# embeddings so small that eps matters in norms: their mean square after it is far from
+# 1
+MODELS["encoder of small inputs"] = MODELS["encoder"].replace(
+    std_embedding=1e-3, shared=False
+)
 MODELS["bert of small inputs"] = MODELS["bert"].replace(
     std_embedding=1e-3, std_position=1e-3, input_norm=False, eps=1e-4
 )
-MODELS["gpt2 of small inputs"] = MODELS["gpt2"].replace(std_embedding=1e-3, std_position=1e-3, eps=1.0)
+MODELS["gpt2 of small inputs"] = MODELS["gpt2"].replace(
+    std_embedding=1e-3, std_position=1e-3, eps=1.0
+)
 
 
-def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What the probes give for literal draws, and the same from the vectors, scores and logits of these draws."""
+def by_hand(
+    family: str, draws: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What the probes give for literal draws, and the same from the vectors, scores and
+    logits of these draws.
+    """
     model = MODELS[family]
     probes = model.probes(**inputs(model))
     traced = probes.source.traced
@@ -36,9 +47,13 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     probes.source.logits = lambda limit: end  # the program has these
     raw += end.parts() if end is not None else ()
     asked = probes.program.outputs
-    found = ns.Program((*asked, *raw)).simulate(draws=draws, progress=False, **model.widths())
+    found = ns.Program((*asked, *raw)).simulate(
+        draws=draws, progress=False, **model.widths()
+    )
     column = end.column if end is not None else None
-    return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count, column)
+    return probes.named(found[: len(asked)]), _numpy(
+        model, probes, traced, found[len(asked) :], count, column
+    )
 
 
 def _numpy(model, probes, traced, found, count, column):
@@ -59,7 +74,11 @@ def _numpy(model, probes, traced, found, count, column):
         s = stream.shape[1]
         for name, numbers in _gram(stream).items():
             made[name].append(numbers)
-        allowed = np.ones(scores.shape[-2:], bool) if traced.masks[i] is None else traced.masks[i]
+        allowed = (
+            np.ones(scores.shape[-2:], bool)
+            if traced.masks[i] is None
+            else traced.masks[i]
+        )
         made["score_std"].append(scores[..., allowed].std(axis=(1, 2)))
         made["score_max"].append(scores[..., allowed].max(axis=(1, 2)))
         entropies, tops = [], []
@@ -75,8 +94,15 @@ def _numpy(model, probes, traced, found, count, column):
         c = 0.0 if crossed is None else (crossed**2).mean(axis=(1, 2))
         middle = x + a + c
         if model.order == "post":
-            both = before + attended - (before + attended).mean(axis=-1, keepdims=True) * (model.norm == "layer")
-            middle = (both**2 / ((both**2).mean(axis=-1, keepdims=True) + model.eps)).mean(axis=(1, 2))
+            both = (
+                before
+                + attended
+                - (before + attended).mean(axis=-1, keepdims=True)
+                * (model.norm == "layer")
+            )
+            middle = (
+                both**2 / ((both**2).mean(axis=-1, keepdims=True) + model.eps)
+            ).mean(axis=(1, 2))
         made["attention_share"].append(a / (x + a + c) * middle / (middle + m))
         made["mlp_share"].append(m / (middle + m))
         if model.decoder_layers:
@@ -98,7 +124,9 @@ def _numpy(model, probes, traced, found, count, column):
         targets = targets if column is None else [column[i] for i in targets]
         right["logit_std"] = p.std(axis=(1, 2))
         right["max_probability"] = z.max(axis=(1, 2))
-        right["loss"] = -np.mean([np.log(z[:, i, t]) for i, t in enumerate(targets)], axis=0)
+        right["loss"] = -np.mean(
+            [np.log(z[:, i, t]) for i, t in enumerate(targets)], axis=0
+        )
         assert p.shape[-1] == model.vocabulary
     return right
 
@@ -108,13 +136,17 @@ def _gram(stream):
     gram = np.einsum("rin,rjn->rij", stream, stream) / stream.shape[2]
     size = np.sqrt(np.einsum("rii->ri", gram))
     size = np.where(size > 0, size, np.inf)  # padding has cosine 0
-    cosines = [gram[:, a, b] / size[:, a] / size[:, b] for a in range(s) for b in range(a)]
+    cosines = [
+        gram[:, a, b] / size[:, a] / size[:, b] for a in range(s) for b in range(a)
+    ]
     values = np.linalg.svd(stream, compute_uv=False) ** 2
     p = values / values.sum(axis=1, keepdims=True)
     return {
         "mean_square": (stream**2).mean(axis=(1, 2)),
         "cosine": np.mean(cosines, axis=0),
-        "effective_rank": np.exp(-np.sum(np.where(p > 1e-14, p * np.log(np.maximum(p, 1e-300)), 0), axis=1)),
+        "effective_rank": np.exp(
+            -np.sum(np.where(p > 1e-14, p * np.log(np.maximum(p, 1e-300)), 0), axis=1)
+        ),
     }
 
 
@@ -123,7 +155,9 @@ def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
     found, right = by_hand(family, draws=20)
     assert set(found) == set(right)
     for name, numbers in right.items():
-        np.testing.assert_allclose(found[name], numbers, rtol=1e-7, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], numbers, rtol=1e-7, atol=1e-9, err_msg=name
+        )
 
 
 def test_measure_is_the_law_at_the_model_and_at_infinity():
@@ -132,7 +166,11 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
     real = probes.measure(100, progress=False)
     limit = probes.measure(100, progress=False, n=inf, m=inf)
     for found in (real, limit):
-        assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in STREAM)}
+        assert set(found) == {
+            *probes.names,
+            *probes.final,
+            *(f"input_{name}" for name in STREAM),
+        }
         assert all(found[name].shape == (100, 3) for name in probes.names)
         assert all(found[name].shape == (100,) for name in probes.final)
     again = probes.measure(100, progress=False, workers=1)
@@ -143,7 +181,11 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
 
 
 def test_gpt2_is_mostly_perceptron_after_its_first_block():
-    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=16)
+    found = (
+        models.read("gpt2")
+        .replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
+        .probes(tokens=16)
+    )
     measured = found.measure(20, progress=False)
     shares = measured["mlp_share"]
     assert np.median(measured["attention_share"][:, 0]) < 0.15
@@ -157,13 +199,19 @@ def test_a_wide_model_with_std_002_has_scores_near_5():
     model = models.read("gpt3-175b").replace(layers=1, vocabulary=64)
     found = model.probes(tokens=6).measure(10, progress=False)["score_std"]
     assert abs(np.median(found) - 4.9) < 0.2
-    normed = model.replace(qk_norm=True).probes(tokens=6).measure(10, progress=False)["score_std"]
+    normed = (
+        model.replace(qk_norm=True)
+        .probes(tokens=6)
+        .measure(10, progress=False)["score_std"]
+    )
     assert abs(np.median(normed) - 1.0) < 0.1
 
 
 @pytest.mark.slow
 def test_the_first_loss_of_untied_logits():
-    """ln V + v/2 for logits N(0, v), by independent draws of logits: V is large, so that nothing else is left."""
+    """ln V + v/2 for logits N(0, v), by independent draws of logits: V is large, so
+    that nothing else is left.
+    """
     v = 0.02**2 * 768
     rng = np.random.default_rng(0)
     logits = math.sqrt(v) * rng.standard_normal((100, 50257))
@@ -171,29 +219,40 @@ def test_the_first_loss_of_untied_logits():
     assert direct == pytest.approx(math.log(50257) + v / 2, abs=2e-3)
     model = models.read("gpt2").replace(layers=1, tied=False)
     loss = model.probes(tokens=16).measure(100, workers=1, progress=False)["loss"]
-    error = math.sqrt(v / 15 / 100)  # of the mean over draws, each the mean over 15 targets
+    # of the mean over draws, each the mean over 15 targets
+    error = math.sqrt(v / 15 / 100)
     assert np.mean(loss) == pytest.approx(direct, abs=4 * error)  # level 6e-5
 
 
 def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
     model = MODELS["llama"].replace(vocabulary=500)
-    small = model.replace(std_logits=0.01).probes(IDS).measure(50, progress=False)["loss"]
-    large = model.replace(std_logits=0.5).probes(IDS).measure(50, progress=False)["loss"]
+    small = (
+        model.replace(std_logits=0.01).probes(IDS).measure(50, progress=False)["loss"]
+    )
+    large = (
+        model.replace(std_logits=0.5).probes(IDS).measure(50, progress=False)["loss"]
+    )
     assert abs(np.median(small) - math.log(500)) < 0.02
     assert np.median(large) > math.log(500) + 1
 
 
 @pytest.mark.slow
 def test_tied_logits_keep_their_spread_in_the_limit():
-    """Of an id that occurs: the law at the model's widths and in the limit have variances within 15 %."""
-    model = models.read(CONFIGS["gpt2"]).replace(layers=1, width=256, head_dim=128, hidden=1024, std=0.05)
+    """Of an id that occurs: the law at the model's widths and in the limit have
+    variances within 15 %.
+    """
+    model = models.read(CONFIGS["gpt2"]).replace(
+        layers=1, width=256, head_dim=128, hidden=1024, std=0.05
+    )
     variances = []
     for limit, widths in ((False, model.widths()), (True, dict.fromkeys("ndm", inf))):
         traced = model.trace(IDS)
         logits = words(model, traced, traced.output, limit)
         known, others = logits.parts()
         made = ns.stack([known[2, logits.column[9]], others[2, 0]])
-        variances.append(ns.Program(made).draw(draws=4000, progress=False, **widths).var(axis=0))
+        variances.append(
+            ns.Program(made).draw(draws=4000, progress=False, **widths).var(axis=0)
+        )
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
 
 
@@ -211,16 +270,25 @@ def test_no_vocabulary_no_end():
 
 
 def test_one_token_has_no_pairs():
-    with pytest.raises(ValueError, match="tokens=1 must be 2 or more: an audit compares tokens"):
+    with pytest.raises(
+        ValueError, match="tokens=1 must be 2 or more: an audit compares tokens"
+    ):
         MODELS["gpt2"].probes(tokens=1)
 
 
 def test_vectors_that_are_0_are_refused():
-    """They have no cosine and no rank; where positions, or a branch alone, are not 0, nothing is undefined."""
+    """They have no cosine and no rank; where positions, or a branch alone, are not 0,
+    nothing is undefined.
+    """
     gpt2 = models.read(CONFIGS["gpt2"])
-    with pytest.raises(ValueError, match=r"std_embedding=0 of gpt2 .* makes all vectors 0: an audit needs"):
+    with pytest.raises(
+        ValueError,
+        match=r"std_embedding=0 of gpt2 .* makes all vectors 0: an audit needs",
+    ):
         gpt2.replace(std=0.0).probes(tokens=3)
-    assert np.isfinite(gpt2.replace(std_embedding=0.0).probes(tokens=3).measure(2, workers=1)["cosine"]).all()
+    assert np.isfinite(
+        gpt2.replace(std_embedding=0.0).probes(tokens=3).measure(2, workers=1)["cosine"]
+    ).all()
     gemma = models.read(CONFIGS["gemma2"])
     with pytest.raises(ValueError, match="or ids other than padding"):
         gemma.probes(ids=[gemma.padding] * 2)

@@ -1,4 +1,5 @@
-"""Programs of every family: the exact engine against the literal interpreter, and the limit against large widths.
+"""Programs of every family: the exact engine against the literal interpreter, and the
+limit against large widths.
 
 Kolmogorov–Smirnov, level 1e-5 for each of about 90 quantities; seeds are fixed.
 """
@@ -15,8 +16,12 @@ from .small import CONFIGS, IDS, NAMES, inputs, patches, program
 
 LEVEL = 1e-5
 ENCODERS = {
-    "copies before norms": models.pytorch_encoder(16, 2, 24, num_layers=3, norm_first=True),
-    "copies after norms": models.pytorch_encoder(16, 2, 24, num_layers=2, norm=True, causal=True),
+    "copies before norms": models.pytorch_encoder(
+        16, 2, 24, num_layers=3, norm_first=True
+    ),
+    "copies after norms": models.pytorch_encoder(
+        16, 2, 24, num_layers=2, norm=True, causal=True
+    ),
     "alibi": models.pytorch_encoder(16, 2, 24, num_layers=2, activation="gelu").replace(
         positions="alibi", shared=False, vocabulary=31
     ),
@@ -33,7 +38,8 @@ def test_a_family_has_the_law_of_its_literal_draws(family):
     literal = net.simulate(draws=600, seed=1, coordinates=0, progress=False, **widths)
     found = {}
     for name, a, b in zip(NAMES, ours, literal, strict=False):
-        if a.std() < 1e-6:  # a mean square after a norm, equal weights where there are no positions
+        # a mean square after a norm, equal weights where there are no positions
+        if a.std() < 1e-6:
             np.testing.assert_allclose(b, a[:600], rtol=1e-5, atol=1e-9)
         else:
             found[name] = stats.ks_2samp(a, b, method="asymp").pvalue
@@ -44,18 +50,26 @@ def test_a_family_has_the_law_of_its_literal_draws(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_the_limit_is_near_large_widths(family):
-    """Means of all scalars at ∞ and at widths of 1,600: 5 standard errors, and 5 % for what is left of order 1/n."""
+    """Means of all scalars at ∞ and at widths of 1,600: 5 standard errors, and 5 % for
+    what is left of order 1/n.
+    """
     model = MODELS[family]
     traced = model.trace(**inputs(model))
     layer = traced.layers[-1]
     gram = ns.mean_dot(layer.stream, layer.stream)
     net = ns.Program((gram, layer.weights))
-    own = {"d": model.d} if model.positions == "rotary" else {}  # these positions have no law at d = ∞
+    # these positions have no law at d = ∞
+    own = {"d": model.d} if model.positions == "rotary" else {}
     limit = net.draw(draws=1500, progress=False, **dict.fromkeys("ndm", inf) | own)
-    large = net.draw(draws=300, seed=1, progress=False, **dict.fromkeys("ndm", 1600) | own)
+    large = net.draw(
+        draws=300, seed=1, progress=False, **dict.fromkeys("ndm", 1600) | own
+    )
     for a, b in zip(limit, large, strict=True):
         error = np.hypot(a.std(axis=0) / len(a) ** 0.5, b.std(axis=0) / len(b) ** 0.5)
-        assert (np.abs(a.mean(axis=0) - b.mean(axis=0)) < 5 * error + 0.05 * np.abs(a.mean(axis=0)) + 1e-12).all()
+        assert (
+            np.abs(a.mean(axis=0) - b.mean(axis=0))
+            < 5 * error + 0.05 * np.abs(a.mean(axis=0)) + 1e-12
+        ).all()
 
 
 def test_widths_of_the_model_and_the_limit_have_laws():
@@ -72,7 +86,9 @@ def test_widths_of_the_model_and_the_limit_have_laws():
 
 
 def test_the_limit_keeps_the_scale_of_the_model():
-    """σ = std √N with N of the real model: 0.02² · 12,288 = 4.9 for scores of unit tokens."""
+    """σ = std √N with N of the real model: 0.02² · 12,288 = 4.9 for scores of unit
+    tokens.
+    """
     model = models.read("gpt3-175b").replace(layers=1)
     scores = model.trace(tokens=2).layers[0].scores
     found = ns.Program(scores).draw(draws=4000, progress=False, n=inf, d=inf)
@@ -80,9 +96,12 @@ def test_the_limit_keeps_the_scale_of_the_model():
 
 
 def test_repeated_ids_and_padding():
-    model = models.read(CONFIGS["gemma2"])  # padding is 1, and there are no learned positions
+    # padding is 1, and there are no learned positions
+    model = models.read(CONFIGS["gemma2"])
     start = model.trace([1, 5, 5, 1]).embedded
-    gram = ns.Program(ns.mean_dot(start, start)).draw(draws=50, progress=False, n=model.width)
+    gram = ns.Program(ns.mean_dot(start, start)).draw(
+        draws=50, progress=False, n=model.width
+    )
     assert (gram[:, [0, 3]] == 0).all()
     np.testing.assert_allclose(gram[:, 1, 1], gram[:, 1, 2])
     assert 1 not in model.probes(tokens=4).source.inputs.ids
@@ -97,7 +116,11 @@ def test_repeated_ids_and_padding():
         ("gpt2", {"ids": [31]}, "ids=31 must be an integer from 0 to 30"),
         ("gpt2", {"ids": [1.5]}, "ids=1.5 must be an integer"),
         ("gpt2", {"ids": [True]}, "ids=True must be an integer"),
-        ("gpt2", {"ids": [1] * 17}, "must be at most 16 tokens: gpt2 has that many positions"),
+        (
+            "gpt2",
+            {"ids": [1] * 17},
+            "must be at most 16 tokens: gpt2 has that many positions",
+        ),
         ("gpt2", {"tokens": 17}, "tokens=17 must be an integer from 1 to 16"),
         ("gpt2", {"ids": IDS, "decoder_ids": IDS}, "gpt2 has no decoder"),
         ("gpt2", {"patches": patches()}, "patches are for models of images"),
@@ -118,14 +141,27 @@ def test_one_token_and_one_head():
     net = model.program(tokens=1)
     value, error = net[0].law(draws=500, n=48, d=16, m=40).with_error.var()
     assert abs(value - 1) < 5 * error
-    rows = ns.Program(model.trace([4, 4]).layers[0].weights).draw(draws=200, progress=False, n=48, d=16)
+    rows = ns.Program(model.trace([4, 4]).layers[0].weights).draw(
+        draws=200, progress=False, n=48, d=16
+    )
     np.testing.assert_allclose(rows.sum(axis=-1), 1.0)
 
 
 def test_blocks_of_a_decoder_have_the_window_in_their_turn():
-    """Blocks 0 and 1 are the encoder's, 2 and 3 the decoder's; every second one has a window of two tokens."""
-    traced = MODELS["t5"].replace(window=2, window_every=2).trace(IDS, decoder_ids=[2, 7, 5, 5])
-    assert [mask is None or int(mask.sum()) for mask in traced.masks] == [16, True, 7, 10]
+    """Blocks 0 and 1 are the encoder's, 2 and 3 the decoder's; every second one has a
+    window of two tokens.
+    """
+    traced = (
+        MODELS["t5"]
+        .replace(window=2, window_every=2)
+        .trace(IDS, decoder_ids=[2, 7, 5, 5])
+    )
+    assert [mask is None or int(mask.sum()) for mask in traced.masks] == [
+        16,
+        True,
+        7,
+        10,
+    ]
 
 
 def test_a_decoder_without_its_last_norm():
@@ -138,17 +174,23 @@ def test_a_decoder_without_its_last_norm():
 
 @pytest.mark.parametrize("std", [1e-8, 1e8])
 def test_extreme_scales(std):
-    """Norms take scale away: the output of pre-norm blocks has unit mean square whatever the std of the embedding."""
+    """Norms take scale away: the output of pre-norm blocks has unit mean square
+    whatever the std of the embedding.
+    """
     model = models.read(CONFIGS["llama"]).replace(std_embedding=std, eps=0.0)
     y = model.trace(IDS).output
-    found = ns.Program(ns.mean_dot(y, y)).draw(draws=100, progress=False, **model.widths())
+    found = ns.Program(ns.mean_dot(y, y)).draw(
+        draws=100, progress=False, **model.widths()
+    )
     np.testing.assert_allclose(np.diagonal(found, axis1=1, axis2=2), 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "truncated"])
 def test_programs_of_weights_that_are_not_gaussian_say_so(distribution):
     """Their laws at finite width were called exact; only the limit is the same."""
-    model = ns.models.read("gpt2").replace(layers=1, width=16, heads=2, hidden=64, vocabulary=30)
+    model = ns.models.read("gpt2").replace(
+        layers=1, width=16, heads=2, hidden=64, vocabulary=30
+    )
     widths = model.widths()
     assert model.program(tokens=2).law(**widths, draws=4).status == "exact"
     other = model.replace(distribution=distribution)

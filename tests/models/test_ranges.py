@@ -1,4 +1,6 @@
-"""The largest and the smallest numbers of activations: formats, functions of arrays, and laws against plain numpy."""
+"""The largest and the smallest numbers of activations: formats, functions of arrays,
+and laws against plain numpy.
+"""
 
 import math
 
@@ -16,7 +18,14 @@ from ..keep import keep
 from . import plain
 
 LEVEL = 1e-4  # of each test: divided by the numbers that are compared
-SMALL = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8, "vocab_size": 23, "initializer_range": 0.05}
+SMALL = {
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 8,
+    "vocab_size": 23,
+    "initializer_range": 0.05,
+}
 MODELS = {
     "gpt2": ns.models.read({"model_type": "gpt2", **SMALL}),
     "llama": ns.models.read(
@@ -52,22 +61,37 @@ def numbers(u):
 
 
 def activations(model, rng):
-    """One initialisation: arrays of each activation, block by block, and at the ends."""
+    """One initialisation: arrays of each activation, block by block, and at the
+    ends.
+    """
     table = rng.normal(0.0, model.std_embedding, (model.vocabulary, model.width))
     x = table[list(IDS)]
     if model.positions == "learned":
-        x = x + rng.normal(0.0, model.std_position, (model.length, model.width))[: len(IDS)]
+        x = (
+            x
+            + rng.normal(0.0, model.std_position, (model.length, model.width))[
+                : len(IDS)
+            ]
+        )
     made, mask = [{"embedding": x}], plain.allowed(model, 0, len(IDS))
     for _ in range(model.layers):
         w, u = plain.matrices(model, rng), plain.norm(model, x)
-        found = {name: np.einsum("hdn,sn->hsd", w[name[0]], u) for name in ("query", "key", "value")}
+        found = {
+            name: np.einsum("hdn,sn->hsd", w[name[0]], u)
+            for name in ("query", "key", "value")
+        }
         added, scores, weights = plain.attention(model, u, w, mask)
         u = plain.norm(model, x + added)
         f, h = plain.ACTIVATIONS[model.activation], u @ w["in"].T
         hidden = f(u @ w["gate"].T) * h if model.gated else f(h)
         fed = hidden @ w["out"].T
         x = x + added + fed
-        found |= {"scores": scores[:, mask], "weights": weights[:, mask], "attention": added, "hidden": hidden}
+        found |= {
+            "scores": scores[:, mask],
+            "weights": weights[:, mask],
+            "attention": added,
+            "hidden": hidden,
+        }
         made.append(found | {"mlp": fed, "stream": x})
     words = table if model.tied else rng.normal(0.0, model.std_logits, table.shape)
     return [*made, {"logits": plain.norm(model, x) @ words.T}]
@@ -77,30 +101,43 @@ def activations(model, rng):
 def test_ranges_have_the_law_of_plain_numpy(name):
     model, rng = MODELS[name], np.random.default_rng(1)
     drawn = [activations(model, rng) for _ in range(200)]
-    found = model.probes(IDS, ranges=True).measure(1000, seed=2, workers=1, progress=False)
+    found = model.probes(IDS, ranges=True).measure(
+        1000, seed=2, workers=1, progress=False
+    )
     compared, varied = {}, 0
     places = [(a, block, k + 1) for a in BLOCK for k, block in enumerate([(0,), (1,)])]
     for activation, block, at in (*places, ("embedding", (), 0), ("logits", (), 3)):
         theirs = np.array([numbers(each[at][activation]) for each in drawn])
         for i, column in enumerate(COLUMNS):
             ours = found[f"{activation}_{column}"][:, *block]
-            compared[activation, column, *block] = stats.ks_2samp(theirs[:, i], ours).pvalue
+            compared[activation, column, *block] = stats.ks_2samp(
+                theirs[:, i], ours
+            ).pvalue
             varied += bool(ours.std() > 0)
     assert varied > 50
-    assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+    assert min(compared.values()) > LEVEL / len(compared), min(
+        compared, key=compared.get
+    )
 
 
 @pytest.mark.parametrize("dependent", [False, True])
 def test_the_root_of_all_logits_begins_with_that_of_the_first(dependent):
-    """Logits of the last token come on top of those that predict, which keep their own symmetric root."""
+    """Logits of the last token come on top of those that predict, which keep their own
+    symmetric root.
+    """
     y = np.random.default_rng(0).standard_normal((3, 5, 7))
     y[:, -1] = y[:, 0] + y[:, 1] if dependent else y[:, -1]
     y[1, 1] = y[1, 0]
     gram = y @ y.transpose(0, 2, 1)
     made = _split_root(gram, 4)
-    # where the last vector depends on the first, the root of a rounding error is left of it
-    np.testing.assert_allclose(made @ made.transpose(0, 2, 1), gram, atol=1e-7 if dependent else 1e-12)
-    np.testing.assert_allclose(made[:, :4, :4], symmetric_root(gram[:, :4, :4]), atol=1e-12)
+    # where the last vector depends on the first, the root of a rounding error is left
+    # of it
+    np.testing.assert_allclose(
+        made @ made.transpose(0, 2, 1), gram, atol=1e-7 if dependent else 1e-12
+    )
+    np.testing.assert_allclose(
+        made[:, :4, :4], symmetric_root(gram[:, :4, :4]), atol=1e-12
+    )
     assert not made[:, :4, 4].any()
 
 
@@ -109,29 +146,39 @@ def test_the_root_of_all_logits_begins_with_that_of_the_first(dependent):
 def test_ranges_leave_the_law_of_all_else_as_it_is(name):
     model = MODELS[name]
     plain, ranged = (
-        model.probes(IDS, gradients=True, ranges=ranges).measure(1500, seed=seed, workers=1, progress=False)
+        model.probes(IDS, gradients=True, ranges=ranges).measure(
+            1500, seed=seed, workers=1, progress=False
+        )
         for seed, ranges in ((1, False), (2, True))
     )
     compared = {
-        (quantity, *at): stats.ks_2samp(plain[quantity][:, *at], ranged[quantity][:, *at]).pvalue
+        (quantity, *at): stats.ks_2samp(
+            plain[quantity][:, *at], ranged[quantity][:, *at]
+        ).pvalue
         for quantity in plain
         for at in np.ndindex(plain[quantity].shape[1:])
     }
     assert len(compared) > 30
-    assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+    assert min(compared.values()) > LEVEL / len(compared), min(
+        compared, key=compared.get
+    )
 
 
 def test_embeddings_of_a_decoder_count():
     """Given the largest of k independent |N(0, 1)|, P(|z| < largest)^k is uniform."""
     small = {"num_heads": 2, "d_kv": 4, "d_ff": 8, "num_layers": 1, "vocab_size": 20}
     model = ns.models.read({"model_type": "t5", "d_model": 8, **small})
-    found = model.probes(ids=(1, 2), decoder_ids=(4, 5, 6), ranges=True).measure(400, workers=1, progress=False)
+    found = model.probes(ids=(1, 2), decoder_ids=(4, 5, 6), ranges=True).measure(
+        400, workers=1, progress=False
+    )
     uniform = (2 * stats.norm.cdf(found["embedding_largest"]) - 1) ** (5 * 8)
     assert stats.kstest(uniform, "uniform").pvalue > LEVEL
 
 
 def test_formats_are_those_of_their_bits():
-    """Largest and smallest number from exponent and mantissa bits; E4M3 gives one mantissa to NaN and no infinity."""
+    """Largest and smallest number from exponent and mantissa bits; E4M3 gives one
+    mantissa to NaN and no infinity.
+    """
     bits = {"bf16": (8, 7), "fp16": (5, 10), "e5m2": (5, 2), "e4m3": (4, 3)}
     for f in FORMATS:
         exponent, mantissa = bits[f.name]
@@ -163,7 +210,8 @@ def test_the_largest_of_gaussian_coordinates_is_a_power_of_their_distribution():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.weight(n, n) @ ns.gaussian(n), 1))
     found = net.draw(n=50, draws=4000, progress=False)[:, 0]
-    radius = stats.chi(50).rvs(4000, random_state=1) / math.sqrt(50)  # |x|/√n: given it, coordinates are independent
+    # |x|/√n: given it, coordinates are independent
+    radius = stats.chi(50).rvs(4000, random_state=1) / math.sqrt(50)
     u = np.random.default_rng(0).random(4000)
     direct = radius * stats.norm.ppf((1 + u ** (1 / 50)) / 2)  # P(|z| < t)^n = u
     assert stats.ks_2samp(found, direct).pvalue > LEVEL
@@ -173,7 +221,9 @@ def test_the_largest_of_gaussian_coordinates_is_a_power_of_their_distribution():
 def test_functions_of_all_coordinates_have_no_limit_and_are_printed():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.gaussian(n, 2), 1))
-    with pytest.raises(ns.ExactError, match="a function of all coordinates, top, at width inf"):
+    with pytest.raises(
+        ns.ExactError, match="a function of all coordinates, top, at width inf"
+    ):
         net.plan(n=ns.inf)
     assert "top(h1)" in str(net)
     assert r"\operatorname{top}(h^{(1)}_{\cdot})" in net.latex()
@@ -185,5 +235,10 @@ def test_ranges_are_of_finite_widths():
     probes = model.probes(IDS, ranges=True)
     found = probes.measure(3, workers=1, progress=False, n=ns.inf, d=ns.inf, m=ns.inf)
     assert "stream_largest" not in found
-    with_gradients = model.probes(IDS, gradients=True, ranges=True).measure(3, workers=1, progress=False)
-    assert {f"{a}_largest" for a in (*BLOCK, *ENDS)} | {"grad_query", "grad_embedding"} <= set(with_gradients)
+    with_gradients = model.probes(IDS, gradients=True, ranges=True).measure(
+        3, workers=1, progress=False
+    )
+    assert {f"{a}_largest" for a in (*BLOCK, *ENDS)} | {
+        "grad_query",
+        "grad_embedding",
+    } <= set(with_gradients)

@@ -1,4 +1,6 @@
-"""What an audit asks of logits, by pieces of the vocabulary: the same numbers as from whole arrays."""
+"""What an audit asks of logits, by pieces of the vocabulary: the same numbers as from
+whole arrays.
+"""
 
 from functools import partial
 
@@ -13,7 +15,9 @@ from netsor.models._metrics import of_attention, of_logits
 
 def right(every):
     mass = logsumexp(every, axis=-1)
-    largest = (1 / np.exp(every - every.max(axis=-1, keepdims=True)).sum(axis=-1)).max(axis=-1)
+    largest = (1 / np.exp(every - every.max(axis=-1, keepdims=True)).sum(axis=-1)).max(
+        axis=-1
+    )
     return np.stack([every.std(axis=(-2, -1)), mass.mean(axis=-1), largest], axis=-1)
 
 
@@ -24,21 +28,32 @@ def test_logits_by_pieces(scale, far, piece, monkeypatch):
     monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", piece)
     rng = np.random.default_rng(0)
     known = scale * (far + rng.standard_normal((3, 5, 4)))
-    root, noise = scale * rng.standard_normal((3, 5, 5)), far + rng.standard_normal((3, 5, 150))
+    root, noise = (
+        scale * rng.standard_normal((3, 5, 5)),
+        far + rng.standard_normal((3, 5, 150)),
+    )
     before = [array.copy() for array in (root, noise, known)]
     every = np.concatenate([known, root @ noise], axis=-1)
     np.testing.assert_allclose(of_logits(root, noise, known), right(every), rtol=1e-10)
     np.testing.assert_allclose(of_logits(root, noise), right(root @ noise), rtol=1e-10)
     np.testing.assert_allclose(of_logits(known), right(known), rtol=1e-10)
     cap = 2 * scale
-    np.testing.assert_allclose(of_logits(root, noise, known, cap=cap), right(cap * np.tanh(every / cap)), rtol=1e-10)
+    np.testing.assert_allclose(
+        of_logits(root, noise, known, cap=cap),
+        right(cap * np.tanh(every / cap)),
+        rtol=1e-10,
+    )
     for array, same in zip((root, noise, known), before, strict=True):
         np.testing.assert_array_equal(array, same)
 
 
 def test_no_replicas_and_one_for_all():
-    assert of_logits(np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))).shape == (0, 3)
-    assert of_logits(np.ones((1, 5, 5)), np.zeros((3, 5, 9)), np.ones((1, 5, 4))).shape == (3, 3)
+    assert of_logits(
+        np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))
+    ).shape == (0, 3)
+    assert of_logits(
+        np.ones((1, 5, 5)), np.zeros((3, 5, 9)), np.ones((1, 5, 4))
+    ).shape == (3, 3)
 
 
 def test_single_precision_stays_single():
@@ -69,14 +84,24 @@ def test_reductions_make_as_many_numbers_as_they_say():
 
 def test_reductions_are_not_called_to_learn_the_shape_of_what_they_make(monkeypatch):
     """On thousands of tokens a call takes minutes, and gigabytes."""
-    monkeypatch.setattr(_metrics, "eigenvalues", lambda gram: pytest.fail("called while the program was traced"))
+    monkeypatch.setattr(
+        _metrics,
+        "eigenvalues",
+        lambda gram: pytest.fail("called while the program was traced"),
+    )
     many = ns.mean_dot(*[ns.gaussian(ns.Width("n"), 999)] * 2)
     assert ns.apply(_metrics.effective_rank, many, axes=2).shape == (1,)
 
 
-@pytest.mark.parametrize(("tokens", "width", "rows"), [(9, 4, 4), (9, 20, 9), (1, 4, 1)])
-def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(tokens, width, rows):
-    """X X^T and X^T X have the same eigenvalues other than 0, and a plan takes the smaller of both."""
+@pytest.mark.parametrize(
+    ("tokens", "width", "rows"), [(9, 4, 4), (9, 20, 9), (1, 4, 1)]
+)
+def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(
+    tokens, width, rows
+):
+    """X X^T and X^T X have the same eigenvalues other than 0, and a plan takes the
+    smaller of both.
+    """
 
     def ranked(f):
         @ns.program
@@ -87,9 +112,14 @@ def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(
 
         return net()
 
-    net, plain = ranked(_metrics.effective_rank), ranked(lambda gram: _metrics.effective_rank(gram))
+    net, plain = (
+        ranked(_metrics.effective_rank),
+        ranked(lambda gram: _metrics.effective_rank(gram)),
+    )
     (step,) = [step for step in net.plan().steps if "effective_rank" in step.words]
     assert step.args[0].shape[-2:] == (rows, rows)
-    found, expected = (each.draw(draws=50, seed=3, progress=False) for each in (net, plain))
+    found, expected = (
+        each.draw(draws=50, seed=3, progress=False) for each in (net, plain)
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert expected.std() > 0 or tokens == 1

@@ -1,4 +1,6 @@
-"""The standard deviation of one head's output: against draws, known integrals, and itself."""
+"""The standard deviation of one head's output: against draws, known integrals, and
+itself.
+"""
 
 import math
 
@@ -10,7 +12,9 @@ from netsor.nn import _attention_law
 
 
 def drawn(rng, tokens, head_dim, scale, correlation, draws):
-    """The variance given the weights, for each draw of a query and its keys, literally."""
+    """The variance given the weights, for each draw of a query and its keys,
+    literally.
+    """
     q = rng.standard_normal((draws, 1, head_dim))
     keys = math.sqrt(1 - correlation) * rng.standard_normal((draws, tokens, head_dim))
     keys += math.sqrt(correlation) * rng.standard_normal((draws, 1, head_dim))
@@ -25,7 +29,9 @@ def drawn(rng, tokens, head_dim, scale, correlation, draws):
     [(4, 2, 0.7, 0.0), (64, 16, 0.25, 0.0), (40, 16, 1.0, 0.0), (30, 8, 0.4, 0.3)],
 )
 def test_it_is_that_of_draws(tokens, head_dim, scale, correlation):
-    """Level 1e-4 each; with τ of the mean |q| instead of its law, z is above 6 for the first."""
+    """Level 1e-4 each; with τ of the mean |q| instead of its law, z is above 6 for the
+    first.
+    """
     found = drawn(np.random.default_rng(5), tokens, head_dim, scale, correlation, 6_000)
     exact = ns.attention_std(tokens, head_dim, scale=scale, correlation=correlation)
     z = (found.mean() - exact.value**2) / (found.std() / math.sqrt(len(found)))
@@ -34,12 +40,16 @@ def test_it_is_that_of_draws(tokens, head_dim, scale, correlation):
 
 
 def test_values_that_are_known():
-    """E w of four tokens at infinite width, from a quadrature of its own; flat attention; one token."""
+    """E w of four tokens at infinite width, from a quadrature of its own; flat
+    attention; one token.
+    """
     assert ns.attention_std(4, ns.inf).value ** 2 == pytest.approx(0.39197144, abs=5e-8)
     assert ns.attention_std(100, 64, scale=0.0).value == pytest.approx(0.1, rel=1e-9)
     assert ns.attention_std(1, 3).value == pytest.approx(1.0)
     assert ns.attention_std(50, 3, correlation=1.0).value == pytest.approx(1.0)
-    assert ns.attention_std(5, 10**7).value == pytest.approx(ns.attention_std(5, ns.inf).value, rel=1e-6)
+    assert ns.attention_std(5, 10**7).value == pytest.approx(
+        ns.attention_std(5, ns.inf).value, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
@@ -54,12 +64,18 @@ def test_sums_of_powers(less):
     """The closed form and its series, on both sides of where they change places."""
     s = 1000
     direct = math.fsum(i * (1 - less) ** (i - 1) for i in range(1, s + 1)) / s
-    assert float(_attention_law._causal(s, np.array([less]))[0]) == pytest.approx(direct, rel=1e-9)
+    assert float(_attention_law._causal(s, np.array([less]))[0]) == pytest.approx(
+        direct, rel=1e-9
+    )
 
 
 def test_many_tokens_have_the_log_normal_limit():
-    """√(e/s) for scores of variance 1: the law of large numbers for the sum of weights."""
-    assert ns.attention_std(10**9, ns.inf).value * math.sqrt(10**9 / math.e) == pytest.approx(1.0, abs=1e-3)
+    """√(e/s) for scores of variance 1: the law of large numbers for the sum of
+    weights.
+    """
+    assert ns.attention_std(10**9, ns.inf).value * math.sqrt(
+        10**9 / math.e
+    ) == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +83,19 @@ def test_many_tokens_have_the_log_normal_limit():
     [
         ({"tokens": 0, "head_dim": 4}, "tokens=0 must be a positive integer"),
         ({"tokens": 4, "head_dim": 0}, "head_dim=0 must be a positive integer"),
-        ({"tokens": 4, "head_dim": ns.inf, "scale": 1.0}, "scale=1.0 must be None at head_dim=inf"),
-        ({"tokens": 4, "head_dim": 4, "scale": 1e3}, "makes scores of standard deviation"),
+        (
+            {"tokens": 4, "head_dim": ns.inf, "scale": 1.0},
+            "scale=1.0 must be None at head_dim=inf",
+        ),
+        (
+            {"tokens": 4, "head_dim": 4, "scale": 1e3},
+            "makes scores of standard deviation",
+        ),
         ({"tokens": 4, "head_dim": 4, "correlation": 2.0}, "correlation=2.0 must be"),
-        ({"tokens": 4, "head_dim": 4, "causal": "yes"}, "causal='yes' must be True or False"),
+        (
+            {"tokens": 4, "head_dim": 4, "causal": "yes"},
+            "causal='yes' must be True or False",
+        ),
     ],
 )
 def test_bad_arguments_are_named(given, said):

@@ -1,4 +1,6 @@
-"""The language read by PyTorch: one rule an operation, forwards alone, so that autograd differentiates it."""
+"""The language read by PyTorch: one rule an operation, forwards alone, so that autograd
+differentiates it.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ Tensor = torch.Tensor
 
 
 class Reading:
-    """Values as tensors, from the initial vectors, random scalars and matrices of a literal draw of one replica.
+    """Values as tensors, from the initial vectors, random scalars and matrices of a
+    literal draw of one replica.
 
-    `made` are the tensors by value, `normals` the N(0, 1) variables behind matrices by source and member.
+    `made` are the tensors by value, `normals` the N(0, 1) variables behind matrices by
+    source and member.
     """
 
     def __init__(self, literal: _Literal, outputs: list[Value]) -> None:
@@ -62,11 +66,15 @@ def _matmul(run: Reading, op: ops.MatMul, value: Vector) -> Tensor:
     members = [run.normals[weight.source, k] for k in weight.members.ravel().tolist()]
     w = scale * torch.stack([m.mT if weight.transposed else m for m in members])
     x = run.made[op.x].reshape(len(members) if op.each else 1, -1, w.shape[-1])
-    return torch.einsum("boi,bki->bko", w, x.expand(len(members), -1, -1)).reshape(*value.shape, -1)
+    return torch.einsum("boi,bki->bko", w, x.expand(len(members), -1, -1)).reshape(
+        *value.shape, -1
+    )
 
 
 def _masked(p: Tensor, allowed: Tensor | None = None) -> Tensor:
-    return torch.softmax(p if allowed is None else p.masked_fill(allowed == 0, -torch.inf), dim=-1)
+    return torch.softmax(
+        p if allowed is None else p.masked_fill(allowed == 0, -torch.inf), dim=-1
+    )
 
 
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
@@ -116,7 +124,9 @@ def _named(f: activations.Function) -> Callable[..., Tensor]:
 
 def _nonlin(run: Reading, op: ops.Nonlin, value: Vector) -> Tensor:
     vectors = [run.lined(v, value.ndim) for v in op.vectors]
-    return _named(op.f)(*vectors, *(run.lined(p, value.ndim)[..., None] for p in op.scalars))
+    return _named(op.f)(
+        *vectors, *(run.lined(p, value.ndim)[..., None] for p in op.scalars)
+    )
 
 
 def _apply(run: Reading, op: ops.Apply, value: Value) -> Tensor:
@@ -128,7 +138,9 @@ def _rotate(run: Reading, op: Rotate, value: Vector) -> Tensor:
     """Pairs of coordinates as complex numbers, times e^(i angle)."""
     x, angles = run.made[op.x], fixed(op.angles(run.width(value)))
     half = angles.shape[-1]
-    turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat([turned.real, turned.imag, x[..., 2 * half :]], dim=-1)
 
 
@@ -155,9 +167,15 @@ TORCH: dict[type[Operation], Callable[[Reading, Any, Any], Tensor]] = {
     ops.Root: lambda run, op, value: fixed(op.of(run.widths)),
     ops.MatMul: _matmul,
     ops.Nonlin: _nonlin,
-    ops.Add: lambda run, op, value: run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim),
-    ops.Scale: lambda run, op, value: run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim),
-    ops.Mix: lambda run, op, value: run.lined(op.a, value.ndim + 1) @ run.lined(op.x, value.ndim),
+    ops.Add: lambda run, op, value: (
+        run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim)
+    ),
+    ops.Scale: lambda run, op, value: (
+        run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim)
+    ),
+    ops.Mix: lambda run, op, value: (
+        run.lined(op.a, value.ndim + 1) @ run.lined(op.x, value.ndim)
+    ),
     ops.Concat: lambda run, op, value: run.made[op.x].movedim(op.axis, -2).flatten(-2),
     ops.Split: _split,
     ops.Dot: _dot,

@@ -1,4 +1,6 @@
-"""Models as people publish them: forks of a small GPT, wrappers of functions, a paper line by line."""
+"""Models as people publish them: forks of a small GPT, wrappers of functions, a paper
+line by line.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,15 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.attn_dropout = nn.Dropout(config.dropout)
         self.resid_dropout = nn.Dropout(config.dropout)
-        self.n_head, self.n_embd, self.dropout = config.n_head, config.n_embd, config.dropout
+        self.n_head, self.n_embd, self.dropout = (
+            config.n_head,
+            config.n_embd,
+            config.dropout,
+        )
         mask = torch.tril(torch.ones(config.block_size, config.block_size))
-        self.register_buffer("bias", mask.view(1, 1, config.block_size, config.block_size))
+        self.register_buffer(
+            "bias", mask.view(1, 1, config.block_size, config.block_size)
+        )
 
     def forward(self, x):
         B, T, C = x.size()
@@ -59,14 +67,26 @@ class MLP(nn.Module):
 
     def forward(self, x):
         x = self.c_fc(x)
-        x = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        x = (
+            0.5
+            * x
+            * (
+                1.0
+                + torch.tanh(
+                    math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+                )
+            )
+        )
         return self.dropout(self.c_proj(x))
 
 
 class GPTBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(config.n_embd, bias=config.bias), CausalSelfAttention(config)
+        self.ln_1, self.attn = (
+            nn.LayerNorm(config.n_embd, bias=config.bias),
+            CausalSelfAttention(config),
+        )
         self.ln_2, self.mlp = nn.LayerNorm(config.n_embd, bias=config.bias), MLP(config)
         self.parallel = config.parallel
 
@@ -78,7 +98,9 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tied logits; like the original, it makes logits of the last token alone unless there are targets."""
+    """Tied logits; like the original, it makes logits of the last token alone unless
+    there are targets.
+    """
 
     def __init__(self, config=None):
         super().__init__()
@@ -97,7 +119,9 @@ class GPT(nn.Module):
         self.apply(self._init_weights)
         for pn, p in self.named_parameters():
             if pn.endswith("c_proj.weight"):
-                torch.nn.init.normal_(p, mean=0.0, std=config.std / math.sqrt(2 * config.n_layer))
+                torch.nn.init.normal_(
+                    p, mean=0.0, std=config.std / math.sqrt(2 * config.n_layer)
+                )
 
     def _init_weights(self, module):
         if isinstance(module, nn.Linear):
@@ -118,7 +142,9 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is not None:
             logits = self.lm_head(x)
-            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+            loss = F.cross_entropy(
+                logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
+            )
         else:
             logits, loss = self.lm_head(x[:, [-1], :]), None
         return logits, loss
@@ -163,13 +189,22 @@ class GEGLU(nn.Module):
 
 def FeedForward(dim, mult=4, dropout=0.0):
     inner_dim = int(dim * mult * 2 / 3) // 2 * 2
-    return nn.Sequential(nn.Linear(dim, inner_dim * 2), GEGLU(), nn.Dropout(dropout), nn.Linear(inner_dim, dim))
+    return nn.Sequential(
+        nn.Linear(dim, inner_dim * 2),
+        GEGLU(),
+        nn.Dropout(dropout),
+        nn.Linear(inner_dim, dim),
+    )
 
 
 class RotaryEmbedding(nn.Module):
     def __init__(self, dim, theta=10000):
         super().__init__()
-        self.register_buffer("inv_freq", 1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim)), persistent=False)
+        self.register_buffer(
+            "inv_freq",
+            1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim)),
+            persistent=False,
+        )
 
     def forward(self, seq_len):
         t = torch.arange(seq_len, device=self.inv_freq.device).type_as(self.inv_freq)
@@ -194,7 +229,9 @@ class Attention(nn.Module):
         self.heads, self.scale = heads, dim_head**-0.5
         self.to_q = nn.Linear(dim, heads * dim_head, bias=False)
         self.to_kv = nn.Linear(dim, 2 * dim_head, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(heads * dim_head, dim, bias=False), nn.Dropout(0.0))
+        self.to_out = nn.Sequential(
+            nn.Linear(heads * dim_head, dim, bias=False), nn.Dropout(0.0)
+        )
         self.rotary = RotaryEmbedding(dim_head)
 
     def forward(self, x, mask=None):
@@ -222,7 +259,9 @@ class SandwichTransformer(nn.Module):
         for _ in range(depth):
             pair = [Sandwich(dim, Attention(dim)), Sandwich(dim, FeedForward(dim))]
             self.layers.append(nn.ModuleList(pair))
-        self.to_logits = nn.Sequential(RMSNorm(dim), nn.Linear(dim, num_tokens, bias=False))
+        self.to_logits = nn.Sequential(
+            RMSNorm(dim), nn.Linear(dim, num_tokens, bias=False)
+        )
         nn.init.normal_(self.token_emb.weight, std=0.5)
 
     def forward(self, x):
@@ -234,37 +273,79 @@ class SandwichTransformer(nn.Module):
 
 
 class DiffAttention(nn.Module):
-    """Two softmaxes and their difference, weighted by learned vectors; a norm of each head."""
+    """Two softmaxes and their difference, weighted by learned vectors; a norm of each
+    head.
+    """
 
     def __init__(self, embed_dim, num_heads, depth):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads // 2
         self.scaling = self.head_dim**-0.5
-        self.q_proj, self.k_proj = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(2))
-        self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(2))
+        self.q_proj, self.k_proj = (
+            nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(2)
+        )
+        self.v_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(2)
+        )
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            setattr(self, name, nn.Parameter(torch.zeros(self.head_dim, dtype=torch.float32).normal_(mean=0, std=0.1)))
+            setattr(
+                self,
+                name,
+                nn.Parameter(
+                    torch.zeros(self.head_dim, dtype=torch.float32).normal_(
+                        mean=0, std=0.1
+                    )
+                ),
+            )
         self.subln = nn.RMSNorm(2 * self.head_dim, eps=1e-5, elementwise_affine=True)
 
     def forward(self, x):
         bsz, tgt_len, _ = x.size()
-        q = self.q_proj(x).view(bsz, tgt_len, 2 * self.num_heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(bsz, tgt_len, 2 * self.num_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(bsz, tgt_len, self.num_heads, 2 * self.head_dim).transpose(1, 2)
+        q = (
+            self.q_proj(x)
+            .view(bsz, tgt_len, 2 * self.num_heads, self.head_dim)
+            .transpose(1, 2)
+        )
+        k = (
+            self.k_proj(x)
+            .view(bsz, tgt_len, 2 * self.num_heads, self.head_dim)
+            .transpose(1, 2)
+        )
+        v = (
+            self.v_proj(x)
+            .view(bsz, tgt_len, self.num_heads, 2 * self.head_dim)
+            .transpose(1, 2)
+        )
         q *= self.scaling
         attn_weights = torch.matmul(q, k.transpose(-1, -2))
-        attn_mask = torch.triu(torch.zeros([tgt_len, tgt_len]).float().fill_(float("-inf")).type_as(attn_weights), 1)
+        attn_mask = torch.triu(
+            torch.zeros([tgt_len, tgt_len])
+            .float()
+            .fill_(float("-inf"))
+            .type_as(attn_weights),
+            1,
+        )
         attn_weights = torch.nan_to_num(attn_weights)
         attn_weights += attn_mask
-        attn_weights = F.softmax(attn_weights, dim=-1, dtype=torch.float32).type_as(attn_weights)
-        lambda_1 = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dim=-1).float()).type_as(q)
-        lambda_2 = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dim=-1).float()).type_as(q)
+        attn_weights = F.softmax(attn_weights, dim=-1, dtype=torch.float32).type_as(
+            attn_weights
+        )
+        lambda_1 = torch.exp(
+            torch.sum(self.lambda_q1 * self.lambda_k1, dim=-1).float()
+        ).type_as(q)
+        lambda_2 = torch.exp(
+            torch.sum(self.lambda_q2 * self.lambda_k2, dim=-1).float()
+        ).type_as(q)
         lambda_full = lambda_1 - lambda_2 + self.lambda_init
         attn_weights = attn_weights.view(bsz, self.num_heads, 2, tgt_len, tgt_len)
         attn_weights = attn_weights[:, :, 0] - lambda_full * attn_weights[:, :, 1]
         attn = self.subln(torch.matmul(attn_weights, v)) * (1 - self.lambda_init)
-        return self.out_proj(attn.transpose(1, 2).reshape(bsz, tgt_len, self.num_heads * 2 * self.head_dim))
+        return self.out_proj(
+            attn.transpose(1, 2).reshape(
+                bsz, tgt_len, self.num_heads * 2 * self.head_dim
+            )
+        )
 
 
 class DiffTransformer(nn.Module):
@@ -300,7 +381,11 @@ class MoeLayer(nn.Module):
 
     def __init__(self, experts, gate, num_experts_per_tok=2):
         super().__init__()
-        self.experts, self.gate, self.k = nn.ModuleList(experts), gate, num_experts_per_tok
+        self.experts, self.gate, self.k = (
+            nn.ModuleList(experts),
+            gate,
+            num_experts_per_tok,
+        )
 
     def forward(self, inputs):
         flat = inputs.view(-1, inputs.shape[-1])
@@ -310,7 +395,9 @@ class MoeLayer(nn.Module):
         results = torch.zeros_like(flat)
         for i, expert in enumerate(self.experts):
             batch_idx, nth_expert = torch.where(selected_experts == i)
-            results[batch_idx] += weights[batch_idx, nth_expert, None] * expert(flat[batch_idx])
+            results[batch_idx] += weights[batch_idx, nth_expert, None] * expert(
+                flat[batch_idx]
+            )
         return results.view_as(inputs)
 
 
@@ -327,7 +414,10 @@ class DenseMoe(nn.Module):
 
     def __init__(self, dim, num_experts=4):
         super().__init__()
-        self.gate, self.experts = nn.Linear(dim, num_experts), nn.ModuleList(FeedForward(dim) for _ in range(4))
+        self.gate, self.experts = (
+            nn.Linear(dim, num_experts),
+            nn.ModuleList(FeedForward(dim) for _ in range(4)),
+        )
 
     def forward(self, x):
         weights = self.gate(x).softmax(dim=-1)

@@ -1,4 +1,6 @@
-"""Programs of PyTorch modules with the numbers of one module, for comparison with what this module computes."""
+"""Programs of PyTorch modules with the numbers of one module, for comparison with what
+this module computes.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from ..engine.differences import drawn
 
 
 def given_numbers(draws, module):
-    """The numbers of a module for the random objects of its program: what `drawn` takes instead of draws."""
+    """The numbers of a module for the random objects of its program: what `drawn` takes
+    instead of draws.
+    """
     named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
     given = {}
     for name, places in draws._weights.items():
         for (start, size), (matrix, plain) in places.items():
             part = named[name].ravel()[start : start + size]
             rows, columns = matrix.out_width.factor, matrix.in_width.factor
-            part = part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
+            part = (
+                part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
+            )
             given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
     for name, table in draws._embeddings.items():
         given[table.vectors] = named[name][table.known]
@@ -38,16 +44,22 @@ def given_numbers(draws, module):
 
 @torch.no_grad()
 def outputs(build, args, seed=5):
-    """The outputs of a module in double precision, and of its program with the same numbers, as pairs of arrays.
+    """The outputs of a module in double precision, and of its program with the same
+    numbers, as pairs of arrays.
 
     Coordinates are along the last axis of both.
     """
     made = []
-    with mock.patch.object(_program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1]):
+    with mock.patch.object(
+        _program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1]
+    ):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)
     module = build().eval().double()
     found = module(*args)
     literal = drawn(list(net.outputs), {}, given_numbers(made[0], module))
     real = found if isinstance(found, tuple) else (found,)
-    return [(x.numpy(), literal.drawn[value][0]) for x, value in zip(real, net.outputs, strict=True)]
+    return [
+        (x.numpy(), literal.drawn[value][0])
+        for x, value in zip(real, net.outputs, strict=True)
+    ]

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def columns(found):
-    """Every number of quantities (draws, …) as its draws, and which of them do not vary."""
+    """Every number of quantities (draws, …) as its draws, and which of them do not
+    vary.
+    """
     every = {
         (name, k): rows[:, k]
         for name, x in found.items()

@@ -1,4 +1,6 @@
-"""Modules that order, group and repeat coordinates in unusual ways. All are functions of tokens (ids)."""
+"""Modules that order, group and repeat coordinates in unusual ways. All are functions
+of tokens (ids).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def halves(x):
 
 def some_of_every_two(x):
     """The first half of the coordinates, in pairs (2f, 2f + 1)."""
-    return torch.cat((every_two(x[..., : x.shape[-1] // 2]), x[..., x.shape[-1] // 2 :]), -1)
+    return torch.cat(
+        (every_two(x[..., : x.shape[-1] // 2]), x[..., x.shape[-1] // 2 :]), -1
+    )
 
 
 def heads(x):
@@ -48,16 +52,25 @@ def merged(x):
 def attended(q, k, v):
     """Causal attention, by its products."""
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
-    return F.softmax((q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf), -1) @ v
+    return (
+        F.softmax(
+            (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf), -1
+        )
+        @ v
+    )
 
 
 class Layer(nn.Module):
-    """Embedded tokens, and matrices of Gaussian entries: netsor treats those of nn.Linear as Gaussian."""
+    """Embedded tokens, and matrices of Gaussian entries: netsor treats those of
+    nn.Linear as Gaussian.
+    """
 
     def __init__(self, **sizes):
         super().__init__()
         self.embed = nn.Embedding(10, WIDTH)
-        for name, size in ({"q": WIDTH, "k": WIDTH, "v": WIDTH, "o": WIDTH} | sizes).items():
+        for name, size in (
+            {"q": WIDTH, "k": WIDTH, "v": WIDTH, "o": WIDTH} | sizes
+        ).items():
             setattr(self, name, nn.Linear(WIDTH, size, bias=False))
             nn.init.normal_(getattr(self, name).weight, std=WIDTH**-0.5)
 
@@ -71,17 +84,26 @@ class SplitAfterwards(Layer):
 
     def forward(self, ids):
         x = self.embed(ids)
-        q, k, v = heads(self.turn(self.q(x))), heads(self.turn(self.k(x))), heads(self.v(x))
+        q, k, v = (
+            heads(self.turn(self.q(x))),
+            heads(self.turn(self.k(x))),
+            heads(self.v(x)),
+        )
         return q @ k.mT, self.o(merged(attended(q, k, v)))
 
 
 class Gains(Layer):
-    """Given numbers that differ by coordinate, after and before the rotation of each head."""
+    """Given numbers that differ by coordinate, after and before the rotation of each
+    head.
+    """
 
     def forward(self, ids):
         x = self.embed(ids)
         gains = torch.linspace(0.2, 2.0, SIZE)
-        q, k = (every_two(heads(self.q(x))) + gains) * gains, every_two(heads(self.k(x)) + gains)
+        q, k = (
+            (every_two(heads(self.q(x))) + gains) * gains,
+            every_two(heads(self.k(x)) + gains),
+        )
         return q @ k.mT, merged(q), k.mean(-1)
 
 
@@ -90,7 +112,11 @@ class TwoOrders(Layer):
 
     def forward(self, ids):
         x = self.embed(ids)
-        q, k, v = halves(heads(self.q(x))), every_two(heads(self.k(x))), heads(self.v(x))
+        q, k, v = (
+            halves(heads(self.q(x))),
+            every_two(heads(self.k(x))),
+            heads(self.v(x)),
+        )
         return q @ k.mT, self.o(merged(attended(q, k, v)))
 
 
@@ -104,15 +130,21 @@ class TwoTurns(Layer):
 
 
 class FusedByHead(Layer):
-    """One matrix, with queries, keys and values of each head side by side, as in GPT-NeoX."""
+    """One matrix, with queries, keys and values of each head side by side, as in
+    GPT-NeoX.
+    """
 
     def __init__(self):
         super().__init__(qkv=3 * WIDTH)
 
     def forward(self, ids):
         x = self.embed(ids)
-        q, k, v = self.qkv(x).view(*x.shape[:2], HEADS, 3 * SIZE).transpose(1, 2).chunk(3, -1)
-        return q @ k.mT, self.o(merged(attended(some_of_every_two(q), some_of_every_two(k), v)))
+        q, k, v = (
+            self.qkv(x).view(*x.shape[:2], HEADS, 3 * SIZE).transpose(1, 2).chunk(3, -1)
+        )
+        return q @ k.mT, self.o(
+            merged(attended(some_of_every_two(q), some_of_every_two(k), v))
+        )
 
 
 class FusedByPart(Layer):
@@ -123,9 +155,16 @@ class FusedByPart(Layer):
 
     def forward(self, ids):
         x = self.embed(ids)
-        q, k, v = self.one(x).reshape(*x.shape[:2], 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.one(x).reshape(*x.shape[:2], 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        )
         y = self.o(merged(attended(q, k, v)))
-        a, b, c = self.two(y).view(*x.shape[:2], HEADS, 3, SIZE).permute(3, 0, 2, 1, 4).unbind(0)
+        a, b, c = (
+            self.two(y)
+            .view(*x.shape[:2], HEADS, 3, SIZE)
+            .permute(3, 0, 2, 1, 4)
+            .unbind(0)
+        )
         return y, merged(attended(a, b, c)), a @ b.mT
 
 
@@ -134,7 +173,10 @@ class Mixed(Layer):
 
     def forward(self, ids):
         x = self.embed(ids)
-        q, k, v = (f(x).view(x.shape[0], HEADS, x.shape[1], SIZE) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(x).view(x.shape[0], HEADS, x.shape[1], SIZE)
+            for f in (self.q, self.k, self.v)
+        )
         y = attended(q, k, v)
         return self.o(y.reshape(x.shape)), self.o(y.transpose(1, 2).reshape(x.shape))
 
@@ -151,7 +193,11 @@ class Grouped(Layer):
         k, v = (f(x).unflatten(-1, (2, SIZE)).transpose(1, 2) for f in (self.k, self.v))
         one = attended(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
         two = attended(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
-        three = attended(q, k[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2), torch.cat((v, v), 1))
+        three = attended(
+            q,
+            k[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2),
+            torch.cat((v, v), 1),
+        )
         return self.o(merged(one)), self.o(merged(two)), self.o(merged(three))
 
 
@@ -162,11 +208,15 @@ class Shuffled(Layer):
         x = self.embed(ids)
         y = attended(*(heads(f(x)) for f in (self.q, self.k, self.v)))
         y = y.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
-        return merged(y) * torch.linspace(0.5, 1.5, WIDTH), self.o(merged(y[:, [3, 2, 1, 0]]))
+        return merged(y) * torch.linspace(0.5, 1.5, WIDTH), self.o(
+            merged(y[:, [3, 2, 1, 0]])
+        )
 
 
 class Windows(Layer):
-    """Tokens in windows, which attend in themselves and are then shifted, as in Swin."""
+    """Tokens in windows, which attend in themselves and are then shifted, as in
+    Swin.
+    """
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -186,27 +236,47 @@ class Tied(Layer):
         gate, value = self.up(x).unflatten(-1, (2, WIDTH)).unbind(-2)
         first, second = self.up(x).unflatten(-1, (HEADS, -1)).split(SIZE, -1)
         ends = torch.cat((gate[..., 4:12], value[..., :8]), -1)
-        return F.silu(gate) * value, self.o(ends), (first * second).flatten(-2), second.sum(-1)
+        return (
+            F.silu(gate) * value,
+            self.o(ends),
+            (first * second).flatten(-2),
+            second.sum(-1),
+        )
 
 
 class ChannelsFirst(Layer):
-    """Coordinates along the second axis, with gains and means over positions and coordinates."""
+    """Coordinates along the second axis, with gains and means over positions and
+    coordinates.
+    """
 
     def forward(self, ids):
         y = self.embed(ids).transpose(1, 2) * torch.linspace(1, 2, WIDTH)[:, None]
         pooled = y.mean(-1)
         y = y - y.mean(1, keepdim=True)
-        return self.o(pooled), self.o(y.transpose(1, 2)), y.square().sum((1, 2)), y.transpose(1, 2).flatten(1)
+        return (
+            self.o(pooled),
+            self.o(y.transpose(1, 2)),
+            y.square().sum((1, 2)),
+            y.transpose(1, 2).flatten(1),
+        )
 
 
 class Expanded(Layer):
-    """Norms that are repeated along the coordinates, and then summed, added and multiplied."""
+    """Norms that are repeated along the coordinates, and then summed, added and
+    multiplied.
+    """
 
     def forward(self, ids):
         x = self.embed(ids)
         size = x.pow(2).mean(-1, keepdim=True).add(0.1).sqrt().expand_as(x)
         other = self.q(x)
-        return size.sum(-1), x / size, other + size, (other * size).sum(-1), size[..., 0] * 2.0
+        return (
+            size.sum(-1),
+            x / size,
+            other + size,
+            (other * size).sum(-1),
+            size[..., 0] * 2.0,
+        )
 
 
 ORDERS = {

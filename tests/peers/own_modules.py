@@ -1,4 +1,6 @@
-"""Modules written as users write them: what they have in common with those of transformers is the mathematics."""
+"""Modules written as users write them: what they have in common with those of
+transformers is the mathematics.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,28 @@ WIDTH, HEADS = 64, 4
 class Attention(nn.Module):
     def __init__(self, turn):
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=k > 0) for k in range(4))
+        self.q, self.k, self.v, self.o = (
+            nn.Linear(WIDTH, WIDTH, bias=k > 0) for k in range(4)
+        )
         self.turn = turn
 
     def forward(self, x):
         batch, tokens, _ = x.shape
-        q, k, v = (f(x).view(batch, tokens, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(self.turn(q), self.turn(k), v, is_causal=True)
+        q, k, v = (
+            f(x).view(batch, tokens, HEADS, -1).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        y = F.scaled_dot_product_attention(
+            self.turn(q), self.turn(k), v, is_causal=True
+        )
         return self.o(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
 
 
 def _angles(x):
     size = x.shape[-1]
-    return torch.arange(x.shape[-2])[:, None] * 100.0 ** (-torch.arange(0, size, 2) / size)
+    return torch.arange(x.shape[-2])[:, None] * 100.0 ** (
+        -torch.arange(0, size, 2) / size
+    )
 
 
 def halves(x):
@@ -39,7 +50,10 @@ def halves(x):
 def neighbours(x):
     """Pairs (2f, 2f + 1), as GPT-J turns them."""
     angles = _angles(x).repeat_interleave(2, -1)
-    return x * angles.cos() + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * angles.sin()
+    return (
+        x * angles.cos()
+        + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * angles.sin()
+    )
 
 
 def pairs(x):
@@ -60,12 +74,20 @@ def complex_numbers(x):
 
 
 class Parallel(nn.Module):
-    """Attention and perceptron of one norm, with a fixed gain for each coordinate of the latter."""
+    """Attention and perceptron of one norm, with a fixed gain for each coordinate of
+    the latter.
+    """
 
     def __init__(self, turn=halves):
         super().__init__()
-        self.embed, self.norm, self.attention = nn.Embedding(10, WIDTH), nn.LayerNorm(WIDTH), Attention(turn)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 128), nn.GELU(), nn.Linear(128, WIDTH))
+        self.embed, self.norm, self.attention = (
+            nn.Embedding(10, WIDTH),
+            nn.LayerNorm(WIDTH),
+            Attention(turn),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 128), nn.GELU(), nn.Linear(128, WIDTH)
+        )
         self.gain = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
 
     def forward(self, ids):
@@ -79,7 +101,10 @@ class Sandwich(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.attention = nn.Embedding(10, WIDTH, padding_idx=7), Attention(some)
+        self.embed, self.attention = (
+            nn.Embedding(10, WIDTH, padding_idx=7),
+            Attention(some),
+        )
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(4))
         self.up, self.down = nn.Linear(WIDTH, 256), nn.Linear(128, WIDTH)
 
@@ -104,11 +129,20 @@ class Differential(nn.Module):
     def forward(self, ids):
         x = self.embed(ids)
         batch, tokens, _ = x.shape
-        q, k = (f(x).view(batch, tokens, 2 * HEADS, 16).transpose(1, 2) for f in (self.q, self.k))
+        q, k = (
+            f(x).view(batch, tokens, 2 * HEADS, 16).transpose(1, 2)
+            for f in (self.q, self.k)
+        )
         v = self.v(x).view(batch, tokens, HEADS, 16).transpose(1, 2)
         mask = torch.triu(torch.full((tokens, tokens), float("-inf")), 1)
-        a = torch.softmax(q @ k.transpose(-1, -2) / 4 + mask, dim=-1).view(batch, HEADS, 2, tokens, tokens)
-        share = torch.exp((self.one * self.two).sum()) - torch.exp(torch.sum(self.one * self.one)) + 0.8
+        a = torch.softmax(q @ k.transpose(-1, -2) / 4 + mask, dim=-1).view(
+            batch, HEADS, 2, tokens, tokens
+        )
+        share = (
+            torch.exp((self.one * self.two).sum())
+            - torch.exp(torch.sum(self.one * self.one))
+            + 0.8
+        )
         y = self.norm((a[:, :, 0] - share * a[:, :, 1]) @ v) * 0.2
         return x + self.o(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
 
@@ -122,7 +156,10 @@ class Experts(nn.Module):
     def forward(self, ids):
         x = self.embed(ids)
         share, chosen = self.router(x).softmax(-1).topk(2, -1)
-        return sum(f(x) * (share * (chosen == k)).sum(-1, keepdim=True) for k, f in enumerate(self.experts))
+        return sum(
+            f(x) * (share * (chosen == k)).sum(-1, keepdim=True)
+            for k, f in enumerate(self.experts)
+        )
 
 
 class Both(nn.Module):
@@ -131,7 +168,9 @@ class Both(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(10, WIDTH)
-        self.inner = nn.Transformer(WIDTH, HEADS, 1, 1, 96, batch_first=True, dropout=0.0)
+        self.inner = nn.Transformer(
+            WIDTH, HEADS, 1, 1, 96, batch_first=True, dropout=0.0
+        )
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -140,7 +179,9 @@ class Both(nn.Module):
 
 
 class Scaled(nn.Module):
-    """As nanoGPT: `_init_weights`, and then smaller output matrices, in the constructor alone."""
+    """As nanoGPT: `_init_weights`, and then smaller output matrices, in the constructor
+    alone.
+    """
 
     def __init__(self):
         super().__init__()
@@ -179,16 +220,24 @@ class Initialised(nn.Module):
 
 
 class Views(nn.Module):
-    """Vectors in parts of several sizes, end to end along the last axis and along another one, and one coordinate."""
+    """Vectors in parts of several sizes, end to end along the last axis and along
+    another one, and one coordinate.
+    """
 
     def __init__(self):
         super().__init__()
         self.embed, self.fused = nn.Embedding(100, WIDTH), nn.Linear(WIDTH, 80)
-        self.part, self.middle, self.one = nn.Linear(32, WIDTH), nn.Linear(64, WIDTH), nn.Linear(64, 1)
+        self.part, self.middle, self.one = (
+            nn.Linear(32, WIDTH),
+            nn.Linear(64, WIDTH),
+            nn.Linear(64, 1),
+        )
 
     def forward(self, ids):
         wide, narrow = self.fused(self.embed(ids)).split([48, 32], dim=-1)
         a, b, c = wide.unflatten(-1, (3, 16)).unbind(-2)
         ends = torch.cat([c, a + b], dim=-1)
-        middle = torch.cat([ends.transpose(1, 2), narrow.transpose(1, 2)], dim=1).transpose(1, 2)
+        middle = torch.cat(
+            [ends.transpose(1, 2), narrow.transpose(1, 2)], dim=1
+        ).transpose(1, 2)
         return self.part(ends) + self.middle(middle), self.one(middle).squeeze(-1)

@@ -1,6 +1,8 @@
-"""The literal gradient against PyTorch's autograd on the same arrays, to 1e-10: every operation, every named function.
+"""The literal gradient against PyTorch's autograd on the same arrays, to 1e-10: every
+operation, every named function.
 
-First derivatives, second ones, and tangent kernels as sums over all entries of all matrices.
+First derivatives, second ones, and tangent kernels as sums over all entries of all
+matrices.
 """
 
 from __future__ import annotations
@@ -24,17 +26,31 @@ from ..programs import SEEDS
 from ..programs import WIDTHS as PLACES
 from .autograd import FUNCTIONS, TORCH, Reading
 
-FIRST = [name for name in CASES if not name.startswith(("a gradient", "a tangent"))]  # the others are derivatives
-LINEAR = ("MatMul", "MatMul of a batch", "MatMul of each", "MatMul, members", "Mix, numbers")
+# the others are derivatives
+FIRST = [name for name in CASES if not name.startswith(("a gradient", "a tangent"))]
+LINEAR = (
+    "MatMul",
+    "MatMul of a batch",
+    "MatMul of each",
+    "MatMul, members",
+    "Mix, numbers",
+)
 REFUSED = dict.fromkeys(LINEAR, "p does not depend on wrt") | dict.fromkeys(
-    ("Nonlin, several", "Apply, own", "Apply, own of several"), "the derivative of .* is unknown"
+    ("Nonlin, several", "Apply, own", "Apply, own of several"),
+    "the derivative of .* is unknown",
 )
 
 
 def _slope(reading, p, wrt, **options):
-    """What ns.grad gives: √width ∂p/∂x of vectors, ∂p/∂q of scalars; None if p does not depend on it."""
+    """What ns.grad gives: √width ∂p/∂x of vectors, ∂p/∂q of scalars; None if p does not
+    depend on it.
+    """
     (found,) = torch.autograd.grad(p, reading.made[wrt], **options)
-    return found if found is None or isinstance(wrt, ns.Scalar) else found * found.shape[-1] ** 0.5
+    return (
+        found
+        if found is None or isinstance(wrt, ns.Scalar)
+        else found * found.shape[-1] ** 0.5
+    )
 
 
 def _read(literal, p):
@@ -44,7 +60,9 @@ def _read(literal, p):
 
 def assert_near(ours, theirs):
     theirs = theirs.detach().numpy()
-    np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10 * (np.abs(theirs).max() + 1e-3))
+    np.testing.assert_allclose(
+        ours, theirs, rtol=1e-10, atol=1e-10 * (np.abs(theirs).max() + 1e-3)
+    )
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -60,7 +78,11 @@ def test_a_second_derivative_is_that_of_autograd(name):
     """Of Σ r·∂p/∂x with random r, by x again."""
     p, wrt = CASES[name]()
     g = ns.grad(p, wrt)
-    r = ns.gaussian(wrt.width, wrt.shape) if isinstance(wrt, ns.Vector) else ns.normal(wrt.shape)
+    r = (
+        ns.gaussian(wrt.width, wrt.shape)
+        if isinstance(wrt, ns.Vector)
+        else ns.normal(wrt.shape)
+    )
     q = _paired(r, g)
     if name in REFUSED:
         with pytest.raises(ns.TraceError, match=REFUSED[name]):
@@ -108,9 +130,16 @@ def test_a_tangent_kernel_is_that_of_autograd(name, kind):
 
 def _jacobian(reading, outputs, tensors):
     """∂/∂ of each output by each tensor, 0 where it does not depend on it."""
-    rows = [torch.autograd.grad(p, tensors, retain_graph=True, allow_unused=True) for p in outputs]
+    rows = [
+        torch.autograd.grad(p, tensors, retain_graph=True, allow_unused=True)
+        for p in outputs
+    ]
     return [
-        [torch.zeros_like(t) if slope is None else slope for slope, t in zip(row, tensors, strict=True)] for row in rows
+        [
+            torch.zeros_like(t) if slope is None else slope
+            for slope, t in zip(row, tensors, strict=True)
+        ]
+        for row in rows
     ]
 
 
@@ -118,17 +147,29 @@ def _products(rows, others, units):
     """Σ units ⟨∂p_a, ∂q_b⟩."""
     return torch.stack(
         [
-            torch.stack([sum(u * (a * b).sum() for u, a, b in zip(units, p, q, strict=True)) for q in others])
+            torch.stack(
+                [
+                    sum(u * (a * b).sum() for u, a, b in zip(units, p, q, strict=True))
+                    for q in others
+                ]
+            )
             for p in rows
         ]
     )
 
 
 @seed(31)
-@settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=200,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(number=SEEDS, steps=st.integers(1, 8))
 def test_random_programs(number, steps):
-    """Gradients by any values of a program, of weighted sums, and tangent kernels of chosen parameters."""
+    """Gradients by any values of a program, of weighted sums, and tangent kernels of
+    chosen parameters.
+    """
     builder = GradientBuilder(number, PLACES)
     builder.vectors.append(builder.initial())
     builder.grow(["matmul"])
@@ -141,7 +182,11 @@ def test_random_programs(number, steps):
     found = ns.grad(p, wrt, weights=by)
     weights = weights_of(values)
     assume(weights)
-    leaves = [v for v in values if isinstance(v.op, Normal) or (isinstance(v.op, Gaussian) and v.op.factor.size)]
+    leaves = [
+        v
+        for v in values
+        if isinstance(v.op, Normal) or (isinstance(v.op, Gaussian) and v.op.factor.size)
+    ]
     kernels = [
         ns.ntk(flat),
         ns.ntk(flat, flat[0], weights[:1], "standard"),
@@ -153,10 +198,17 @@ def test_random_programs(number, steps):
     total = (reading.made[p] * torch.tensor(by)).sum()
     for x, g in zip(wrt, found, strict=True):
         slope = _slope(reading, total, x, retain_graph=True, allow_unused=True)
-        assert_near(literal.drawn[g][0], torch.zeros_like(reading.made[x]) if slope is None else slope)
+        assert_near(
+            literal.drawn[g][0],
+            torch.zeros_like(reading.made[x]) if slope is None else slope,
+        )
     outputs = reading.made[p].reshape(-1)[:2]
     keys = list(reading.normals)
-    one = [key for key in keys if key[0] is weights[0].source and key[1] in weights[0].members]
+    one = [
+        key
+        for key in keys
+        if key[0] is weights[0].source and key[1] in weights[0].members
+    ]
     unit = float(weights[0].drawn.in_width.bind(widths)) / weights[0].std ** 2
     asked = [
         ([reading.normals[key] for key in keys], 1.0),
@@ -169,7 +221,17 @@ def test_random_programs(number, steps):
         assert_near(literal.drawn[kernel][0], expected.reshape(kernel.shape))
 
 
-NUMPYS = [np.tanh, np.sin, np.cos, np.exp, np.log, np.sqrt, np.square, np.reciprocal, np.absolute]
+NUMPYS = [
+    np.tanh,
+    np.sin,
+    np.cos,
+    np.exp,
+    np.log,
+    np.sqrt,
+    np.square,
+    np.reciprocal,
+    np.absolute,
+]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -184,8 +246,14 @@ def test_derivatives_of_named_functions(which, order):
         f = derivatives.derivative(f)
         if isinstance(f, float):
             f = ns.Function("constant", lambda u, c=f: c + 0.0 * u, derivative=0.0)
-        theirs = torch.autograd.grad(theirs.sum(), x, create_graph=True)[0] if theirs.requires_grad else 0.0 * x
-    np.testing.assert_allclose(f(at), theirs.detach().numpy(force=True), rtol=1e-10, atol=1e-12)
+        theirs = (
+            torch.autograd.grad(theirs.sum(), x, create_graph=True)[0]
+            if theirs.requires_grad
+            else 0.0 * x
+        )
+    np.testing.assert_allclose(
+        f(at), theirs.detach().numpy(force=True), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("f", NUMPYS, ids=lambda f: f.__name__)
@@ -198,13 +266,33 @@ def test_derivatives_of_numpys_functions(f):
 
 
 def test_every_rule_is_read_here():
-    """Every operation and every function that has a rule is among the cases, but for those of a step (tests/engine)."""
-    found = [value.op for name in FIRST for value in topological_order([CASES[name]()[0]])]
-    found += [value.op for p, wrt in [CASES["Concat"]()] for value in topological_order([ns.grad(p, wrt)])]  # Split
-    assert set(_derivative.RULES) - {SteppedMatMul, SteppedParameter} <= {type(op) for op in found}
-    functions = {derivatives.base(op.f) for op in found if hasattr(op, "f")} | set(NUMPYS)
-    keys = {derivatives.base(f) if isinstance(f, ns.Function) else f for f in _derivative.FUNCTIONS}
+    """Every operation and every function that has a rule is among the cases, but for
+    those of a step (tests/engine).
+    """
+    found = [
+        value.op for name in FIRST for value in topological_order([CASES[name]()[0]])
+    ]
+    # Split
+    found += [
+        value.op
+        for p, wrt in [CASES["Concat"]()]
+        for value in topological_order([ns.grad(p, wrt)])
+    ]
+    assert set(_derivative.RULES) - {SteppedMatMul, SteppedParameter} <= {
+        type(op) for op in found
+    }
+    functions = {derivatives.base(op.f) for op in found if hasattr(op, "f")} | set(
+        NUMPYS
+    )
+    keys = {
+        derivatives.base(f) if isinstance(f, ns.Function) else f
+        for f in _derivative.FUNCTIONS
+    }
     assert keys <= functions
-    named = {key for key in derivatives.RULES if not getattr(key, "__module__", "").endswith("derivatives")}
+    named = {
+        key
+        for key in derivatives.RULES
+        if not getattr(key, "__module__", "").endswith("derivatives")
+    }
     assert named - {derivatives.base(ns.identity(ns.gaussian(3)).op.f)} <= functions
     assert set(TORCH) >= {type(op) for op in found}

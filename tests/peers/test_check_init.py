@@ -1,4 +1,6 @@
-"""A check of real weights at step 0: it finds planted mistakes where they are, and nothing in correct models."""
+"""A check of real weights at step 0: it finds planted mistakes where they are, and
+nothing in correct models.
+"""
 
 import json
 import math
@@ -45,31 +47,60 @@ def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
     )
     assert str(found).startswith("FLAG: Decoder differs from the reference Decoder in ")
     assert found.first.where in str(found).partition("\n\n")[0]
-    assert all(each.text.startswith("expected ") and ", found " in each.text for each in found.findings)
+    assert all(
+        each.text.startswith("expected ") and ", found " in each.text
+        for each in found.findings
+    )
     assert max(map(len, str(found).splitlines())) <= 80
 
 
-CORRECT = ["gpt2", "llama", "qwen3", "gemma", "phi3", "smollm3", "bert", "t5", "parallel"]
+CORRECT = [
+    "gpt2",
+    "llama",
+    "qwen3",
+    "gemma",
+    "phi3",
+    "smollm3",
+    "bert",
+    "t5",
+    "parallel",
+]
 
 
 def test_correct_models_alarm_as_often_as_the_level_says(declared):
-    """100 modules, ten of each, those whose configuration netsor reads against it, the others against their function.
+    """100 modules, ten of each, those whose configuration netsor reads against it, the
+    others against their function.
 
-    All are independent: each has its own draws of the pass, and of the initialisations that laws are read from. So the
-    number of alarms at a level p is at most Binomial(100, p): above 23 for p = 0.1 with probability 4e-5, and above 3
-    for the default level with probability 4e-6.
+    All are independent: each has its own draws of the pass, and of the initialisations
+    that laws are read from. So the number of alarms at a level p is at most
+    Binomial(100, p): above 23 for p = 0.1 with probability 4e-5, and above 3 for the
+    default level with probability 4e-6.
     """
     usual, rare, trial = {}, {}, 0
     for name in ["decoder", *CORRECT]:
-        build, args, kwargs = (Decoder, ARGS, {}) if name == "decoder" else MODULES[name][:3]
-        known = declared if name == "decoder" else reference_of(_own_reference(build, build()), args, kwargs)
+        build, args, kwargs = (
+            (Decoder, ARGS, {}) if name == "decoder" else MODULES[name][:3]
+        )
+        known = (
+            declared
+            if name == "decoder"
+            else reference_of(_own_reference(build, build()), args, kwargs)
+        )
         for _ in range(10):
             trial += 1
-            laws = None if known.laws is None else ns.torch.parameters(build, seed=100 * trial)
+            laws = (
+                None
+                if known.laws is None
+                else ns.torch.parameters(build, seed=100 * trial)
+            )
             torch.manual_seed(100_000 + trial)
             own = replace(known, laws=laws)
-            found = ns.torch.check_init(build(), args, kwargs, reference=own, level=0.1, seed=trial)
-            assert not any("pass was not checked" in note for note in found.notes), found.notes
+            found = ns.torch.check_init(
+                build(), args, kwargs, reference=own, level=0.1, seed=trial
+            )
+            assert not any("pass was not checked" in note for note in found.notes), (
+                found.notes
+            )
             # a half of the level is for parameters, a half for the pass
             smallest = 2 * min((each.p for each in found.findings), default=1.0)
             usual |= {} if found.ok else {(name, trial): str(found)}
@@ -79,8 +110,13 @@ def test_correct_models_alarm_as_often_as_the_level_says(declared):
 
 
 def test_small_uniform_biases_are_no_alarm():
-    """They are read as uniform: as normal ones their kurtosis would be an alarm, in one of 40 modules."""
-    laws = [ns.torch.parameters(lambda: torch.nn.Linear(64, 64), seed=100 * k)["bias"].law for k in range(100)]
+    """They are read as uniform: as normal ones their kurtosis would be an alarm, in one
+    of 40 modules.
+    """
+    laws = [
+        ns.torch.parameters(lambda: torch.nn.Linear(64, 64), seed=100 * k)["bias"].law
+        for k in range(100)
+    ]
     assert laws.count("uniform") > 90
     assert "normal" not in laws
 
@@ -89,7 +125,9 @@ def test_a_truncation_that_is_missing_is_found_by_the_shape():
     """Of the same standard deviation."""
 
     def build(cut=2.0):
-        made = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 64, bias=False))
+        made = torch.nn.Sequential(
+            torch.nn.Embedding(50, 64), torch.nn.Linear(64, 64, bias=False)
+        )
         std = 1.0 if cut == 2.0 else 0.8796
         for p in made.parameters():
             torch.nn.init.trunc_normal_(p, std=std, a=-cut, b=cut)
@@ -101,16 +139,32 @@ def test_a_truncation_that_is_missing_is_found_by_the_shape():
     assert laws["1.weight"].law == "truncated normal"
     for cut, least, most in ((2.0, 1e-4, 1.0), (100.0, 0.0, 1e-4)):
         torch.manual_seed(3)
-        tests = {t.what: t.p for t in parameter_tests("1.weight", build(cut)[1].weight, laws["1.weight"], laws.samples)}
+        tests = {
+            t.what: t.p
+            for t in parameter_tests(
+                "1.weight", build(cut)[1].weight, laws["1.weight"], laws.samples
+            )
+        }
         assert least <= min(tests["shape"], tests["tails"]) <= most
         assert tests["std"] > 1e-4
 
 
 QWEN3 = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "intermediate_size": 96, "vocab_size": 60, "max_position_embeddings": 32, "initializer_range": 0.08,
-    "tie_word_embeddings": False, "use_cache": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 60,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.08,
+    "tie_word_embeddings": False,
+    "use_cache": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 
 def _qwen3():
@@ -146,15 +200,23 @@ def test_a_model_of_transformers_is_checked_against_its_own_configuration(build,
 
 
 def test_declared_laws_replace_those_of_the_reference():
-    found = ns.torch.check_init(_qwen3, IDS, declared={"model.layers.*.mlp.down_proj.weight": 0.02})
-    assert {each.where for each in found.findings} == {f"model.layers.{k}.mlp.down_proj.weight" for k in (0, 1)}
+    found = ns.torch.check_init(
+        _qwen3, IDS, declared={"model.layers.*.mlp.down_proj.weight": 0.02}
+    )
+    assert {each.where for each in found.findings} == {
+        f"model.layers.{k}.mlp.down_proj.weight" for k in (0, 1)
+    }
 
 
 def _write(path, tensors):
     header, content = {}, b""
     for name, x in tensors.items():
         numbers = x.detach().contiguous().numpy().tobytes()
-        about = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(content), len(content) + len(numbers)]}
+        about = {
+            "dtype": "F32",
+            "shape": list(x.shape),
+            "data_offsets": [len(content), len(content) + len(numbers)],
+        }
         header[name], content = about, content + numbers
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + content)
@@ -166,7 +228,9 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     _write(tmp_path / "good.safetensors", dict(made.named_parameters()))
     good = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "good.safetensors")
     assert str(good).startswith("ok: ")
-    assert "; Decoder agrees with its own initialisation; no reference: " in str(good).replace("\n", " ")
+    assert "; Decoder agrees with its own initialisation; no reference: " in str(
+        good
+    ).replace("\n", " ")
     assert "compared with fresh ones that its own code makes" in good.notes[0]
     assert "agrees with its own initialisation" in good._repr_html_()
     with torch.no_grad():
@@ -174,11 +238,15 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
     _write(tmp_path / "bad.safetensors", dict(made.named_parameters()))
     found = ns.torch.check_init(Decoder, IDS, weights=tmp_path / "bad.safetensors")
     assert found.first.where == "layers.2.down.weight"
-    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "bad.safetensors").read_bytes()[:-5])
+    (tmp_path / "cut.safetensors").write_bytes(
+        (tmp_path / "bad.safetensors").read_bytes()[:-5]
+    )
     with pytest.raises(ValueError, match="is not a safetensors file: "):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
-    with pytest.raises(ValueError, match=r"weights=.* must be a file that can be read: No such file"):
+    with pytest.raises(
+        ValueError, match=r"weights=.* must be a file that can be read: No such file"
+    ):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match=r"a file with the parameter head\.weight"):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "less.safetensors")
@@ -187,9 +255,19 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
 def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
     file = tmp_path / "my_model.py"
     file.write_text(
-        "from tests.peers.broken_modules import Decoder\n\n\ndef build(mistake=None):\n    return Decoder(mistake)\n"
+        "from tests.peers.broken_modules import Decoder\n\n\ndef build(mistake=None):\n"
+        "    return Decoder(mistake)\n"
     )
-    words = [sys.executable, "-m", "netsor", "check-init", f"{file}:build", "--reference", f"{file}:build", "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "netsor",
+        "check-init",
+        f"{file}:build",
+        "--reference",
+        f"{file}:build",
+        "--json",
+    ]
     for more, code in (([], 0), (["--arg", "mistake=std"], 3)):
         done = subprocess.run([*words, *more], capture_output=True, text=True)
         assert done.returncode == code, done.stderr
@@ -197,7 +275,9 @@ def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
 
 
 def test_a_module_without_ids_needs_inputs():
-    with pytest.raises(ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"):
+    with pytest.raises(
+        ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"
+    ):
         ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
 
 
@@ -208,8 +288,13 @@ def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):
         made.head.weight *= 50
         made.head.weight += 1
     found = ns.torch.check_init(made, ARGS, reference=declared)
-    assert {"std", "mean"} <= {each.what for each in found.findings if each.where == "head.weight"}
-    assert ("head.weight std: expected" in str(found), "mean: expected" in str(found)) == (True, False)
+    assert {"std", "mean"} <= {
+        each.what for each in found.findings if each.where == "head.weight"
+    }
+    assert (
+        "head.weight std: expected" in str(found),
+        "mean: expected" in str(found),
+    ) == (True, False)
 
 
 def test_p_values_of_a_pass_are_those_of_ranks():
@@ -220,7 +305,9 @@ def test_p_values_of_a_pass_are_those_of_ranks():
     for _ in range(400):
         draws = np.exp(0.3 * rng.normal(size=(301, 20)) @ mixing)
         law = {(str(k), 0): draws[:-1, k] for k in range(20)}
-        smallest.append(min(pass_tests({(str(k), 0): float(draws[-1, k]) for k in range(20)}, law)))
+        smallest.append(
+            min(pass_tests({(str(k), 0): float(draws[-1, k]) for k in range(20)}, law))
+        )
     below = np.mean(np.array(smallest) < 0.05)
     assert abs(below - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 400)
     shifted = pass_tests({("a", 0): 12.0}, {("a", 0): rng.normal(size=300)})

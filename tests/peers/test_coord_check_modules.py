@@ -1,6 +1,8 @@
-"""Coordinate checks of PyTorch modules: a correct µP module passes, and one broken rule is flagged with its cause.
+"""Coordinate checks of PyTorch modules: a correct µP module passes, and one broken rule
+is flagged with its cause.
 
-The advice is followed, and the flag is off. A module is a GPT of one block, without biases, with logits of its own.
+The advice is followed, and the flag is off. A module is a GPT of one block, without
+biases, with logits of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ POWERS = {"√n": 0.5, "1/√n": -0.5, "n": 1.0, "1/n": -1.0}
 
 @dataclass(frozen=True)
 class Scales:
-    """The powers of n/BASE of a module and its optimiser: by default those of maximal updates with Adam."""
+    """The powers of n/BASE of a module and its optimiser: by default those of maximal
+    updates with Adam.
+    """
 
     score: float = -1.0  # the factor of a score; of d where the heads grow
     head_std: float = -1.0
@@ -40,18 +44,30 @@ class Block(nn.Module):
         self.heads = BASE // HEAD_DIM if scales.wider_heads else n // HEAD_DIM
         d = n // self.heads
         self.scale = HEAD_DIM**-0.5 * (d / HEAD_DIM) ** scales.score
-        self.first, self.second = (nn.RMSNorm(n, elementwise_affine=False) for _ in range(2))
+        self.first, self.second = (
+            nn.RMSNorm(n, elementwise_affine=False) for _ in range(2)
+        )
         self.q, self.k, self.v, self.o = (nn.Linear(n, n, bias=False) for _ in range(4))
-        self.up, self.down = nn.Linear(n, 2 * n, bias=False), nn.Linear(2 * n, n, bias=False)
+        self.up, self.down = (
+            nn.Linear(n, 2 * n, bias=False),
+            nn.Linear(2 * n, n, bias=False),
+        )
         for matrix in (self.q, self.k, self.v, self.o, self.up, self.down):
             nn.init.normal_(matrix.weight, std=matrix.in_features**-0.5)
 
     def forward(self, x):
         batch, tokens, n = x.shape
         y = self.first(x)
-        q, k, v = (f(y).view(batch, tokens, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(y).view(batch, tokens, self.heads, -1).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
         later = torch.triu(torch.ones(tokens, tokens, dtype=torch.bool), 1)
-        weights = (q @ k.transpose(-1, -2) * self.scale).masked_fill(later, float("-inf")).softmax(-1)
+        weights = (
+            (q @ k.transpose(-1, -2) * self.scale)
+            .masked_fill(later, float("-inf"))
+            .softmax(-1)
+        )
         x = x + self.o((weights @ v).transpose(1, 2).reshape(batch, tokens, n))
         return x + self.down(nn.functional.gelu(self.up(self.second(x))))
 
@@ -63,7 +79,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList([Block(n, scales)])
         self.last = nn.RMSNorm(n, elementwise_affine=False)
         nn.init.normal_(self.embed.weight, std=1.0)
-        nn.init.normal_(self.head.weight, std=0.5 * BASE**-0.5 * (n / BASE) ** scales.head_std)
+        nn.init.normal_(
+            self.head.weight, std=0.5 * BASE**-0.5 * (n / BASE) ** scales.head_std
+        )
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -74,8 +92,15 @@ class GPT(nn.Module):
 
 def groups(module: nn.Module, lr: float, scales: Scales) -> list[dict]:
     ratio = module.embed.weight.shape[1] / BASE
-    parts = {module.embed: scales.embedding, module.blocks: scales.hidden, module.head: scales.head}
-    return [{"params": part.parameters(), "lr": lr * ratio**power} for part, power in parts.items()]
+    parts = {
+        module.embed: scales.embedding,
+        module.blocks: scales.hidden,
+        module.head: scales.head,
+    }
+    return [
+        {"params": part.parameters(), "lr": lr * ratio**power}
+        for part, power in parts.items()
+    ]
 
 
 def adamw(scales: Scales) -> Callable:
@@ -90,18 +115,29 @@ def checked(optimiser: Callable, scales: Scales, widths: list[int], draws: int =
     def build(n: int) -> nn.Module:
         return GPT(n, scales)
 
-    how = {"widths": widths, "ids": IDS, "draws": draws, "workers": 1, "progress": False}
+    how = {
+        "widths": widths,
+        "ids": IDS,
+        "draws": draws,
+        "workers": 1,
+        "progress": False,
+    }
     return ns.coord_check(build, optimiser=optimiser(scales), **how)[0]
 
 
 OF_SGD = Scales(score=0.0, embedding=1.0, hidden=0.0, wider_heads=False)
-CORRECT = {"AdamW": (adamw, Scales()), "AdamW, more heads": (adamw, Scales(score=0.0, wider_heads=False)),
-           "SGD": (sgd, OF_SGD)}  # fmt: skip
+CORRECT = {
+    "AdamW": (adamw, Scales()),
+    "AdamW, more heads": (adamw, Scales(score=0.0, wider_heads=False)),
+    "SGD": (sgd, OF_SGD),
+}
 
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_module_passes(name):
-    """Logits are those of words in the batch: the mean over all words falls, as most have no part in the step."""
+    """Logits are those of words in the batch: the mean over all words falls, as most
+    have no part in the step.
+    """
     optimiser, scales = CORRECT[name]
     check = checked(optimiser, scales, WIDTHS)
     assert check.advice == []
@@ -109,22 +145,52 @@ def test_a_correct_module_passes(name):
     assert check["vocabulary"].exponent.value < check["logits"].exponent.value
 
 
-BROKEN = {  # the rule that is broken, what is flagged, and the name of the cause in the advice
+# the rule that is broken, what is flagged, and the name of the cause in the advice
+BROKEN = {
     "scores over √d": (adamw, Scales(score=-0.5), "scores", "the scores"),
-    "standard deviation of the head": (adamw, Scales(head_std=-0.5), "logits", "the standard deviation of head.weight"),
-    "learning rate of the embedding": (adamw, Scales(embedding=1.0), "embedding", "embed.weight"),
-    "learning rate of the blocks": (adamw, Scales(hidden=0.0), "stream", "blocks.0.q.weight"),
-    "learning rate of the head": (adamw, Scales(head=0.0), "update of head.weight", "head.weight"),
+    "standard deviation of the head": (
+        adamw,
+        Scales(head_std=-0.5),
+        "logits",
+        "the standard deviation of head.weight",
+    ),
+    "learning rate of the embedding": (
+        adamw,
+        Scales(embedding=1.0),
+        "embedding",
+        "embed.weight",
+    ),
+    "learning rate of the blocks": (
+        adamw,
+        Scales(hidden=0.0),
+        "stream",
+        "blocks.0.q.weight",
+    ),
+    "learning rate of the head": (
+        adamw,
+        Scales(head=0.0),
+        "update of head.weight",
+        "head.weight",
+    ),
     "SGD, standard deviation of the head": (
-        sgd, replace(OF_SGD, head_std=-0.5), "update of blocks.0.o.weight", "the standard deviation of head.weight",
+        sgd,
+        replace(OF_SGD, head_std=-0.5),
+        "update of blocks.0.o.weight",
+        "the standard deviation of head.weight",
     ),
     "SGD, learning rate of the embedding": (
-        sgd, replace(OF_SGD, embedding=0.0), "update of embed.weight", "embed.weight",
+        sgd,
+        replace(OF_SGD, embedding=0.0),
+        "update of embed.weight",
+        "embed.weight",
     ),
     "SGD, learning rate of the blocks": (
-        sgd, replace(OF_SGD, hidden=1.0), "update of blocks.0.o.weight", "blocks.0.q.weight",
+        sgd,
+        replace(OF_SGD, hidden=1.0),
+        "update of blocks.0.o.weight",
+        "blocks.0.q.weight",
     ),
-}  # fmt: skip
+}
 FIELDS = {  # of Scales, by the words of the advice
     "the scores": "score",
     "the standard deviation of head.weight": "head_std",

@@ -1,6 +1,8 @@
-"""Gradients of real initialisations, by PyTorch's autograd, against the law of the backward half of an audit.
+"""Gradients of real initialisations, by PyTorch's autograd, against the law of the
+backward half of an audit.
 
-Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together; seeds are fixed.
+Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together;
+seeds are fixed.
 """
 
 from __future__ import annotations
@@ -27,23 +29,45 @@ def squared(*parameters: torch.Tensor) -> float:
 def gpt2(block: torch.nn.Module) -> dict[str, float]:
     """Queries, keys and values are columns of one matrix."""
     q, k, v = torch.split(block.attn.c_attn.weight.grad, block.attn.split_size, dim=1)
-    made = {f"grad_{name}": float((g**2).sum()) for name, g in (("query", q), ("key", k), ("value", v))}
-    others = (("output", block.attn.c_proj), ("in", block.mlp.c_fc), ("out", block.mlp.c_proj))
+    made = {
+        f"grad_{name}": float((g**2).sum())
+        for name, g in (("query", q), ("key", k), ("value", v))
+    }
+    others = (
+        ("output", block.attn.c_proj),
+        ("in", block.mlp.c_fc),
+        ("out", block.mlp.c_proj),
+    )
     return made | {f"grad_{name}": squared(module.weight) for name, module in others}
 
 
 def llama(block: torch.nn.Module) -> dict[str, float]:
-    made = {name: getattr(block.self_attn, f"{short}_proj") for name, short in ATTENTION.items()}
-    made |= {"in": block.mlp.up_proj, "gate": block.mlp.gate_proj, "out": block.mlp.down_proj}
+    made = {
+        name: getattr(block.self_attn, f"{short}_proj")
+        for name, short in ATTENTION.items()
+    }
+    made |= {
+        "in": block.mlp.up_proj,
+        "gate": block.mlp.gate_proj,
+        "out": block.mlp.down_proj,
+    }
     return {f"grad_{name}": squared(module.weight) for name, module in made.items()}
 
 
 def t5(block: torch.nn.Module) -> dict[str, float]:
     """Attention to the encoder counts with the block's own."""
-    looking = [getattr(x, "SelfAttention", None) or getattr(x, "EncDecAttention") for x in block.layer[:-1]]  # noqa: B009
-    made = {f"grad_{name}": squared(*(getattr(a, s).weight for a in looking)) for name, s in ATTENTION.items()}
+    looking = [
+        getattr(x, "SelfAttention", None) or x.EncDecAttention for x in block.layer[:-1]
+    ]
+    made = {
+        f"grad_{name}": squared(*(getattr(a, s).weight for a in looking))
+        for name, s in ATTENTION.items()
+    }
     dense = block.layer[-1].DenseReluDense
-    return made | {"grad_in": squared(dense.wi.weight), "grad_out": squared(dense.wo.weight)}
+    return made | {
+        "grad_in": squared(dense.wi.weight),
+        "grad_out": squared(dense.wo.weight),
+    }
 
 
 KINDS = {"gpt2": gpt2, "llama": llama, "t5": t5}
@@ -71,13 +95,17 @@ def real(family: str, count: int) -> dict[tuple[str, int], np.ndarray]:
         blocks = BLOCKS[family](network)
         for block in blocks:
             block.register_forward_hook(keep)
-        decoder = {"decoder_input_ids": torch.tensor([DECODER_IDS])} if family == "t5" else {}
+        decoder = (
+            {"decoder_input_ids": torch.tensor([DECODER_IDS])} if family == "t5" else {}
+        )
         logits = network(input_ids=torch.tensor([IDS]), **decoder).logits[0]
         targets = torch.tensor((DECODER_IDS if family == "t5" else IDS)[1:])
         torch.nn.functional.cross_entropy(logits[:-1], targets).backward()
         numbers: dict[tuple[str, int], float] = {}
         for i, (block, stream) in enumerate(zip(blocks, streams, strict=True)):
-            numbers |= {(name, i): value for name, value in KINDS[family](block).items()}
+            numbers |= {
+                (name, i): value for name, value in KINDS[family](block).items()
+            }
             numbers["grad_mean_square", i] = float((stream.grad**2).mean())
         numbers["grad_embedding", -1] = squared(network.get_input_embeddings().weight)
         if not config.tie_word_embeddings:
@@ -89,11 +117,19 @@ def real(family: str, count: int) -> dict[tuple[str, int], np.ndarray]:
 @pytest.mark.parametrize("family", KINDS)
 def test_gradients_of_real_initialisations(family):
     model = models.read(CONFIGS[family])
-    given = {"ids": IDS, "decoder_ids": DECODER_IDS} if model.decoder_layers else {"ids": IDS}
+    given = (
+        {"ids": IDS, "decoder_ids": DECODER_IDS}
+        if model.decoder_layers
+        else {"ids": IDS}
+    )
     probes = model.probes(**given, gradients=True)
     ours = probes.measure(OURS, progress=False)
     theirs = real(family, REAL)
-    asked = {name for name in (*probes.names, *probes.final) if name.startswith("grad") and not name.endswith("ratio")}
+    asked = {
+        name
+        for name in (*probes.names, *probes.final)
+        if name.startswith("grad") and not name.endswith("ratio")
+    }
     assert {name for name, _ in theirs} == asked - {"grad_input"}
     found = {}
     for (name, i), right in theirs.items():

@@ -1,4 +1,6 @@
-"""Arguments of audits and checks of modules: each acts, or is refused in one line that names it."""
+"""Arguments of audits and checks of modules: each acts, or is refused in one line that
+names it.
+"""
 
 import json
 from dataclasses import replace
@@ -112,11 +114,21 @@ REFUSED = {
     "--ids 3,-1": "--ids -1 must be an integer, 0 or more",
     "--tokens 0": "--tokens 0 must be an integer, 2 or more: an audit compares tokens",
     "--tokens 1": "--tokens 1 must be an integer, 2 or more: an audit compares tokens",
-    "--tokens 31": "--tokens 31 must be at most 29 for Net: its embedding has 30 rows, and id 0 is left out",
-    "--tokens 25": "--tokens 25 must be at most 24, the rows of place.weight: give fewer tokens",
+    "--tokens 31": (
+        "--tokens 31 must be at most 29 for Net: its embedding has 30 rows, and id 0 is"
+        " left out"
+    ),
+    "--tokens 25": (
+        "--tokens 25 must be at most 24, the rows of place.weight: give fewer tokens"
+    ),
     "--tokens 5,5": "--tokens 5,5 must be one length or more, each once",
-    "--tokens 4 --ids 3,1": "--tokens 4 must be left out: the ids say how many tokens there are",
-    "--bind n=4": "--bind n=4 is for programs: mine.py:build makes a module, which takes --arg NAME=VALUE",
+    "--tokens 4 --ids 3,1": (
+        "--tokens 4 must be left out: the ids say how many tokens there are"
+    ),
+    "--bind n=4": (
+        "--bind n=4 is for programs: mine.py:build makes a module, which takes --arg"
+        " NAME=VALUE"
+    ),
 }
 
 
@@ -132,25 +144,64 @@ def test_options_that_an_audit_of_a_module_cannot_follow(words, folder):
 def test_a_module_has_no_parts(command, folder):
     done = netsor(command, "mine.py:build[0]")
     assert done.returncode == 2
-    assert "'mine.py:build[0]' makes a module, which has no parts: leave out the index" in done.stderr
+    assert (
+        "'mine.py:build[0]' makes a module, which has no parts: leave out the index"
+        in done.stderr
+    )
 
 
 def test_the_largest_number_of_tokens_is_measured(folder):
     done = netsor("audit", "mine.py:build", "--quick", "--tokens", "24", "--json")
-    assert (json.loads(done.stdout)["tokens"], json.loads(done.stdout)["widths"]) == (24, "actual")
+    assert (json.loads(done.stdout)["tokens"], json.loads(done.stdout)["widths"]) == (
+        24,
+        "actual",
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("mine.py:build --ids 99,3", "--ids 99,3 must be from 0 to 29, the rows of embed.weight"),
+        (
+            "mine.py:build --ids 99,3",
+            "--ids 99,3 must be from 0 to 29, the rows of embed.weight",
+        ),
         ("mine.py:build --ids 3", "--ids 3 must be two or more: tokens are compared"),
-        ("mine.py:build --draws 99", "Invalid value for '--draws': '99' must be an integer, 100 or more"),
-        ("mine.py:zeros", "Net returns nothing random: its parameters are the same in every initialisation; draw them"),
-        ("mine.py:nan", "(some of its entries are NaN or infinite), not i.i.d.: correct its initialisation"),
-        ("mine.py:infinite", "(some of its entries are NaN or infinite), not i.i.d.: correct its initialisation"),
-        ("mine.py:meta", "embed.weight is on the meta device and has no numbers to check: make the module on the CPU"),
-        ("mine.py:build --reference mine.py:moved", ": make the module on the CPU, or under torch.device('meta')"),
+        (
+            "mine.py:build --draws 99",
+            "Invalid value for '--draws': '99' must be an integer, 100 or more",
+        ),
+        (
+            "mine.py:zeros",
+            (
+                "Net returns nothing random: its parameters are the same in every"
+                " initialisation; draw them"
+            ),
+        ),
+        (
+            "mine.py:nan",
+            (
+                "(some of its entries are NaN or infinite), not i.i.d.: correct its"
+                " initialisation"
+            ),
+        ),
+        (
+            "mine.py:infinite",
+            (
+                "(some of its entries are NaN or infinite), not i.i.d.: correct its"
+                " initialisation"
+            ),
+        ),
+        (
+            "mine.py:meta",
+            (
+                "embed.weight is on the meta device and has no numbers to check: make"
+                " the module on the CPU"
+            ),
+        ),
+        (
+            "mine.py:build --reference mine.py:moved",
+            ": make the module on the CPU, or under torch.device('meta')",
+        ),
     ],
 )
 def test_checks_that_cannot_be_made(words, message, folder):
@@ -162,26 +213,43 @@ def test_checks_that_cannot_be_made(words, message, folder):
 
 @pytest.mark.parametrize("name", ["nan", "infinite"])
 def test_weights_that_are_not_finite_depart(name, folder):
-    found = json.loads(netsor("check-init", f"mine.py:{name}", "--reference", "mine.py:build", "--json").stdout)
+    found = json.loads(
+        netsor(
+            "check-init", f"mine.py:{name}", "--reference", "mine.py:build", "--json"
+        ).stdout
+    )
     assert found["status"] == "FLAG"
     assert found["first"]["text"] == "expected finite entries, found NaN or infinity"
 
 
 def test_a_check_without_its_pass_is_incomplete(folder, mine):
-    """A sort cannot be captured as a program; nor can the pass of a module of several precisions run."""
+    """A sort cannot be captured as a program; nor can the pass of a module of several
+    precisions run.
+    """
     for name in ("unread", "half"):
         words = "check-init", f"mine.py:{name}", "--reference", "mine.py:build"
         done = netsor(*words)
         assert done.returncode == 3
         first = done.stdout.partition("\n\n")[0].replace("\n", " ")
         assert first.startswith("incomplete: ")
-        assert "; all 7 parameters checked; forward and backward pass not checked; " in first
+        assert (
+            "; all 7 parameters checked; forward and backward pass not checked; "
+            in first
+        )
         assert "--allow-incomplete" in done.stderr
         assert netsor(*words, "--allow-incomplete").returncode == 0
         found = json.loads(netsor(*words, "--json").stdout)
-        assert (found["ok"], found["status"], found["checked_pass"], found["draws"]) == (False, "incomplete", "", 0)
+        assert (
+            found["ok"],
+            found["status"],
+            found["checked_pass"],
+            found["draws"],
+        ) == (False, "incomplete", "", 0)
     found = ns.torch.check_init(mine["half"], [3, 7, 1], reference=mine["build"])
-    assert "its parameters are float16 and float32; make it with .float()" in found.notes[0]
+    assert (
+        "its parameters are float16 and float32; make it with .float()"
+        in found.notes[0]
+    )
 
 
 CHECK = InitCheck(
@@ -202,15 +270,31 @@ FOUND = InitFinding("w", "std", 0.0, "expected 1, found 2")
 
 def test_the_status_and_the_coverage_come_first():
     lines = str(CHECK).splitlines()
-    assert lines[0] == "ok: 152 tests; 35 of 148 parameters unchecked; forward pass checked; Net agrees"
-    for incomplete in (replace(CHECK, checked_pass=""), replace(CHECK, unchecked=["w"] * 148)):
-        assert (incomplete.status, incomplete.ok, incomplete.to_dict()["ok"]) == ("incomplete", False, False)
+    assert (
+        lines[0]
+        == "ok: 152 tests; 35 of 148 parameters unchecked; forward pass checked; Net"
+        " agrees"
+    )
+    for incomplete in (
+        replace(CHECK, checked_pass=""),
+        replace(CHECK, unchecked=["w"] * 148),
+    ):
+        assert (incomplete.status, incomplete.ok, incomplete.to_dict()["ok"]) == (
+            "incomplete",
+            False,
+            False,
+        )
     nothing = replace(CHECK, tests=0, unchecked=["w"] * 148, checked_pass="")
-    said = "incomplete: 0 tests; 148 of 148 parameters unchecked; forward and backward pass not checked"
+    said = (
+        "incomplete: 0 tests; 148 of 148 parameters unchecked; forward and backward"
+        " pass not checked"
+    )
     assert nothing.verdict.startswith(said)
     departs = replace(CHECK, findings=[FOUND], first=FOUND, checked_pass="")
     assert departs.status == "FLAG"
-    assert departs.verdict.startswith("FLAG: Net differs from the reference gpt2 in 1 parameter; look first at w; 152")
+    assert departs.verdict.startswith(
+        "FLAG: Net differs from the reference gpt2 in 1 parameter; look first at w; 152"
+    )
 
 
 def test_what_is_not_found_without_a_reference_comes_first(mine):
@@ -218,7 +302,9 @@ def test_what_is_not_found_without_a_reference_comes_first(mine):
     first = str(found).partition("\n\n")[0].replace("\n", " ")
     assert first.startswith("ok: ")
     assert "all 7 parameters checked; forward and backward pass checked" in first
-    assert first.endswith("no reference: mistakes in the module's own code cannot be found")
+    assert first.endswith(
+        "no reference: mistakes in the module's own code cannot be found"
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,11 +312,26 @@ def test_what_is_not_found_without_a_reference_comes_first(mine):
     [
         ({"declared": 2.5}, "declared=2.5 must be a mapping of names"),
         ({"declared": {3: 1.0}}, "declared={3: 1.0} must be a mapping of names"),
-        ({"declared": {"*": -1.0}}, r"declared\['\*'\]=-1.0 must be a finite number, 0 or"),
-        ({"declared": {"*": float("nan")}}, r"declared\['\*'\]=nan must be a finite number, 0 or"),
-        ({"declared": {"*": "x"}}, r"declared\['\*'\]='x' must be a finite number, 0 or"),
-        ({"declared": {"*": Parameter("", (), "cauchy")}}, r"declared\['\*'\]\.law='cauchy' must be one of constant"),
-        ({"declared": {"*": Parameter("", (), "normal", std=-1.0)}}, r"declared\['\*'\]\.std=-1.0 must be"),
+        (
+            {"declared": {"*": -1.0}},
+            r"declared\['\*'\]=-1.0 must be a finite number, 0 or",
+        ),
+        (
+            {"declared": {"*": float("nan")}},
+            r"declared\['\*'\]=nan must be a finite number, 0 or",
+        ),
+        (
+            {"declared": {"*": "x"}},
+            r"declared\['\*'\]='x' must be a finite number, 0 or",
+        ),
+        (
+            {"declared": {"*": Parameter("", (), "cauchy")}},
+            r"declared\['\*'\]\.law='cauchy' must be one of constant",
+        ),
+        (
+            {"declared": {"*": Parameter("", (), "normal", std=-1.0)}},
+            r"declared\['\*'\]\.std=-1.0 must be",
+        ),
         ({"seed": None}, "seed=None must be an integer, 0 or more"),
         ({"level": object}, "level=<class 'object'> must be a number between 0 and 1"),
         ({"level": None}, "level=None must be a number between 0 and 1"),
@@ -266,11 +367,18 @@ def test_arguments_of_parameters_are_refused_by_name(given, message, mine):
 
 
 def test_a_seed_may_have_128_bits(mine):
-    assert ns.torch.parameters(mine["build"], seed=2**128 - 1, samples=2)["head.weight"].law == "normal"
+    assert (
+        ns.torch.parameters(mine["build"], seed=2**128 - 1, samples=2)[
+            "head.weight"
+        ].law
+        == "normal"
+    )
 
 
 def test_laws_are_those_of_parameters(mine):
-    with pytest.raises(ValueError, match=r"^laws=3 must be the result of ns\.torch\.parameters"):
+    with pytest.raises(
+        ValueError, match=r"^laws=3 must be the result of ns\.torch\.parameters"
+    ):
         ns.torch.program(mine["build"], torch.tensor([[1, 2]]), laws=3)
 
 

@@ -1,6 +1,8 @@
-"""Every family that the config reader knows has one law: through its configuration, and through its module.
+"""Every family that the config reader knows has one law: through its configuration, and
+through its module.
 
-Two samples, Kolmogorov–Smirnov; level 1e-4 for all quantities of all families together. Seeds are fixed.
+Two samples, Kolmogorov–Smirnov; level 1e-4 for all quantities of all families together.
+Seeds are fixed.
 """
 
 import pytest
@@ -19,8 +21,10 @@ from .networks import columns  # noqa: E402
 from .real import CLASSES, configuration  # noqa: E402
 
 DRAWS = 1000
-CONFIGS = {**SMALL, "mistral": {**SMALL["mistral"], "head_dim": 4}}  # of 2, rotary positions are not recognised
-READ = [family for family in CONFIGS if family != "mixtral"]  # whose router no module route reads
+# of 2, rotary positions are not recognised
+CONFIGS = {**SMALL, "mistral": {**SMALL["mistral"], "head_dim": 4}}
+# whose router no module route reads
+READ = [family for family in CONFIGS if family != "mixtral"]
 LEVEL = 1e-4 / (len(READ) * 100)
 
 
@@ -33,7 +37,11 @@ def _factory(given):
 def _given(model):
     if model.inputs == "patches":
         return {"pixel_values": torch.tensor(PIXELS[None], dtype=torch.float32)}
-    decoder = {"decoder_input_ids": torch.tensor([DECODER_IDS])} if model.decoder_layers else {}
+    decoder = (
+        {"decoder_input_ids": torch.tensor([DECODER_IDS])}
+        if model.decoder_layers
+        else {}
+    )
     return {"input_ids": torch.tensor([IDS]), **decoder}
 
 
@@ -44,20 +52,41 @@ def test_every_family_is_compared():
 @pytest.mark.parametrize("family", READ)
 def test_a_module_has_the_law_of_its_configuration(family):
     build, model = _factory(CONFIGS[family]), ns.models.read(CONFIGS[family])
-    net = ns.torch.network(build, (), _given(model), laws=ns.torch.parameters(build, samples=64))
+    net = ns.torch.network(
+        build, (), _given(model), laws=ns.torch.parameters(build, samples=64)
+    )
     ours = ProgramModel(net, {}).probes(gradients=True).measure(DRAWS, progress=False)
-    theirs = model.probes(**inputs(model), gradients=True).measure(DRAWS, seed=1, progress=False)
-    theirs["grad_qkv"] = sum(theirs[f"grad_{kind}"] for kind in ("query", "key", "value"))
+    theirs = model.probes(**inputs(model), gradients=True).measure(
+        DRAWS, seed=1, progress=False
+    )
+    theirs["grad_qkv"] = sum(
+        theirs[f"grad_{kind}"] for kind in ("query", "key", "value")
+    )
     a, fixed = columns(theirs)
     b, _ = columns(ours)
-    shared = [key for key in a if key in b and key not in fixed and not key[0].endswith("_ratio")]
+    shared = [
+        key
+        for key in a
+        if key in b and key not in fixed and not key[0].endswith("_ratio")
+    ]
     names = {name for name, _ in shared}
-    assert {"cosine", "effective_rank", "entropy", "loss", "grad_mean_square", "grad_output", "grad_in"} <= names
+    assert {
+        "cosine",
+        "effective_rank",
+        "entropy",
+        "loss",
+        "grad_mean_square",
+        "grad_output",
+        "grad_in",
+    } <= names
     found = {key: float(stats.ks_2samp(a[key], b[key]).pvalue) for key in shared}
     print(family, len(found), min(found.values()))
     assert min(found.values()) > LEVEL, {key: p for key, p in found.items() if p < 1e-4}
 
 
 def test_the_router_of_mixtral_is_refused_by_name():
-    with pytest.raises(ns.torch.UnsupportedError, match=r"in model\.layers\.0\.mlp.*\(at .*modeling_mixtral\.py:\d+: "):
+    with pytest.raises(
+        ns.torch.UnsupportedError,
+        match=r"in model\.layers\.0\.mlp.*\(at .*modeling_mixtral\.py:\d+: ",
+    ):
         ns.torch.network(_factory(CONFIGS["mixtral"]), torch.tensor([IDS]))

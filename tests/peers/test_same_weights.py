@@ -1,7 +1,9 @@
-"""Small networks of transformers and the literal interpreter with the same weights: gradients agree to 1e-10.
+"""Small networks of transformers and the literal interpreter with the same weights:
+gradients agree to 1e-10.
 
-The loss is their cross-entropy. Its gradient at the last vectors is the readout of our program, and goes back through
-all blocks: to the stream after each block, to every entry of every matrix, to the embeddings.
+The loss is their cross-entropy. Its gradient at the last vectors is the readout of our
+program, and goes back through all blocks: to the stream after each block, to every
+entry of every matrix, to the embeddings.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from ..engine.differences import drawn
 from ..models.small import CONFIGS, IDS
 from .real import CLASSES, configuration
 
-# A family is three functions: the blocks of a network; the matrices (out, in) of a block as `read` of parameters gives
-# them, in the order in which ours act; the tables of a network
+# A family is three functions: the blocks of a network; the matrices (out, in) of a
+# block as `read` of parameters gives them, in the order in which ours act; the tables
+# of a network
 
 
 def _gpt2(block, read):
@@ -39,18 +42,34 @@ def _llama(block, read):
 
 def _bert(block, read):
     looks = [getattr(block.attention.self, name) for name in ("query", "key", "value")]
-    others = (block.attention.output.dense, block.intermediate.dense, block.output.dense)
+    others = (
+        block.attention.output.dense,
+        block.intermediate.dense,
+        block.output.dense,
+    )
     return [read(module.weight) for module in (*looks, *others)]
 
 
 def _tables_of_bert(network):
     tables = network.bert.embeddings
-    return [tables.word_embeddings, tables.position_embeddings, tables.token_type_embeddings]
+    return [
+        tables.word_embeddings,
+        tables.position_embeddings,
+        tables.token_type_embeddings,
+    ]
 
 
-LLAMA = (lambda network: network.model.layers, _llama, lambda network: [network.model.embed_tokens])
+LLAMA = (
+    lambda network: network.model.layers,
+    _llama,
+    lambda network: [network.model.embed_tokens],
+)
 FAMILIES = {
-    "gpt2": (lambda network: network.transformer.h, _gpt2, lambda net: [net.transformer.wte, net.transformer.wpe]),
+    "gpt2": (
+        lambda network: network.transformer.h,
+        _gpt2,
+        lambda net: [net.transformer.wte, net.transformer.wpe],
+    ),
     "llama": LLAMA,
     "llama3": LLAMA,
     "bert": (lambda network: network.bert.encoder.layer, _bert, _tables_of_bert),
@@ -68,16 +87,27 @@ class Theirs:
         blocks, matrices, tables = FAMILIES[family]
         streams = []
         for block in blocks(network):
-            block.register_forward_hook(lambda _, given, made: streams.append(_kept(made)))
+            block.register_forward_hook(
+                lambda _, given, made: streams.append(_kept(made))
+            )
         made = network(input_ids=torch.tensor([IDS]), output_hidden_states=True)
         last = _kept(made.hidden_states[-1])
-        torch.nn.functional.cross_entropy(made.logits[0, :-1], torch.tensor(IDS[1:])).backward()
+        torch.nn.functional.cross_entropy(
+            made.logits[0, :-1], torch.tensor(IDS[1:])
+        ).backward()
         self.matrices, self.slopes = (
-            [matrix.detach().numpy() for block in blocks(network) for matrix in matrices(block, read)]
+            [
+                matrix.detach().numpy()
+                for block in blocks(network)
+                for matrix in matrices(block, read)
+            ]
             for read in (lambda parameter: parameter, lambda parameter: parameter.grad)
         )
         found = [table.weight for table in tables(network)]
-        self.tables, self.table_slopes = [t.detach().numpy() for t in found], [t.grad.numpy() for t in found]
+        self.tables, self.table_slopes = (
+            [t.detach().numpy() for t in found],
+            [t.grad.numpy() for t in found],
+        )
         self.stream_slopes = [stream.grad[0].numpy() for stream in streams]
         self.last, self.last_slope = last.detach()[0].numpy(), last.grad[0].numpy()
 
@@ -90,40 +120,63 @@ def _kept(made):
 
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch):
-    """Norms, softmax and rotary angles of transformers ask for float32 by name, whatever the network has."""
+    """Norms, softmax and rotary angles of transformers ask for float32 by name,
+    whatever the network has.
+    """
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch, "float", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
 def assert_near(ours, theirs):
-    np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-10, atol=1e-10 * np.abs(theirs).max())
+    np.testing.assert_allclose(
+        ours, theirs.reshape(ours.shape), rtol=1e-10, atol=1e-10 * np.abs(theirs).max()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_with_the_same_weights(family):
-    model, theirs = models.read({**CONFIGS[family], "tie_word_embeddings": False}), Theirs(family)
+    model, theirs = (
+        models.read({**CONFIGS[family], "tie_word_embeddings": False}),
+        Theirs(family),
+    )
     widths, traced = model.widths(), model.trace(ids=IDS)
     y, r = traced.output, ns.gaussian(ns.Width("n"), len(IDS))
     p = ns.dot(r[:, None], y[:, None]).sum()
     streams, values = [layer.stream for layer in traced.layers], topological_order([y])
-    tables = [value for value in values if isinstance(value.op, Gaussian) and value.op.factor.size]
+    tables = [
+        value
+        for value in values
+        if isinstance(value.op, Gaussian) and value.op.factor.size
+    ]
     back = Reverse([(p, constant(np.ones(())))], [*streams, *tables], lambda op: True)
     uses = sorted(back.uses, key=lambda use: values.index(use.value))
 
     given = {r: model.width**0.5 * theirs.last_slope}
     for use, matrix in zip(uses, theirs.matrices, strict=True):
         weight = use.op.weight
-        rows, unit = int(weight.out_width.bind(widths)), weight.std / weight.fan.bind(widths) ** 0.5
-        for member, part in enumerate(matrix.reshape(weight.count, rows, -1)):  # one head below the other
+        rows, unit = (
+            int(weight.out_width.bind(widths)),
+            weight.std / weight.fan.bind(widths) ** 0.5,
+        )
+        # one head below the other
+        for member, part in enumerate(matrix.reshape(weight.count, rows, -1)):
             given[weight.source, member] = part / unit
-    rows = [list(traced.table.ids), range(len(IDS)), [0]][: len(tables)]  # ids, positions, one type
+    # ids, positions, one type
+    rows = [list(traced.table.ids), range(len(IDS)), [0]][: len(tables)]
     for value, table, at in zip(tables, theirs.tables, rows, strict=True):
         given[value] = table[at].reshape(*value.shape, -1)
 
     slopes, table_slopes = map(back.of, streams), map(back.of, tables)
     norms = [ns.grad_norm(p, use.op.weight) for use in uses]
-    outputs = [y, *slopes, *table_slopes, *norms, *(use.d for use in uses), *(use.op.x for use in uses)]
+    outputs = [
+        y,
+        *slopes,
+        *table_slopes,
+        *norms,
+        *(use.d for use in uses),
+        *(use.op.x for use in uses),
+    ]
     literal = drawn(outputs, widths, given)
     found = iter(literal.drawn[value][0] for value in outputs)
 
@@ -138,4 +191,5 @@ def test_gradients_with_the_same_weights(family):
     for use, d, x, right in zip(uses, cotangents, inputs, theirs.slopes, strict=True):
         d = d.reshape(use.op.weight.count, -1, d.shape[-1])
         x = x.reshape(-1, d.shape[1], x.shape[-1])
-        assert_near(d.shape[-1] ** -0.5 * np.swapaxes(d, 1, 2) @ x, right)  # Σ ∂p/∂y x^T over tokens
+        # Σ ∂p/∂y x^T over tokens
+        assert_near(d.shape[-1] ** -0.5 * np.swapaxes(d, 1, 2) @ x, right)

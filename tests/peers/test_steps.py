@@ -1,6 +1,8 @@
-"""One real step of PyTorch's optimisers on real initialisations, against the law of `ns.step`.
+"""One real step of PyTorch's optimisers on real initialisations, against the law of
+`ns.step`.
 
-Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a network together; seeds are fixed.
+Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a network together;
+seeds are fixed.
 """
 
 from __future__ import annotations
@@ -48,21 +50,28 @@ def optimiser(name: str, parameters: list[torch.Tensor]) -> torch.optim.Optimize
 
 
 def smallest(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return min(stats.ks_2samp(a, b, method="asymp").pvalue for a, b in zip(ours.T, theirs.T, strict=True))
+    return min(
+        stats.ks_2samp(a, b, method="asymp").pvalue
+        for a, b in zip(ours.T, theirs.T, strict=True)
+    )
 
 
 # A perceptron
 
 
 def perceptron(name: str, width: int) -> np.ndarray:
-    """Loss before and after, an output after, and what the hidden layers move by, in mean square."""
+    """Loss before and after, an output after, and what the hidden layers move by, in
+    mean square.
+    """
     w, v, r = ns.weight(n, 3), ns.weight(n, n), ns.gaussian(n)
     h = ns.tanh(w @ ns.data(X))
     k = ns.tanh(v @ h)
     f = ns.dot(r, k)
     loss = ((f - T) ** 2).mean()
     after = ns.step([loss, f, h, k], loss, optimiser=name, **OPTIONS[name])
-    moved = [ns.mean_dot(b - a, b - a)[0, 0] for a, b in zip((h, k), after[2:], strict=True)]
+    moved = [
+        ns.mean_dot(b - a, b - a)[0, 0] for a, b in zip((h, k), after[2:], strict=True)
+    ]
     net = ns.Program((loss, after[0], after[1][0], *moved))
     return np.stack(net.draw(n=width, draws=OURS, seed=1), axis=1)
 
@@ -73,10 +82,14 @@ def real_perceptron(name: str, width: int, count: int) -> np.ndarray:
     found = []
     for _ in range(count):
         w = (torch.randn(width, 3, dtype=torch.float64) / 3**0.5).requires_grad_()
-        v = (torch.randn(width, width, dtype=torch.float64) / width**0.5).requires_grad_()
+        v = (
+            torch.randn(width, width, dtype=torch.float64) / width**0.5
+        ).requires_grad_()
         r = torch.randn(width, dtype=torch.float64)
 
-        def run(w: torch.Tensor = w, v: torch.Tensor = v, r: torch.Tensor = r) -> tuple[torch.Tensor, ...]:
+        def run(
+            w: torch.Tensor = w, v: torch.Tensor = v, r: torch.Tensor = r
+        ) -> tuple[torch.Tensor, ...]:
             h = torch.tanh(x @ w.T)
             k = torch.tanh(h @ v.T)
             f = k @ r / width**0.5
@@ -86,7 +99,10 @@ def real_perceptron(name: str, width: int, count: int) -> np.ndarray:
         before[0].backward()
         optimiser(name, [w, v]).step()
         after = run()
-        moved = [((b[0] - a[0]) ** 2).mean() for a, b in zip(before[2:], after[2:], strict=True)]
+        moved = [
+            ((b[0] - a[0]) ** 2).mean()
+            for a, b in zip(before[2:], after[2:], strict=True)
+        ]
         found.append([float(y) for y in (before[0], after[0], after[1][0], *moved)])
     return np.array(found)
 
@@ -94,7 +110,8 @@ def real_perceptron(name: str, width: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_step_of_a_perceptron(name, width):
-    count = 120 if (name, width) == ("muon", 64) else REAL  # whose bfloat16 takes 0.2 s a step on some machines
+    # whose bfloat16 takes 0.2 s a step on some machines
+    count = 120 if (name, width) == ("muon", 64) else REAL
     ours, theirs = perceptron(name, width), real_perceptron(name, width, count)
     p = smallest(ours, theirs)
     print(f"{name}, width {width}: smallest p {p:.2g} of {ours.shape[1]}")
@@ -134,7 +151,9 @@ def cross_entropy(p: np.ndarray) -> np.ndarray:
     rows = p[..., :-1, :]
     top = rows.max(axis=-1, keepdims=True)
     total = np.log(np.exp(rows - top).sum(axis=-1)) + top[..., 0]
-    own = np.take_along_axis(rows, np.array(IDS[1:])[:, None] + np.zeros((*rows.shape[:-1], 1), int), axis=-1)
+    own = np.take_along_axis(
+        rows, np.array(IDS[1:])[:, None] + np.zeros((*rows.shape[:-1], 1), int), axis=-1
+    )
     return (total - own[..., 0]).mean(axis=-1)
 
 
@@ -155,10 +174,17 @@ def gpt2(name: str) -> np.ndarray:
     values = topological_order([loss])
     moving: list[Any] = list({w.source: w for w in weights_of(values)}.values())
     if name != "muon":
-        moving += [v for v in values if isinstance(v.op, Gaussian) and v.op.factor.any()]
+        moving += [
+            v for v in values if isinstance(v.op, Gaussian) and v.op.factor.any()
+        ]
     streams = [layer.stream for layer in traced.layers]
-    after = ns.step([loss, logits, *streams], loss, optimiser=name, weights=moving, **RATES[name])
-    moved = [ns.mean_dot((b - a)[-1], (b - a)[-1]) for a, b in zip(streams, after[2:], strict=True)]
+    after = ns.step(
+        [loss, logits, *streams], loss, optimiser=name, weights=moving, **RATES[name]
+    )
+    moved = [
+        ns.mean_dot((b - a)[-1], (b - a)[-1])
+        for a, b in zip(streams, after[2:], strict=True)
+    ]
     net = ns.Program((loss, after[0], after[1][1, 2], *moved))
     return np.stack(net.draw(draws=REAL, seed=1, **model.widths()), axis=1)
 
@@ -178,9 +204,19 @@ def muon(network: Any, lr: float) -> None:
         for block in network.transformer.h:
             joint = block.attn.c_attn.weight
             g = joint.grad.reshape(16, 3, 2, 8)
-            step = torch.stack([torch.stack([per_head(g[:, i, j]) for j in range(2)], 1) for i in range(3)], 1)
+            step = torch.stack(
+                [
+                    torch.stack([per_head(g[:, i, j]) for j in range(2)], 1)
+                    for i in range(3)
+                ],
+                1,
+            )
             joint -= lr * step.reshape(16, 48)
-            for w in (block.attn.c_proj.weight, block.mlp.c_fc.weight, block.mlp.c_proj.weight):
+            for w in (
+                block.attn.c_proj.weight,
+                block.mlp.c_fc.weight,
+                block.mlp.c_proj.weight,
+            ):
                 w -= lr * per_head(w.grad)
 
 
@@ -203,7 +239,9 @@ def real_gpt2(name: str, count: int) -> np.ndarray:
                 )
             )
 
-        def run(network: Any = network, streams: list[torch.Tensor] = streams) -> tuple[Any, ...]:
+        def run(
+            network: Any = network, streams: list[torch.Tensor] = streams
+        ) -> tuple[Any, ...]:
             streams.clear()
             out = network(ids, labels=ids)
             return out.loss, out.logits[0], *streams
@@ -214,13 +252,20 @@ def real_gpt2(name: str, count: int) -> np.ndarray:
             muon(network, RATES[name]["lr"])
         else:
             tables = [network.transformer.wte.weight, network.transformer.wpe.weight]
-            matrices = [p for b in network.transformer.h for p in b.parameters() if p.ndim == 2]
+            matrices = [
+                p for b in network.transformer.h for p in b.parameters() if p.ndim == 2
+            ]
             kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
             kind([*tables, *matrices], lr=RATES[name]["lr"]).step()
         with torch.no_grad():
             after = run()
-            moved = [((b[-1] - a[-1]) ** 2).mean() for a, b in zip(before[2:], after[2:], strict=True)]
-            found.append([float(y) for y in (before[0], after[0], after[1][1, 2], *moved)])
+            moved = [
+                ((b[-1] - a[-1]) ** 2).mean()
+                for a, b in zip(before[2:], after[2:], strict=True)
+            ]
+            found.append(
+                [float(y) for y in (before[0], after[0], after[1][1, 2], *moved)]
+            )
     return np.array(found)
 
 

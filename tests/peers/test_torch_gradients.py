@@ -1,6 +1,8 @@
-"""Gradients of every matrix of small modules that stop, share or scale them, against autograd of real initialisations.
+"""Gradients of every matrix of small modules that stop, share or scale them, against
+autograd of real initialisations.
 
-Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a module together; seeds are fixed.
+Two samples, Kolmogorov–Smirnov, level 1e-4 for all quantities of a module together;
+seeds are fixed.
 """
 
 from __future__ import annotations
@@ -19,15 +21,30 @@ LEVEL = 1e-4
 REAL, OURS = 500, 2000
 WIDTH, HIDDEN, WORDS = 16, 24, 12
 IDS = torch.tensor([[3, 7, 7, 1, 9, 3]])
-KINDS = {"q": "query", "k": "key", "v": "value", "o": "output", "up": "in", "down": "out"}
+KINDS = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "output",
+    "up": "in",
+    "down": "out",
+}
 
 
 class Layer(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.up, self.down = torch.nn.Linear(WIDTH, HIDDEN, bias=False), torch.nn.Linear(HIDDEN, WIDTH, bias=False)
-        self.norm, self.norm2 = torch.nn.RMSNorm(WIDTH, eps=0.1), torch.nn.RMSNorm(WIDTH, eps=0.1)
+        self.q, self.k, self.v, self.o = (
+            torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
+        self.up, self.down = (
+            torch.nn.Linear(WIDTH, HIDDEN, bias=False),
+            torch.nn.Linear(HIDDEN, WIDTH, bias=False),
+        )
+        self.norm, self.norm2 = (
+            torch.nn.RMSNorm(WIDTH, eps=0.1),
+            torch.nn.RMSNorm(WIDTH, eps=0.1),
+        )
 
     def weights(self, scores):
         return scores.softmax(-1)
@@ -52,7 +69,10 @@ class Network(torch.nn.Module):
         self.embed = torch.nn.Embedding(WORDS, WIDTH, **table)
         first = layer()
         self.layers = torch.nn.ModuleList([first, first if shared else layer()])
-        self.norm, self.head = torch.nn.RMSNorm(WIDTH, eps=0.1), torch.nn.Linear(WIDTH, WORDS, bias=False)
+        self.norm, self.head = (
+            torch.nn.RMSNorm(WIDTH, eps=0.1),
+            torch.nn.Linear(WIDTH, WORDS, bias=False),
+        )
         for p in self.parameters():
             if p.ndim > 1:
                 torch.nn.init.normal_(p, std=0.3)
@@ -94,14 +114,18 @@ class GivenScale(Layer):
     """The denominator of a norm by hand, and a gate, without gradients."""
 
     def attend(self, x):
-        return super().attend(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1).detach())
+        return super().attend(
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1).detach()
+        )
 
     def activation(self, h):
         return h * torch.sigmoid(h).data
 
 
 class Aside(Layer):
-    """Attention without gradients, in a part of `forward`, with an operation in place."""
+    """Attention without gradients, in a part of `forward`, with an operation in
+    place.
+    """
 
     def attend(self, x):
         with torch.no_grad():
@@ -147,7 +171,9 @@ MODULES = {
     "tied logits": lambda: Network(tied=True),
     "detached tied logits": DetachedHead,
     "padding": lambda: Network(padding_idx=7),
-    "tied padding by frequency": lambda: Network(tied=True, padding_idx=3, scale_grad_by_freq=True),
+    "tied padding by frequency": lambda: Network(
+        tied=True, padding_idx=3, scale_grad_by_freq=True
+    ),
     "a row of zeros": ZeroRow,
     "frozen parameters": Frozen,
 }
@@ -161,12 +187,20 @@ def real(build):
         network = build().double().eval()
         functional.cross_entropy(network(IDS)[0, :-1], IDS[0, 1:]).backward()
         places = {("grad_embedding", -1): network.embed.weight}
-        if network.head.weight is not network.embed.weight and network.head.weight.grad is not None:
+        if (
+            network.head.weight is not network.embed.weight
+            and network.head.weight.grad is not None
+        ):
             places["grad_head", -1] = network.head.weight
         for k, layer in enumerate(network.layers):
-            places |= {(f"grad_{kind}", k): getattr(layer, name).weight for name, kind in KINDS.items()}
+            places |= {
+                (f"grad_{kind}", k): getattr(layer, name).weight
+                for name, kind in KINDS.items()
+            }
         for place, p in places.items():
-            found.setdefault(place, []).append(0.0 if p.grad is None else float(p.grad.square().sum()))
+            found.setdefault(place, []).append(
+                0.0 if p.grad is None else float(p.grad.square().sum())
+            )
     return {place: np.array(squares) for place, squares in found.items()}
 
 
@@ -188,12 +222,17 @@ def test_gradients_are_those_of_autograd(name):
 
 
 def test_a_detached_matrix_passes_gradients_to_its_input():
-    """On the weights of one program: the gradient of the embedding, by `ns.grad` and through the law alone."""
+    """On the weights of one program: the gradient of the embedding, by `ns.grad` and
+    through the law alone.
+    """
 
     class Detached(torch.nn.Module):
         def __init__(self, detach):
             super().__init__()
-            self.embed, self.map = torch.nn.Embedding(4, 8), torch.nn.Linear(8, 8, bias=False)
+            self.embed, self.map = (
+                torch.nn.Embedding(4, 8),
+                torch.nn.Linear(8, 8, bias=False),
+            )
             torch.nn.init.normal_(self.map.weight, std=0.4)
             self.detach = detach
 
@@ -202,13 +241,20 @@ def test_a_detached_matrix_passes_gradients_to_its_input():
             w = self.map.weight.detach() if self.detach else self.map.weight
             return x + torch.tanh(functional.linear(x, w))
 
-    nets = [ns.torch.program(lambda d=detach: Detached(d), torch.tensor([1, 2])) for detach in (True, False)]
+    nets = [
+        ns.torch.program(lambda d=detach: Detached(d), torch.tensor([1, 2]))
+        for detach in (True, False)
+    ]
     assert np.array_equal(*(net.draw(draws=5) for net in nets))
     kernels = []
     for net in nets:
         p = ns.dot(ns.gaussian(8), net.output[0])
         x = net.probes[0].value
-        kernels.append(ns.Program(ns.mean_dot(ns.grad(p, x)[0], ns.grad(p, x)[0])).simulate(draws=3))
+        kernels.append(
+            ns.Program(ns.mean_dot(ns.grad(p, x)[0], ns.grad(p, x)[0])).simulate(
+                draws=3
+            )
+        )
     assert np.array_equal(*kernels)
     stopped, moved = (ns.dot(ns.gaussian(8), net.output[0]) for net in nets)
     with pytest.raises(ns.TraceError, match="depends on no weight"):
@@ -253,13 +299,28 @@ class Crossed(Network):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Network(Custom), r"Sign\.apply: the backward pass of a torch\.autograd\.Function is not read"),
-        (lambda: Network(InPlace), "mul_ changes a tensor in place while gradients are off"),
+        (
+            lambda: Network(Custom),
+            (
+                r"Sign\.apply: the backward pass of a torch\.autograd\.Function is not"
+                r" read"
+            ),
+        ),
+        (
+            lambda: Network(InPlace),
+            "mul_ changes a tensor in place while gradients are off",
+        ),
         (
             lambda: Network(max_norm=1.0),
-            r"embedding_renorm\.default in embed: max_norm rescales the rows of a table: set max_norm=None",
+            (
+                r"embedding_renorm\.default in embed: max_norm rescales the rows of a"
+                r" table: set max_norm=None"
+            ),
         ),
-        (Hooked, r"the parameter embed\.weight has a hook on its gradient: remove the hook"),
+        (
+            Hooked,
+            r"the parameter embed\.weight has a hook on its gradient: remove the hook",
+        ),
         (Crossed, r"layers\.0\.k\.weight is key of block 1 and query of block 2"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The order of coordinates in PyTorch modules: which are turned in pairs, grouped, repeated, and given numbers."""
+"""The order of coordinates in PyTorch modules: which are turned in pairs, grouped,
+repeated, and given numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,48 @@ DRAWS = 2000
 
 
 def _statistics(value):
-    """Of an output of a program: numbers that see which coordinates and tokens belong together."""
+    """Of an output of a program: numbers that see which coordinates and tokens belong
+    together.
+    """
     flat = value.reshape(-1)
     if isinstance(value, ns.Vector):
         gains = ns.data(np.linspace(-1.0, 2.0, value.width.factor))
-        return [*(ns.mean_dot(flat, flat)[k, -1] for k in (0, -1)), ns.mean_dot(flat, gains)[0]]
+        return [
+            *(ns.mean_dot(flat, flat)[k, -1] for k in (0, -1)),
+            ns.mean_dot(flat, gains)[0],
+        ]
     places = np.linspace(-1.0, 2.0, flat.size)
     return [flat[0], flat[-1], (flat * flat).mean(), (places * flat).mean()]
 
 
 def _of_arrays(x, coordinates):
-    """The same of an array (draws, …); the last axis holds coordinates if their number is given."""
+    """The same of an array (draws, …); the last axis holds coordinates if their number
+    is given.
+    """
     if coordinates is None:
         flat = x.reshape(len(x), -1)
         places = np.linspace(-1.0, 2.0, flat.shape[1])
-        return [flat[:, 0], flat[:, -1], (flat * flat).mean(-1), (places * flat).mean(-1)]
+        return [
+            flat[:, 0],
+            flat[:, -1],
+            (flat * flat).mean(-1),
+            (places * flat).mean(-1),
+        ]
     flat = x.reshape(len(x), -1, coordinates)
     gains = np.linspace(-1.0, 2.0, coordinates)
-    return [*((flat[:, k] * flat[:, -1]).mean(-1) for k in (0, -1)), (flat[:, 0] * gains).mean(-1)]
+    return [
+        *((flat[:, k] * flat[:, -1]).mean(-1) for k in (0, -1)),
+        (flat[:, 0] * gains).mean(-1),
+    ]
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_module_has_the_law_of_its_own_initialisations(name):
     """All statistics of all modules together have the level 1e-4."""
     net = ns.torch.program(ORDERS[name], IDS)
-    ours = ns.Program(tuple(each for value in net.outputs for each in _statistics(value)))
+    ours = ns.Program(
+        tuple(each for value in net.outputs for each in _statistics(value))
+    )
     ours = ours.draw(draws=DRAWS, seed=1, progress=False)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -59,6 +78,11 @@ def test_a_module_has_the_law_of_its_own_initialisations(name):
     real = []
     for k, value in enumerate(net.outputs):
         coordinates = value.width.factor if isinstance(value, ns.Vector) else None
-        real += _of_arrays(np.stack([each[k].double().numpy() for each in found]), coordinates)
+        real += _of_arrays(
+            np.stack([each[k].double().numpy() for each in found]), coordinates
+        )
     level = 1e-4 / (len(ORDERS) * 16)
-    assert min(stats.ks_2samp(a, b).pvalue for a, b in zip(ours, real, strict=True)) > level
+    assert (
+        min(stats.ks_2samp(a, b).pvalue for a, b in zip(ours, real, strict=True))
+        > level
+    )

@@ -21,7 +21,8 @@ from .own_modules import Initialised, Scaled
 LAWS = {
     "normal.weight": ("normal", 0.02),
     "uniform.weight": ("uniform", 1 / math.sqrt(3 * 64)),
-    "truncated.weight": ("truncated normal", 0.02 * 0.8796),  # of a standard normal between −2 and 2
+    # of a standard normal between −2 and 2
+    "truncated.weight": ("truncated normal", 0.02 * 0.8796),
     "copy.weight": ("copy", 0.02),
     "zero.weight": ("constant", 0.0),
     "table.weight": ("normal", 1.0),
@@ -30,7 +31,8 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("large", [2**20, 1000])  # with all numbers, and with samples of large parameters
+# with all numbers, and with samples of large parameters
+@pytest.mark.parametrize("large", [2**20, 1000])
 def test_laws_are_read_from_the_initialisation(large, monkeypatch):
     monkeypatch.setattr(_fresh_modules, "LARGE", large)
     state = torch.random.get_rng_state()
@@ -38,11 +40,20 @@ def test_laws_are_read_from_the_initialisation(large, monkeypatch):
     assert torch.equal(state, torch.random.get_rng_state())
     for name, (law, std) in LAWS.items():
         assert found[name].law == law, (name, found[name])
-        assert abs(found[name].std - std) <= 5 * found[name].std_error + 1e-12, (name, found[name])
-        exact = law in ("normal", "uniform") and name != "shifted"  # torch drew them with this standard deviation
-        assert (found[name].std_error == 0) == (exact or law in ("constant", "fixed", "copy")), name
+        assert abs(found[name].std - std) <= 5 * found[name].std_error + 1e-12, (
+            name,
+            found[name],
+        )
+        # torch drew them with this standard deviation
+        exact = law in ("normal", "uniform") and name != "shifted"
+        assert (found[name].std_error == 0) == (
+            exact or law in ("constant", "fixed", "copy")
+        ), name
         assert found[name].std_error < 0.01
-    assert (found["orthogonal.weight"].law, found["rows.weight"].law) == ("orthogonal", "unknown")
+    assert (found["orthogonal.weight"].law, found["rows.weight"].law) == (
+        "orthogonal",
+        "unknown",
+    )
     assert found["copy.weight"].of == "normal.weight"
     assert found["table.weight"].zero_rows == (3,)
     assert abs(found["shifted"].mean - 1) < 0.05
@@ -54,8 +65,13 @@ def test_laws_are_read_from_the_initialisation(large, monkeypatch):
 
 
 def test_declared_laws_take_the_place_of_samples():
-    found = ns.torch.parameters(Initialised, declared={"orthogonal.*": 0.1, "normal.weight": 0.5})
-    assert (found["orthogonal.weight"].law, found["orthogonal.weight"].std) == ("normal", 0.1)
+    found = ns.torch.parameters(
+        Initialised, declared={"orthogonal.*": 0.1, "normal.weight": 0.5}
+    )
+    assert (found["orthogonal.weight"].law, found["orthogonal.weight"].std) == (
+        "normal",
+        0.1,
+    )
     assert found["normal.weight"].std == 0.5
     with pytest.raises(ValueError, match=r"declared='nothing\.\*' names no parameter"):
         ns.torch.parameters(Initialised, declared={"nothing.*": 1.0})
@@ -70,8 +86,14 @@ def test_a_module_is_initialised_anew():
 
 
 def test_a_module_that_its_methods_do_not_initialise_as_its_constructor_did_needs_a_factory():
-    assert abs(ns.torch.parameters(Scaled)["attention.o.weight"].std - 0.02 / math.sqrt(8)) < 2e-4
-    with pytest.raises(ValueError, match=r"attention\.o\.weight has .*: pass a function that makes the module"):
+    assert (
+        abs(ns.torch.parameters(Scaled)["attention.o.weight"].std - 0.02 / math.sqrt(8))
+        < 2e-4
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"attention\.o\.weight has .*: pass a function that makes the module",
+    ):
         ns.torch.parameters(Scaled())
 
 
@@ -88,13 +110,24 @@ def test_a_large_parameter_takes_no_memory():
 
 def test_a_module_on_the_meta_device_has_the_laws_of_a_real_one():
     config = transformers.BertConfig(
-        hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, vocab_size=50, pad_token_id=3
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=96,
+        vocab_size=50,
+        pad_token_id=3,
     )
     with torch.device("meta"):
         empty = transformers.BertForMaskedLM(config)
-    found, real = (ns.torch.parameters(each) for each in (empty, lambda: transformers.BertForMaskedLM(config)))
+    found, real = (
+        ns.torch.parameters(each)
+        for each in (empty, lambda: transformers.BertForMaskedLM(config))
+    )
     for name, law in real.items():
-        assert (found[name].law, found[name].zero_rows) == (law.law, law.zero_rows), name
+        assert (found[name].law, found[name].zero_rows) == (
+            law.law,
+            law.zero_rows,
+        ), name
         assert abs(found[name].std - law.std) <= 6 * law.std_error, name
     ids = torch.tensor([[3, 7, 7]])
     assert ns.torch.program(empty, ids, laws=real).shape == (1, 3, 50)
@@ -114,10 +147,14 @@ def test_every_name_has_a_page_and_an_example():
 
 
 def test_a_module_with_uniform_weights_has_the_same_limit():
-    """Its law at finite width is that of Gaussian weights of the same variance, and does not claim to be exact."""
+    """Its law at finite width is that of Gaussian weights of the same variance, and
+    does not claim to be exact.
+    """
 
     def uniform():
-        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+        return torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)
+        )
 
     def gaussian():
         made = uniform()
@@ -126,7 +163,10 @@ def test_a_module_with_uniform_weights_has_the_same_limit():
         return made
 
     x = torch.ones(2, 8)
-    found = [ns.torch.program(build, x)[0].law(draws=10).status for build in (uniform, gaussian)]
+    found = [
+        ns.torch.program(build, x)[0].law(draws=10).status
+        for build in (uniform, gaussian)
+    ]
     assert found == ["same limit", "exact"]
 
 
@@ -151,8 +191,14 @@ def _turn(a, b):
 
 
 def _same_law(build, laws, args, draws=2000):
-    """The p-value of the first coordinate of a module's own initialisations among draws of its law."""
-    ours = ns.torch.program(build, args, laws=laws).draw(draws=draws, seed=1).reshape(draws, -1)[:, 0]
+    """The p-value of the first coordinate of a module's own initialisations among draws
+    of its law.
+    """
+    ours = (
+        ns.torch.program(build, args, laws=laws)
+        .draw(draws=draws, seed=1)
+        .reshape(draws, -1)[:, 0]
+    )
     torch.manual_seed(1)
     with torch.no_grad():
         real = [float(build()(*args).reshape(-1)[0]) for _ in range(draws)]
@@ -161,13 +207,19 @@ def _same_law(build, laws, args, draws=2000):
 
 def test_a_transposed_copy_is_one_matrix():
     found = ns.torch.parameters(lambda: Pair(_turn))
-    assert (found["b.weight"].law, found["b.weight"].of, found["b.weight"].transposed) == ("copy", "a.weight", True)
+    assert (
+        found["b.weight"].law,
+        found["b.weight"].of,
+        found["b.weight"].transposed,
+    ) == ("copy", "a.weight", True)
     assert "transpose of a.weight" in str(found)
     x = (torch.linspace(-1, 2, 8)[None],)
     assert _same_law(lambda: Pair(_turn), found, x) > 1e-4
     declared = ns.torch.parameters(lambda: Pair(_turn), declared={"*": 8**-0.5})
     assert declared["b.weight"].transposed  # a number is a standard deviation
-    apart = ns.torch.parameters(lambda: Pair(_turn), declared={"b.weight": found["a.weight"]})
+    apart = ns.torch.parameters(
+        lambda: Pair(_turn), declared={"b.weight": found["a.weight"]}
+    )
     assert _same_law(lambda: Pair(_turn), apart, x) < 1e-4
 
 
@@ -190,11 +242,23 @@ def test_a_transposed_copy_is_one_matrix():
             r"its numbers are those of a\.weight in another order or times a factor",
         ),
         (lambda a, b: b.add_(a), "b.weight", r"its correlation with a\.weight is 0\."),
-        (lambda a, b: a.add_(a.T.clone()), "a.weight", "its correlation with its transpose is 0"),
-        (lambda a, b: a.sub_(a.T.clone()), "a.weight", "its correlation with its transpose is -"),
+        (
+            lambda a, b: a.add_(a.T.clone()),
+            "a.weight",
+            "its correlation with its transpose is 0",
+        ),
+        (
+            lambda a, b: a.sub_(a.T.clone()),
+            "a.weight",
+            "its correlation with its transpose is -",
+        ),
         (lambda a, b: a.sub_(a.mean(1, keepdim=True)), "a.weight", "sums of rows are"),
         (lambda a, b: a.fill_diagonal_(0), "a.weight", "the diagonal has another size"),
-        (lambda a, b: torch.nn.init.sparse_(a, 0.25, std=0.5), "a.weight", "excess kurtosis"),
+        (
+            lambda a, b: torch.nn.init.sparse_(a, 0.25, std=0.5),
+            "a.weight",
+            "excess kurtosis",
+        ),
     ],
 )
 def test_parameters_that_are_not_independent_are_refused(change, name, note):
@@ -211,22 +275,38 @@ def test_standard_deviations_are_those_of_the_code():
     assert ns.torch.program(Pair, torch.ones(1, 8)).law(draws=10).status == "exact"
 
     def measured():
-        return Pair(lambda a, b: a.add_(torch.randn(8, 8)))  # a sum, whose law the samples show
+        # a sum, whose law the samples show
+        return Pair(lambda a, b: a.add_(torch.randn(8, 8)))
 
     found = ns.torch.parameters(measured)
     assert (found["a.weight"].law, found.samples) == ("normal", 512)
     assert 0 < found["a.weight"].std_error < 0.005 * found["a.weight"].std
-    assert ns.torch.program(measured, torch.ones(1, 8)).law(draws=10).status == "same limit"
+    assert (
+        ns.torch.program(measured, torch.ones(1, 8)).law(draws=10).status
+        == "same limit"
+    )
     for size in (1, 2, 3):
-        assert ns.torch.parameters(lambda size=size: torch.nn.Linear(size, 4))["weight"].law == "uniform"
+        assert (
+            ns.torch.parameters(lambda size=size: torch.nn.Linear(size, 4))[
+                "weight"
+            ].law
+            == "uniform"
+        )
 
 
 def _from_numpy(a, b):
-    torch.randn(8, 8)  # its storage is free again, and the next tensor may have the same address
-    a.copy_(torch.from_numpy(np.random.default_rng().normal(0, 0.4, (8, 8)).astype("float32")))
+    # its storage is free again, and the next tensor may have the same address
+    torch.randn(8, 8)
+    a.copy_(
+        torch.from_numpy(
+            np.random.default_rng().normal(0, 0.4, (8, 8)).astype("float32")
+        )
+    )
 
 
-@pytest.mark.parametrize("change", [_from_numpy, lambda a, b: torch._foreach_mul_([a], 0.4 * 8**0.5)])
+@pytest.mark.parametrize(
+    "change", [_from_numpy, lambda a, b: torch._foreach_mul_([a], 0.4 * 8**0.5)]
+)
 def test_numbers_that_torch_did_not_draw_are_measured(change):
     found = ns.torch.parameters(lambda: Pair(change))["a.weight"]
     assert found.law == "normal"
@@ -240,7 +320,10 @@ def test_entries_that_are_always_zero_are_refused(where):
         for each in where:
             a[each] = 0
 
-    with pytest.raises(ns.torch.UnsupportedError, match=r"a\.weight is unknown \(some of its entries are always 0\)"):
+    with pytest.raises(
+        ns.torch.UnsupportedError,
+        match=r"a\.weight is unknown \(some of its entries are always 0\)",
+    ):
         ns.torch.program(lambda: Pair(holes), torch.ones(1, 8))
 
 
@@ -250,10 +333,18 @@ def test_dependent_entries_of_convolutions_are_found():
         initialise(module.weight.detach())
         return module
 
-    equal = ns.torch.parameters(lambda: build(lambda w: w.copy_(torch.randn(1, 3, 4, 4).expand(8, -1, -1, -1))))
+    equal = ns.torch.parameters(
+        lambda: build(lambda w: w.copy_(torch.randn(1, 3, 4, 4).expand(8, -1, -1, -1)))
+    )
     assert equal["weight"].law == "unknown"
-    assert ns.torch.parameters(lambda: build(torch.nn.init.orthogonal_))["weight"].law == "orthogonal"
-    assert ns.torch.parameters(lambda: build(torch.nn.init.kaiming_normal_))["weight"].law == "normal"
+    assert (
+        ns.torch.parameters(lambda: build(torch.nn.init.orthogonal_))["weight"].law
+        == "orthogonal"
+    )
+    assert (
+        ns.torch.parameters(lambda: build(torch.nn.init.kaiming_normal_))["weight"].law
+        == "normal"
+    )
 
 
 class Fourier(torch.nn.Module):
@@ -274,7 +365,12 @@ class Fourier(torch.nn.Module):
 def test_a_random_buffer_is_a_parameter(registered):
     found = ns.torch.parameters(lambda: Fourier(registered))
     assert (found["frequencies"].law, found["frequencies"].std) == ("normal", 1.0)
-    assert _same_law(lambda: Fourier(registered), found, (torch.tensor([[0.3, -1.0, 0.5]]),)) > 1e-4
+    assert (
+        _same_law(
+            lambda: Fourier(registered), found, (torch.tensor([[0.3, -1.0, 0.5]]),)
+        )
+        > 1e-4
+    )
 
 
 class Forward(torch.nn.Module):
@@ -289,9 +385,20 @@ class Forward(torch.nn.Module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x + torch.randn_like(x), r"aten\.randn_like\.default in the module itself: random numbers"),
-        (lambda x: torch.nn.functional.dropout(x, 0.5), r"aten\.dropout\.default in the module itself: random numbers"),
-        (lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1), "dropout_p=0.1"),
+        (
+            lambda x: x + torch.randn_like(x),
+            r"aten\.randn_like\.default in the module itself: random numbers",
+        ),
+        (
+            lambda x: torch.nn.functional.dropout(x, 0.5),
+            r"aten\.dropout\.default in the module itself: random numbers",
+        ),
+        (
+            lambda x: torch.nn.functional.scaled_dot_product_attention(
+                x, x, x, dropout_p=0.1
+            ),
+            "dropout_p=0.1",
+        ),
     ],
 )
 def test_random_numbers_in_forward_are_refused(function, message):

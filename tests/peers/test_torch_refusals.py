@@ -1,4 +1,6 @@
-"""PyTorch modules that `ns.torch.program` refuses, with a message that names the reason and the line of code."""
+"""PyTorch modules that `ns.torch.program` refuses, with a message that names the reason
+and the line of code.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,31 @@ class Orthogonal(torch.nn.Module):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (MoeGPT, r"aten\.topk\.default in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights, selected_experts"),
-        (DenseMoeGPT, r"aten\.softmax\.int in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+: weights = self\.gate"),
-        (Experts, r"aten\.softmax\.int in the module itself: .*\(at .*own_modules\.py:\d+: share, chosen"),
-        (lambda: Parallel(complex_numbers), r"aten\.view_as_complex\.default in attention: .*own_modules\.py:\d+"),
+        (
+            MoeGPT,
+            (
+                r"aten\.topk\.default in transformer\.h\.0\.mlp: .*\(at"
+                r" .*forks\.py:\d+: weights, selected_experts"
+            ),
+        ),
+        (
+            DenseMoeGPT,
+            (
+                r"aten\.softmax\.int in transformer\.h\.0\.mlp: .*\(at .*forks\.py:\d+:"
+                r" weights = self\.gate"
+            ),
+        ),
+        (
+            Experts,
+            (
+                r"aten\.softmax\.int in the module itself: .*\(at"
+                r" .*own_modules\.py:\d+: share, chosen"
+            ),
+        ),
+        (
+            lambda: Parallel(complex_numbers),
+            r"aten\.view_as_complex\.default in attention: .*own_modules\.py:\d+",
+        ),
         (Orthogonal, r"the parameter map\.weight is orthogonal.*declare its law"),
     ],
 )
@@ -49,12 +72,22 @@ def _mixed(x, positions, sign=-1.0):
 @pytest.mark.parametrize(
     ("turn", "message"),
     [
-        (lambda x: _mixed(x, torch.arange(6), sign=1.0), "by one angle each"),  # a mirror
-        (lambda x: x + torch.cat((x[..., 3:], x[..., :3]), dim=-1), "by one angle each"),
+        # a mirror
+        (lambda x: _mixed(x, torch.arange(6), sign=1.0), "by one angle each"),
+        (
+            lambda x: x + torch.cat((x[..., 3:], x[..., :3]), dim=-1),
+            "by one angle each",
+        ),
         (lambda x: _mixed(x, torch.arange(6) ** 2), "positions are not consecutive"),
-        (lambda x: _mixed(x, torch.arange(24).reshape(4, 6)), "differ between heads or sequences"),
+        (
+            lambda x: _mixed(x, torch.arange(24).reshape(4, 6)),
+            "differ between heads or sequences",
+        ),
         (lambda x: x[..., :8] + x[..., 8:], "not a rotary position"),
-        (lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).sum(-1), "not set end to end"),
+        (
+            lambda x: torch.stack((x[..., ::2], x[..., 1::2]), -1).sum(-1),
+            "not set end to end",
+        ),
     ],
 )
 def test_what_is_almost_a_rotary_position_is_refused(turn, message):
@@ -69,7 +102,9 @@ def test_a_matrix_with_rows_of_zeros_is_refused():
             module.weight[5:] = 0
         return module
 
-    with pytest.raises(ns.torch.UnsupportedError, match="the matrix weight has rows of zeros: 5, 6, 7"):
+    with pytest.raises(
+        ns.torch.UnsupportedError, match="the matrix weight has rows of zeros: 5, 6, 7"
+    ):
         ns.torch.program(build, torch.ones(1, 8))
 
 
@@ -78,7 +113,11 @@ class Acts(torch.nn.Module):
 
     def __init__(self, act):
         super().__init__()
-        self.embed, self.map, self.act = torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8, bias=False), act
+        self.embed, self.map, self.act = (
+            torch.nn.Embedding(10, 8),
+            torch.nn.Linear(8, 8, bias=False),
+            act,
+        )
 
     def forward(self, ids):
         return self.act(self.map(self.embed(ids)))
@@ -88,7 +127,9 @@ def _turned(x):
     """Pairs (2f, 2f + 1), turned by the position."""
     angles = torch.arange(x.shape[-2])[:, None] * 0.5 ** torch.arange(4)
     a, b = x[..., ::2], x[..., 1::2]
-    return torch.stack((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1).flatten(-2)
+    return torch.stack(
+        (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1
+    ).flatten(-2)
 
 
 HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
@@ -97,14 +138,36 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda x: x.sum(-1).int().float(), r"aten\.to\.dtype .* makes torch\.int32 of random numbers"),
-        (lambda x: torch.div(x.sum(-1), 2.0, rounding_mode="floor"), "rounding_mode='floor': rounding is not read"),
-        (lambda x: -(x @ x.mT).masked_fill(HIDDEN, -torch.inf), "masked scores times -1"),
-        (lambda x: (x @ x.mT + torch.full((6, 6), -1e9)).softmax(-1), "leaves a row of scores without any entry"),
-        (lambda x: x.transpose(1, 2)[:, ::2], "a slice of the coordinates of vectors, with step 2"),
-        (lambda x: x.unflatten(-1, (2, 4)).mT.flatten(-2), "a view that cuts across axes"),  # a channel shuffle
+        (
+            lambda x: x.sum(-1).int().float(),
+            r"aten\.to\.dtype .* makes torch\.int32 of random numbers",
+        ),
+        (
+            lambda x: torch.div(x.sum(-1), 2.0, rounding_mode="floor"),
+            "rounding_mode='floor': rounding is not read",
+        ),
+        (
+            lambda x: -(x @ x.mT).masked_fill(HIDDEN, -torch.inf),
+            "masked scores times -1",
+        ),
+        (
+            lambda x: (x @ x.mT + torch.full((6, 6), -1e9)).softmax(-1),
+            "leaves a row of scores without any entry",
+        ),
+        (
+            lambda x: x.transpose(1, 2)[:, ::2],
+            "a slice of the coordinates of vectors, with step 2",
+        ),
+        # a channel shuffle
+        (
+            lambda x: x.unflatten(-1, (2, 4)).mT.flatten(-2),
+            "a view that cuts across axes",
+        ),
         (lambda x: (_turned(x) * torch.linspace(1, 2, 8)).relu(), "by one angle each"),
-        (lambda x: x.clamp(min=x.mean(-1, keepdim=True)), "bounds are read if they are numbers"),
+        (
+            lambda x: x.clamp(min=x.mean(-1, keepdim=True)),
+            "bounds are read if they are numbers",
+        ),
         (lambda x: x.clamp(2.0, 1.0), "bounds 2 and 1, of which the first is larger"),
     ],
 )

@@ -4,7 +4,9 @@ import pytest
 
 import netsor as ns
 
-TINY = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=12)
+TINY = ns.models.read("gpt2").replace(
+    layers=1, width=8, heads=2, hidden=32, vocabulary=12
+)
 
 
 @ns.program
@@ -19,7 +21,9 @@ def of_a_program(**given):
 
 
 def of_a_model(**given):
-    return ns.coord_check(TINY, widths=[8, 16], tokens=1, draws=4, progress=False, **given)
+    return ns.coord_check(
+        TINY, widths=[8, 16], tokens=1, draws=4, progress=False, **given
+    )
 
 
 def sweep(**given):
@@ -33,12 +37,21 @@ def audit(**given):
 EVERY = (of_a_program, of_a_model, sweep, audit, ns.literature, ns.paper.reproduce)
 OUT = [(study, "out", value) for study in EVERY for value in (3, "", b"x", ["x"], True)]
 SEED = [(study, "seed", value) for study in EVERY for value in (None, "x", -1, 1.5)]
-EXECUTOR = [(study, "executor", value) for study in EVERY if study is not ns.literature for value in (3, "x", [])]
-PROMISE = [(of_a_program, "promise", value) for value in (3, "x", [1], {"loss": 0.0}, {"features": "x"}, float("nan"))]
+EXECUTOR = [
+    (study, "executor", value)
+    for study in EVERY
+    if study is not ns.literature
+    for value in (3, "x", [])
+]
+PROMISE = [
+    (of_a_program, "promise", value)
+    for value in (3, "x", [1], {"loss": 0.0}, {"features": "x"}, float("nan"))
+]
 
 
 @pytest.mark.parametrize(
-    ("study", "name", "value"), [*OUT, *SEED, *EXECUTOR, *PROMISE, (of_a_model, "parametrisation", [])]
+    ("study", "name", "value"),
+    [*OUT, *SEED, *EXECUTOR, *PROMISE, (of_a_model, "parametrisation", [])],
 )
 def test_refused_by_name(study, name, value):
     with pytest.raises(ValueError, match=f"^{name}=") as error:

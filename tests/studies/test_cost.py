@@ -1,4 +1,6 @@
-"""What studies announce before they begin: workers, and the memory of the draws that each computes together."""
+"""What studies announce before they begin: workers, and the memory of the draws that
+each computes together.
+"""
 
 import json
 import logging
@@ -64,11 +66,18 @@ def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
     monkeypatch.setattr(_cost, "cores", lambda: 8)
     monkeypatch.setattr(_cost, "memory", lambda: 100.0)
     here = Numpy()
-    assert [worker_count(None, 20, one, here) for one in (1.0, 30.0, 300.0)] == [8, 3, 1]
+    assert [worker_count(None, 20, one, here) for one in (1.0, 30.0, 300.0)] == [
+        8,
+        3,
+        1,
+    ]
     assert worker_count(None, 20, 30.0, here, kept=50.0) == 1
     assert worker_count(None, 2, 1.0, here) == 2
     assert worker_count(16, 20, 30.0, here) == 16  # as many as were asked for
-    assert [worker_count(wanted, 20, 30.0, Device()) for wanted in (None, 16)] == [1, 16]
+    assert [worker_count(wanted, 20, 30.0, Device()) for wanted in (None, 16)] == [
+        1,
+        16,
+    ]
     assert overhead_seconds(9, report=False) == 2 * _cost.START
     assert Cost(80.0, 5.0, 1.0, 1, 4).clock == 25.0
     assert Cost(80.0, 5.0, 1.0, 1, 16).clock == 15.0
@@ -79,24 +88,45 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     monkeypatch.setattr(_draw_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]
-    sizes = [1.25 * Draw.of(c.plan).block_bytes(64) + c.draw(Numpy()).planning_bytes for c in every]
+    sizes = [
+        1.25 * Draw.of(c.plan).block_bytes(64) + c.draw(Numpy()).planning_bytes
+        for c in every
+    ]
     found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)
 
 
 def test_fewer_blocks_cost_less():
-    """A plan of three blocks with norms after them factored the products of 696 vectors: it took 5 times as long."""
-    few, more = (read("bert-base").replace(layers=layers).probes(tokens=16, gradients=True).plan() for layers in (3, 4))
+    """A plan of three blocks with norms after them factored the products of 696
+    vectors: it took 5 times as long.
+    """
+    few, more = (
+        read("bert-base")
+        .replace(layers=layers)
+        .probes(tokens=16, gradients=True)
+        .plan()
+        for layers in (3, 4)
+    )
     assert few.seconds(1) < more.seconds(1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "gradients"), [("gpt2", True), ("bert-base", True), ("llama-3-8b", False)])
+@pytest.mark.parametrize(
+    ("name", "gradients"), [("gpt2", True), ("bert-base", True), ("llama-3-8b", False)]
+)
 def test_shallow_plans_tell_what_a_deep_one_takes(name, gradients):
-    """Within a sixth; the plan of three times as many blocks has what theirs have, and no more."""
-    case = AuditRequest((read(name),), tokens=16, gradients=gradients, widths="actual").subjects[0]
-    for about, found in zip(case.draw_at_depth, case.draw._replace(planning=case.draw_at_depth.planning), strict=True):
+    """Within a sixth; the plan of three times as many blocks has what theirs have, and
+    no more.
+    """
+    case = AuditRequest(
+        (read(name),), tokens=16, gradients=gradients, widths="actual"
+    ).subjects[0]
+    for about, found in zip(
+        case.draw_at_depth,
+        case.draw._replace(planning=case.draw_at_depth.planning),
+        strict=True,
+    ):
         assert about == pytest.approx(found, rel=1 / 6)
 
 
@@ -125,9 +155,33 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.parametrize(
     ("name", "options", "rule"),
     [
-        ("gpt2", {"tokens": 16, "draws": 16, "widths": "actual", "gradients": True}, None),
-        ("gpt2", {"tokens": 32, "draws": 16, "widths": "actual", "gradients": False, "ranges": True}, None),
-        ("llama-3-8b", {"tokens": 32, "draws": 16, "widths": "actual", "gradients": False, "ranges": True}, None),
+        (
+            "gpt2",
+            {"tokens": 16, "draws": 16, "widths": "actual", "gradients": True},
+            None,
+        ),
+        (
+            "gpt2",
+            {
+                "tokens": 32,
+                "draws": 16,
+                "widths": "actual",
+                "gradients": False,
+                "ranges": True,
+            },
+            None,
+        ),
+        (
+            "llama-3-8b",
+            {
+                "tokens": 32,
+                "draws": 16,
+                "widths": "actual",
+                "gradients": False,
+                "ranges": True,
+            },
+            None,
+        ),
         ("gpt2", {"tokens": 16, "draws": 16, "widths": "inf"}, None),
         ("gpt2", {"widths": [256, 512], "draws": 16}, "adam"),
         ("gpt2", {"widths": [256, 512], "draws": 16}, "muon"),
@@ -135,21 +189,29 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     ids=str,
 )
 def test_a_worker_takes_no_more_memory_than_is_announced(name, options, rule):
-    """The memory of a worker was understated with ranges, and by a factor of three for Adam."""
+    """The memory of a worker was understated with ranges, and by a factor of three for
+    Adam.
+    """
     model = read(name).replace(layers=2)
     if rule is None:
         said = AuditStudy(AuditRequest((model,), **options)).estimate().bytes
     else:
-        request = Request(model, (parametrisation("sp", rule),), optimiser=rule, **options)
+        request = Request(
+            model, (parametrisation("sp", rule),), optimiser=rule, **options
+        )
         said = CoordCheckStudy(request).estimate().bytes
     command = [sys.executable, "-c", PEAK, json.dumps([name, options, rule])]
     environment = {**os.environ, **_process_pool.ENVIRONMENT}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment
+    )
     assert said / 4 < 1024 * int(done.stdout) < said
 
 
 def test_a_backend_says_what_it_takes():
-    """JAX compiles first, steps of equal blocks once, and a check that runs on it says so."""
+    """JAX compiles first, steps of equal blocks once, and a check that runs on it says
+    so.
+    """
     plan, deep = (deep_stack(layers).plan() for layers in (6, 60))
     assert Numpy().seconds(plan, 10) == plan.seconds(10)
     seconds = pytest.importorskip("netsor.engine.backends._jax").COMPILE_SECONDS
@@ -159,7 +221,10 @@ def test_a_backend_says_what_it_takes():
     assert compiling > 10 * seconds / _cost.cores()
     assert compiling == pytest.approx(jax.seconds(deep, 0))
     assert Draw.of(plan, jax).compiling == compiling > Draw.of(plan).compiling == 0
-    requests = (Request(stack, widths=[16, 64], lr=0.1, draws=8, backend=backend) for backend in (Numpy(), jax))
+    requests = (
+        Request(stack, widths=[16, 64], lr=0.1, draws=8, backend=backend)
+        for backend in (Numpy(), jax)
+    )
     here, there = (CoordCheckStudy(request).estimate() for request in requests)
     assert there.seconds - here.seconds > 10 * seconds / _cost.cores()
     assert there.bytes > here.bytes
@@ -170,13 +235,17 @@ def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
     caplog.set_level("INFO", "netsor")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     _process_pool.with_progress(iter("ab"), 2, "audit")
-    assert [line.split(",")[0] for line in caplog.messages] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
+    assert [line.split(",")[0] for line in caplog.messages] == [
+        "audit: 1 of 2 parts",
+        "audit: 2 of 2 parts",
+    ]
     caplog.clear()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 60.0)
     _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)
     _process_pool.with_progress(iter("ab"), 2, "audit", progress=False)
-    monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)  # for all calls
+    # for all calls
+    monkeypatch.setattr(logging.getLogger("netsor"), "level", logging.WARNING)
     _process_pool.with_progress(iter("ab"), 2, "audit")
     monkeypatch.undo()
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)

@@ -1,4 +1,6 @@
-"""The folder of a run: nothing that is not of an earlier run is overwritten or removed."""
+"""The folder of a run: nothing that is not of an earlier run is overwritten or
+removed.
+"""
 
 import json
 import os
@@ -7,7 +9,12 @@ import pytest
 
 from netsor.studies._output_dir import Folder
 
-OPTIONS = {"command": "netsor reproduce 1b", "options": {"figures": ["1b"]}, "seed": 0, "versions": {}}
+OPTIONS = {
+    "command": "netsor reproduce 1b",
+    "options": {"figures": ["1b"]},
+    "seed": 0,
+    "versions": {},
+}
 FILES = {"1b.csv": b"one", "report.html": b"two"}
 
 
@@ -16,7 +23,11 @@ def folder_of(path):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.suffix != ".lock"}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix != ".lock"
+    }
 
 
 def put(folder, files=FILES, **changed):
@@ -34,14 +45,20 @@ def test_files_of_earlier_runs_are_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["1b.csv", "report.html", "manifest.json"])
-@pytest.mark.parametrize("text", ["mine", "[]", "null", "{}", '{"files": []}', '{"files": {"1b.csv": 3}}', ""])
+@pytest.mark.parametrize(
+    "text",
+    ["mine", "[]", "null", "{}", '{"files": []}', '{"files": {"1b.csv": 3}}', ""],
+)
 @pytest.mark.parametrize("after", [False, True])
 def test_what_is_not_ours_is_refused_before_any_work(name, text, after, tmp_path):
     if after:  # of an earlier run, and changed since
         put(tmp_path)
     (tmp_path / name).write_text(text)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"out=.* holds a .* that is not of an earlier run, or was changed since"):
+    with pytest.raises(
+        ValueError,
+        match=r"out=.* holds a .* that is not of an earlier run, or was changed since",
+    ):
         folder_of(tmp_path).prepare(FILES)
     assert contents(tmp_path) == before
 
@@ -86,7 +103,9 @@ def test_a_pipe_in_the_place_of_a_file_does_not_block(name, tmp_path):
 def test_a_manifest_that_could_be_misread_is_not_ours(tmp_path):
     put(tmp_path)
     text = (tmp_path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"seed":', '"seed": 1, "seed":'))
+    (tmp_path / "manifest.json").write_text(
+        text.replace('"seed":', '"seed": 1, "seed":')
+    )
     with pytest.raises(ValueError, match=r"holds a manifest\.json"):
         folder_of(tmp_path).prepare(FILES)
 
@@ -95,13 +114,26 @@ def test_other_options_remove_what_was_not_changed(tmp_path):
     put(tmp_path, {**FILES, "2a.csv": b"x", "2a.png": b"y"})
     (tmp_path / "2a.png").write_text("changed")
     put(tmp_path)  # the same options: all stay
-    assert contents(tmp_path).keys() == {"1b.csv", "2a.csv", "2a.png", "report.html", "manifest.json"}
+    assert contents(tmp_path).keys() == {
+        "1b.csv",
+        "2a.csv",
+        "2a.png",
+        "report.html",
+        "manifest.json",
+    }
     put(tmp_path, seed=1)
-    assert contents(tmp_path).keys() == {"1b.csv", "2a.png", "report.html", "manifest.json"}
+    assert contents(tmp_path).keys() == {
+        "1b.csv",
+        "2a.png",
+        "report.html",
+        "manifest.json",
+    }
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(writes, tmp_path, monkeypatch):
+def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(
+    writes, tmp_path, monkeypatch
+):
     from netsor.studies import _output_dir
 
     put(tmp_path)
@@ -136,6 +168,8 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
 def test_the_files_of_another_study_are_somebody_elses(tmp_path):
     put(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a manifest\.json that is not of an earlier run"):
+    with pytest.raises(
+        ValueError, match=r"holds a manifest\.json that is not of an earlier run"
+    ):
         Folder(tmp_path, "netsor audit").prepare(["layers.csv"])
     assert contents(tmp_path) == before

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 import netsor as ns
 from netsor.studies._convergence import slope_of
 
-# KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and Rao–Blackwellised, with its error
+# KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and
+# Rao–Blackwellised, with its error
 KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4)}
 
 
@@ -20,14 +21,19 @@ def found():
 
 
 def test_the_papers_layer(found):
-    """Each KL within 4.5 errors (level 1e-5) of what independent scripts found; the slopes follow."""
+    """Each KL within 4.5 errors (level 1e-5) of what independent scripts found; the
+    slopes follow.
+    """
     for (n, (value, error)), measured in zip(KNOWN.items(), found.kl, strict=True):
         assert abs(measured.value - value) < 4.5 * math.hypot(measured.error, error), n
     values = [value for value, _ in KNOWN.values()]
     between = [math.log(b / a) / math.log(4) for a, b in pairwise(values)]
     for slope, right in zip(found.slopes, between, strict=True):
         assert abs(slope.value - right) < 4.5 * slope.error
-    assert found.slope.value == pytest.approx(sum(s.value for s in found.slopes) / 2, rel=1e-9)  # three even steps
+    # three even steps
+    assert found.slope.value == pytest.approx(
+        sum(s.value for s in found.slopes) / 2, rel=1e-9
+    )
 
 
 def test_what_it_looks_like(found):
@@ -48,14 +54,18 @@ def test_several_widths():
 
 
 def test_no_slope():
-    """Of a KL that is infinite or exactly 0 there is no slope; more draws help only where an error hides it."""
+    """Of a KL that is infinite or exactly 0 there is no slope; more draws help only
+    where an error hides it.
+    """
     few = "nan ± inf (too few draws for an error)"
     known = ns.Estimate(0.02, 0.001)
     cases = {(math.inf, 0.0): "nan ± nan", (0.0, 0.0): "nan ± nan", (-1e-9, 1e-8): few}
     for (value, error), said in cases.items():
         assert str(slope_of([4, 16], [known, ns.Estimate(value, error)])) == said
     n = ns.Width("n")
-    equal = ns.rate(ns.Program(ns.weight(n, 1) @ ns.data(np.ones(1))), [4, 16], draws=100)
+    equal = ns.rate(
+        ns.Program(ns.weight(n, 1) @ ns.data(np.ones(1))), [4, 16], draws=100
+    )
     assert "too few" not in str(equal)
 
 
@@ -63,12 +73,24 @@ def test_no_slope():
     ("arguments", "words"),
     [
         ((3, [1, 2]), "net=3 must be a program"),
-        ((ns.paper.layer(), [16]), r"widths=\[16\] must be two or more growing positive integers"),
+        (
+            (ns.paper.layer(), [16]),
+            r"widths=\[16\] must be two or more growing positive integers",
+        ),
         ((ns.paper.layer(), [64, 16]), "must be two or more growing positive integers"),
-        ((ns.paper.layer(), [1.5, 16]), "must be two or more growing positive integers"),
+        (
+            (ns.paper.layer(), [1.5, 16]),
+            "must be two or more growing positive integers",
+        ),
         ((ns.paper.layer(), 16), "must be two or more growing positive integers"),
-        ((ns.paper.layer(low_rank=True), [16, 32]), "width=None must be one of the widths that are not given, n, d"),
-        ((ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]), "widths that are not given, none"),
+        (
+            (ns.paper.layer(low_rank=True), [16, 32]),
+            "width=None must be one of the widths that are not given, n, d",
+        ),
+        (
+            (ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]),
+            "widths that are not given, none",
+        ),
         (
             (ns.Program(ns.weight(ns.Width("n"), 8) @ ns.gaussian(8, 2)), [2, 4]),
             "must be a program with one entry, such as",
@@ -78,5 +100,7 @@ def test_no_slope():
 def test_misuse(arguments, words):
     with pytest.raises(ValueError, match=words):
         ns.rate(*arguments, draws=100)
-    with pytest.raises(ValueError, match="width='m' must be one of the widths that are not given, n"):
+    with pytest.raises(
+        ValueError, match="width='m' must be one of the widths that are not given, n"
+    ):
         ns.rate(ns.paper.layer(), [16, 32], width="m")

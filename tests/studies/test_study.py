@@ -1,4 +1,6 @@
-"""How every study runs, with a small one: tasks, resuming, the folder, and other work meanwhile."""
+"""How every study runs, with a small one: tasks, resuming, the folder, and other work
+meanwhile.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +87,12 @@ def inline(monkeypatch):
 def test_a_study_resumes_and_writes_its_files(tmp_path):
     found = SquareStudy(Squares((1, 2), out=tmp_path)).run()
     assert (found.total, DONE, str(found)) == (5, [1, 2], "They add up to 5.")
-    assert SquareStudy(Squares((1, 2, 3), out=tmp_path, typed="netsor squares 1,2,3")).run().total == 14
+    assert (
+        SquareStudy(Squares((1, 2, 3), out=tmp_path, typed="netsor squares 1,2,3"))
+        .run()
+        .total
+        == 14
+    )
     assert DONE == [1, 2, 3]
     assert {path.name for path in tmp_path.iterdir()} == {
         *("report.html", "squares.csv", "manifest.json", "parts", ".netsor.lock"),
@@ -97,7 +104,9 @@ def test_a_study_resumes_and_writes_its_files(tmp_path):
 
 
 def test_without_a_folder_and_for_programs_nothing_is_kept(tmp_path):
-    assert SquareStudy(Squares()).run().total == SquareStudy(Squares()).run().total == 14
+    assert (
+        SquareStudy(Squares()).run().total == SquareStudy(Squares()).run().total == 14
+    )
     assert DONE == [1, 2, 3] * 2
     for _ in range(2):
         SquareStudy(Squares(mine=True, out=tmp_path)).run()
@@ -114,7 +123,10 @@ class Device(Numpy):
 def test_a_device_and_other_machines_do_the_same(tmp_path, monkeypatch):
     """Their numbers are kept here; a device needs no process."""
     monkeypatch.setattr(_process_pool, "Workers", None)
-    assert SquareStudy(Squares(backend=Device(), out=tmp_path / "device")).run().total == 14
+    assert (
+        SquareStudy(Squares(backend=Device(), out=tmp_path / "device")).run().total
+        == 14
+    )
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     with ThreadPoolExecutor(2) as executor:
         assert SquareStudy(Squares(out=tmp_path / "other")).run(executor).total == 14
@@ -132,12 +144,17 @@ def test_what_is_removed_meanwhile_is_told(tmp_path):
                 path.unlink()
             return super().result(run)
 
-    with pytest.raises(ValueError, match=r"out='.*' must be left alone by others: finished draws were removed"):
+    with pytest.raises(
+        ValueError,
+        match=r"out='.*' must be left alone by others: finished draws were removed",
+    ):
         Removed(Squares(out=tmp_path)).run()
 
 
 def test_while_tasks_are_done_there_is_time_for_other_work():
-    """First progress is reported, then a piece of the other work is done; finished tasks are not waited for again."""
+    """First progress is reported, then a piece of the other work is done; finished
+    tasks are not waited for again.
+    """
     done, reported = [], []
     pieces = (done.append(piece) for piece in range(5))
 
@@ -147,6 +164,17 @@ def test_while_tasks_are_done_there_is_time_for_other_work():
                 run.wait(batch, "batch", pieces)
             return super().result(run)
 
-    Batches(Squares(tuple(range(6)), progress=lambda *now: reported.append((*now, len(done))))).run()
+    Batches(
+        Squares(
+            tuple(range(6)), progress=lambda *now: reported.append((*now, len(done)))
+        )
+    ).run()
     assert done == list(range(5))
-    assert reported == [(1, 2, 0), (2, 2, 1), (1, 4, 2), (2, 4, 3), (3, 4, 4), (4, 4, 5)]
+    assert reported == [
+        (1, 2, 0),
+        (2, 2, 1),
+        (1, 4, 2),
+        (2, 4, 3),
+        (3, 4, 4),
+        (4, 4, 5),
+    ]

@@ -10,15 +10,19 @@ from netsor.studies._convergence import difference
 
 n = ns.Width("n")
 NET = ns.paper.layer()
-FIRST = {"variance": 0.757412 / 0.391971, "kurtosis": 26.8505 / 0.121659, "tv": 1.09967}  # over the width
+# over the width
+FIRST = {"variance": 0.757412 / 0.391971, "kurtosis": 26.8505 / 0.121659, "tv": 1.09967}
 DRAWS = 8000
 TV = pytest.param("tv", 0.01, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("of", "tolerance"), [("variance", 0.05), ("kurtosis", 0.5), TV])
+@pytest.mark.parametrize(
+    ("of", "tolerance"), [("variance", 0.05), ("kurtosis", 0.5), TV]
+)
 def test_the_interval_has_the_width_of_the_first_correction(of, tolerance):
     found = ns.width_needed(NET, tolerance, of, draws=DRAWS)
-    assert 0.85 * found.low < FIRST[of] / tolerance < 1.15 * found.high  # the next order is some percent
+    # the next order is some percent
+    assert 0.85 * found.low < FIRST[of] / tolerance < 1.15 * found.high
     assert found.high < 3 * found.low
     value, error = found.differences[int(found.high)]
     assert value + 2 * error <= tolerance
@@ -35,16 +39,21 @@ def test_kl():
 @pytest.mark.slow
 def test_quantiles():
     tail = ns.width_needed(NET, 0.05, 0.999, draws=DRAWS)
-    assert tail.low > 4 * ns.width_needed(NET, 0.05, 0.9, draws=DRAWS).low  # tails need more
+    # tails need more
+    assert tail.low > 4 * ns.width_needed(NET, 0.05, 0.9, draws=DRAWS).low
     q = NET.law(n=inf).ppf(0.999)
     right = abs(NET.law(n=512, draws=40_000).ppf(0.999) - q) / NET.law(n=inf).std()
-    value, error = difference(NET.law(n=512, draws=40_000), NET.law(n=inf, draws=40_000), 0.999)
+    value, error = difference(
+        NET.law(n=512, draws=40_000), NET.law(n=inf, draws=40_000), 0.999
+    )
     assert value == pytest.approx(right, abs=4 * error + 0.1 * right)
 
 
 @pytest.mark.slow
 def test_more_draws_give_a_smaller_interval():
-    few, many = (ns.width_needed(NET, 0.02, "variance", draws=draws) for draws in (2000, 32_000))
+    few, many = (
+        ns.width_needed(NET, 0.02, "variance", draws=draws) for draws in (2000, 32_000)
+    )
     assert many.high / many.low < few.high / few.low
 
 
@@ -78,9 +87,15 @@ def test_it_prints_itself():
         ((NET, 0.0), "tolerance=0.0 must be a positive number"),
         ((NET, 0.1, "mean"), "of='mean' must be 'kl', 'tv'"),
         ((NET, 0.1, 2.0), "of=2.0 must be 'kl', 'tv'"),
-        ((ns.paper.layer(low_rank=True), 0.1), "width=None must be one of the widths that are not given, n, d"),
+        (
+            (ns.paper.layer(low_rank=True), 0.1),
+            "width=None must be one of the widths that are not given, n, d",
+        ),
         ((ns.Program(ns.gaussian(n, 2)), 0.1), "a program with one entry"),
-        ((ns.Program(ns.gaussian(n)), 0.1, "kurtosis"), "a quantity that is not 0 in the limit"),
+        (
+            (ns.Program(ns.gaussian(n)), 0.1, "kurtosis"),
+            "a quantity that is not 0 in the limit",
+        ),
         ((3, 0.1), "net=3 must be a program"),
     ],
 )
@@ -89,15 +104,27 @@ def test_wrong_arguments(arguments, match):
         ns.width_needed(*arguments, draws=100)
 
 
-@pytest.mark.parametrize("call", [lambda **a: ns.rate(NET, [16, 32], **a), lambda **a: ns.width_needed(NET, 0.1, **a)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **a: ns.rate(NET, [16, 32], **a),
+        lambda **a: ns.width_needed(NET, 0.1, **a),
+    ],
+)
 def test_other_arguments_are_widths(call):
-    with pytest.raises(ValueError, match="progress=False must be left out: other arguments are widths"):
+    with pytest.raises(
+        ValueError, match="progress=False must be left out: other arguments are widths"
+    ):
         call(progress=False)
 
 
 def test_widths_below_the_first_guess_count():
-    """A perceptron has no correction, so the search begins at a fixed width; from 256 on was its answer once."""
+    """A perceptron has no correction, so the search begins at a fixed width; from 256
+    on was its answer once.
+    """
     n = ns.Width("n")
-    net = ns.Program((ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2)))[0])
+    net = ns.Program(
+        (ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2)))[0]
+    )
     found = ns.width_needed(net, 3.0, "variance", draws=500)
     assert (found.low, found.high) == (1, 2)

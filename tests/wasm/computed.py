@@ -1,4 +1,6 @@
-"""Numbers of laws and studies, printed as JSON: the same in every Python that runs this file."""
+"""Numbers of laws and studies, printed as JSON: the same in every Python that runs this
+file.
+"""
 
 import json
 
@@ -18,15 +20,27 @@ def layer(tokens=4, heads=2):
 net = layer()[0]
 limit, wide = net.law(n=ns.inf), net.law(n=256, draws=2_000)
 audit = ns.audit("gpt2", quick=True, precision="float64")
-config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 8}
+config = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 4,
+    "vocab_size": 100,
+    "n_positions": 8,
+}
 checks = ns.coord_check(config, widths=[64, 128], draws=4)
 print(
     json.dumps(
         {
             "limit": [limit.var(), limit.kurtosis(), limit.std()],
-            "density": [part.tolist() for part in limit.with_error.pdf([0.0, 1.0, 2.0])],  # and its errors
+            # and its errors
+            "density": [
+                part.tolist() for part in limit.with_error.pdf([0.0, 1.0, 2.0])
+            ],
             "wide": [wide.var(), wide.kurtosis(), *wide.pdf([0.0, 1.0, 2.0])],
-            "audit": {name: audit[name].median.tolist() for name in audit.lengths[0].best},
+            "audit": {
+                name: audit[name].median.tolist() for name in audit.lengths[0].best
+            },
             "check": checks.rows(),
         }
     )

@@ -18,9 +18,17 @@ PYODIDE = Path(os.environ.get("PYODIDE", ROOT / ".pyodide"))
 def leaves(value, path=""):
     """The numbers and words of nested lists and dicts, each with its place."""
     if isinstance(value, dict):
-        return [leaf for key, each in value.items() for leaf in leaves(each, f"{path}/{key}")]
+        return [
+            leaf
+            for key, each in value.items()
+            for leaf in leaves(each, f"{path}/{key}")
+        ]
     if isinstance(value, list):
-        return [leaf for key, each in enumerate(value) for leaf in leaves(each, f"{path}/{key}")]
+        return [
+            leaf
+            for key, each in enumerate(value)
+            for leaf in leaves(each, f"{path}/{key}")
+        ]
     return [(path, value)]
 
 
@@ -28,10 +36,18 @@ def leaves(value, path=""):
 def computed(tmp_path_factory):
     """What both Pythons print: this one, and Pyodide."""
     archive = tmp_path_factory.mktemp("wasm") / "netsor.zip"
-    subprocess.run([sys.executable, ROOT / "docs" / "_browser.py", "netsor", archive], check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "docs" / "_browser.py", "netsor", archive], check=True
+    )
     commands = (
         [sys.executable, HERE / "computed.py"],
-        ["node", ROOT / "docs" / "_pyodide.mjs", PYODIDE, HERE / "computed.py", archive],
+        [
+            "node",
+            ROOT / "docs" / "_pyodide.mjs",
+            PYODIDE,
+            HERE / "computed.py",
+            archive,
+        ],
     )
     found = []
     for command in commands:
@@ -55,7 +71,9 @@ def test_the_numbers_are_equal_to_ten_digits(computed):
 
 
 def test_densities_are_equal_within_their_errors(computed):
-    """They are sums over cells, and a node at the edge of one falls to either side by its last digit."""
+    """They are sums over cells, and a node at the edge of one falls to either side by
+    its last digit.
+    """
     (here, error), (there, other) = (part["density"] for part in computed)
     assert max(error) < 1e-9
     assert np.all(np.abs(np.subtract(here, there)) <= np.add(error, other))
@@ -63,4 +81,6 @@ def test_densities_are_equal_within_their_errors(computed):
 
 def test_the_law_of_the_readme(computed):
     _, there = computed
-    assert there["limit"][:2] == pytest.approx([0.39197144357569885, 0.1216592126102366], rel=1e-10)
+    assert there["limit"][:2] == pytest.approx(
+        [0.39197144357569885, 0.1216592126102366], rel=1e-10
+    )

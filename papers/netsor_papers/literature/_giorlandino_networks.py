@@ -1,4 +1,6 @@
-"""The networks of Giorlandino and Goldt, on a text of ours, and their recursion for the cosine of two tokens."""
+"""The networks of Giorlandino and Goldt, on a text of ours, and their recursion for the
+cosine of two tokens.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +39,24 @@ def ids(tokens: int) -> list[int]:
 
 
 def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Program:
-    """The mean cosine of two tokens before the first layer and after each: post-norm, one head, width n throughout.
+    """The mean cosine of two tokens before the first layer and after each: post-norm,
+    one head, width n throughout.
 
     After a layer norm it follows from the squared length of the sum of all tokens.
     """
     n = ns.Width("n")
     queries = math.sqrt(beta) * math.log(longest) ** 0.25
     v, b = math.sqrt(VARIANCE), math.sqrt(BIAS)
-    x = embedding(ids(tokens), n, std=0.1, position_std=0.1) + ns.gaussian(n, cov=0.02**2)  # one segment
+    # one segment
+    x = embedding(ids(tokens), n, std=0.1, position_std=0.1) + ns.gaussian(
+        n, cov=0.02**2
+    )
     x = ns.layer_norm(x)
     found = [_cosine(x)]
     for _ in range(layers):
         q, k = (ns.weight(n, n, std=queries) @ x for _ in range(2))
-        mixed = ns.softmax(ns.dot(q, k)) @ (ns.weight(n, n, std=v) @ x)  # no output matrix
+        # no output matrix
+        mixed = ns.softmax(ns.dot(q, k)) @ (ns.weight(n, n, std=v) @ x)
         x = ns.layer_norm(x + mixed + ns.gaussian(n, cov=BIAS))
         x = ns.layer_norm(x + mlp(x, n, sigma_w=v, sigma_b=b))
         found.append(_cosine(x))
@@ -63,10 +70,12 @@ def _cosine(x: ns.Vector) -> ns.Scalar:
 
 
 def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Program:
-    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling, whose labels are the input itself.
+    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling, whose labels
+    are the input itself.
 
-    Logits are small, so the loss is taken to first order: −⟨e_t − ē, z⟩ for a token of id t, with ē the mean of all
-    words. What is left out is, to second order, along z, and the layer norm before it removes that.
+    Logits are small, so the loss is taken to first order: −⟨e_t − ē, z⟩ for a token of
+    id t, with ē the mean of all words. What is left out is, to second order, along z,
+    and the layer norm before it removes that.
     """
     d, v, b = width, math.sqrt(VARIANCE), math.sqrt(BIAS)
     queries = math.sqrt(beta) * math.log(tokens) ** 0.25
@@ -76,22 +85,33 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     w = ns.weight(d, d, std=queries)
     a = ns.softmax(ns.dot(w @ x, ns.weight(d, d, std=queries) @ x))
     if dropout:
-        a = a * ns.apply(_Kept(dropout), ns.normal((tokens, tokens)), derivative=_nothing)
-    x = ns.layer_norm(x + dropped(a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS), dropout))
+        a = a * ns.apply(
+            _Kept(dropout), ns.normal((tokens, tokens)), derivative=_nothing
+        )
+    x = ns.layer_norm(
+        x
+        + dropped(a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS), dropout)
+    )
     x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
     z = ns.layer_norm(ns.relu(ns.weight(d, d, std=0.02 * math.sqrt(d)) @ x))
     others = VOCABULARY_SIZE - len(words.known)
-    mean = words.vectors.sum(0) / VOCABULARY_SIZE + ns.gaussian(d, cov=0.01**2 * others / VOCABULARY_SIZE**2)
+    mean = words.vectors.sum(0) / VOCABULARY_SIZE + ns.gaussian(
+        d, cov=0.01**2 * others / VOCABULARY_SIZE**2
+    )
     total = ((words() - mean) * z).sum(0).reshape(1)
     loss = -(d / tokens) * ns.mean_dot(total, ns.ones(d).reshape(1))[0, 0]
     return Program(ns.grad_norm(loss, w))
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:
-    """Dropout: each coordinate 0 with this probability, the others rescaled; a function of one more normal."""
+    """Dropout: each coordinate 0 with this probability, the others rescaled; a function
+    of one more normal.
+    """
     if not share:
         return x
-    return x * ns.nonlin(_Kept(share), ns.gaussian(x.width, x.shape), derivative=_nothing)
+    return x * ns.nonlin(
+        _Kept(share), ns.gaussian(x.width, x.shape), derivative=_nothing
+    )
 
 
 class _Kept:
@@ -110,7 +130,9 @@ def _nothing(u: Array) -> Array:
 
 
 def theory(start: float, beta: float, layers: int) -> Array:
-    """Their recursion for the cosine, from the first to each layer, with the attention of infinitely many tokens."""
+    """Their recursion for the cosine, from the first to each layer, with the attention
+    of infinitely many tokens.
+    """
     found = [start]
     for _ in range(layers):
         found.append(_layer(found[-1], beta))
@@ -126,7 +148,8 @@ def condensed(cosine: float, beta: float) -> float:
 def _layer(p: float, beta: float) -> float:
     q = p + (1 - p) * condensed(p, beta)
     p = (VARIANCE * p + BIAS + p) / (VARIANCE * q + BIAS + 1)
-    one, two = VARIANCE + BIAS, VARIANCE * p + BIAS  # of W x + b: the square, and the product of two tokens
+    # of W x + b: the square, and the product of two tokens
+    one, two = VARIANCE + BIAS, VARIANCE * p + BIAS
     c = min(two / one, 1.0)
     angle = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi  # of ReLU
     fed = [VARIANCE * one / 2 * part + BIAS for part in (1.0, angle)]

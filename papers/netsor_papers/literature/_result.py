@@ -1,4 +1,6 @@
-"""A published result: its source and setting, the computation, the verdicts, and the figures."""
+"""A published result: its source and setting, the computation, the verdicts, and the
+figures.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, decide_below
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # computed numbers, by the label of the part
-EXPONENT_ATOL = 0.1  # of a power of a width or a length, for all results; fixed before any was computed
+# of a power of a width or a length, for all results; fixed before any was computed
+EXPONENT_ATOL = 0.1
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a result: `work(**given, seed=seed)` returns arrays by their names.
 
-    `work` is a function of a module, not a lambda: another process must find it. `given` can be written as JSON, and
-    determines the numbers. If the numbers of `work` change, `version` must change too. `seconds` is a rough estimate of
-    the time on one core.
+    `work` is a function of a module, not a lambda: another process must find it.
+    `given` can be written as JSON, and determines the numbers. If the numbers of `work`
+    change, `version` must change too. `seconds` is a rough estimate of the time on one
+    core.
     """
 
     label: str
@@ -50,7 +54,12 @@ class PartTask:
         """All that its numbers depend on."""
         part = self.part
         name = f"{part.work.__module__.rpartition('.')[2]}.{part.work.__name__}"
-        return {"literature": name, "given": dict(part.given), "seed": self.seed, "version": part.version}
+        return {
+            "literature": name,
+            "given": dict(part.given),
+            "seed": self.seed,
+            "version": part.version,
+        }
 
     def run(self) -> Arrays:
         """Its numbers."""
@@ -59,7 +68,9 @@ class PartTask:
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the report: the published statement, the rule, our result, and the verdict."""
+    """A row of the report: the published statement, the rule, our result, and the
+    verdict.
+    """
 
     published: str
     rule: str
@@ -69,7 +80,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its data: `draw` returns a figure in the style of the house, `rows` a tidy table of one kind."""
+    """A figure with its data: `draw` returns a figure in the style of the house, `rows`
+    a tidy table of one kind.
+    """
 
     name: str
     caption: str
@@ -81,9 +94,10 @@ class Picture:
 class Result:
     """A published result: its source, the work, and the verdicts.
 
-    `setting` says what was published and what is run; `unread` what of the source could not be read, so that verdicts
-    are on the rest; `quick` what a quick run leaves out. `parts(quick)` is the work; `judge` and the pictures get the
-    arrays of all parts by label, of a quick run or a whole one. Errors are standard errors throughout.
+    `setting` says what was published and what is run; `unread` what of the source could
+    not be read, so that verdicts are on the rest; `quick` what a quick run leaves out.
+    `parts(quick)` is the work; `judge` and the pictures get the arrays of all parts by
+    label, of a quick run or a whole one. Errors are standard errors throughout.
     """
 
     name: str
@@ -99,7 +113,9 @@ class Result:
 
 
 def within(published: float, ours: Estimate, share: float) -> str:
-    """Is the published number within this share of ours? By four standard errors, one way or the other."""
+    """Is the published number within this share of ours? By four standard errors, one
+    way or the other.
+    """
     off = abs(published / ours.value - 1)
     error = abs(published / ours.value) * ours.error / abs(ours.value)
     if off + SIGMAS * error < share:
@@ -108,16 +124,24 @@ def within(published: float, ours: Estimate, share: float) -> str:
 
 
 def near(found: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
-    """Is our number within this distance of a value? By four standard errors, one way or the other."""
+    """Is our number within this distance of a value? By four standard errors, one way
+    or the other.
+    """
     return decide_below(Estimate(abs(found.value - value), found.error), atol)
 
 
 def mean(draws: Any) -> Estimate:
-    """The mean of independent draws with its standard error; of one draw the error is not known."""
-    error = np.std(draws, ddof=1) / math.sqrt(len(draws)) if len(draws) > 1 else math.inf
+    """The mean of independent draws with its standard error; of one draw the error is
+    not known.
+    """
+    error = (
+        np.std(draws, ddof=1) / math.sqrt(len(draws)) if len(draws) > 1 else math.inf
+    )
     return Estimate(float(np.mean(draws)), float(error))
 
 
 def average(draws: Array) -> tuple[Any, Any]:
     """Means over the first axis with their standard errors, wider for few draws."""
-    return draws.mean(axis=0), student(len(draws)) * draws.std(axis=0, ddof=1) / math.sqrt(len(draws))
+    return draws.mean(axis=0), student(len(draws)) * draws.std(
+        axis=0, ddof=1
+    ) / math.sqrt(len(draws))

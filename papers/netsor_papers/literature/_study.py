@@ -76,7 +76,9 @@ RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MO
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:
-    """The results of these names (all, if none is given), in the order of the report."""
+    """The results of these names (all, if none is given), in the order of the
+    report.
+    """
     for name in names:
         if not isinstance(name, str) or name not in RESULTS:
             raise ArgumentError("names", name, f"one of {' '.join(RESULTS)}")
@@ -84,9 +86,10 @@ def chosen(names: tuple[str, ...]) -> list[Result]:
 
 
 RULE_NOTE = (
-    "A published statement agrees with our law if its rule holds by four standard errors, "
-    "and disagrees if it fails by four; otherwise it is undecided. If it fails where its authors do not say that it "
-    "holds, it is outside its stated range. A quick run uses the same rules. Laws at finite width are exact."
+    "A published statement agrees with our law if its rule holds by four standard"
+    " errors, and disagrees if it fails by four; otherwise it is undecided. If it fails"
+    " where its authors do not say that it holds, it is outside its stated range. A"
+    " quick run uses the same rules. Laws at finite width are exact."
 )
 UNREAD_NOTE = "* We could read only a part of the paper; verdicts are about that part."
 
@@ -100,23 +103,52 @@ def document(
 ) -> Document:
     """The results with their verdicts; with figures and manifest, for a folder."""
     rows: list[Row] = [
-        [Cell("", links={r.title + " *" * bool(r.unread): f"#{r.name}"}), *map(str, _counts(claims[r.name]))]
+        [
+            Cell("", links={r.title + " *" * bool(r.unread): f"#{r.name}"}),
+            *map(str, _counts(claims[r.name])),
+        ]
         for r in results
     ]
     notes = [Paragraph(UNREAD_NOTE)] if any(result.unread for result in results) else []
-    subject = "Published results on wide networks, compared with the exact law of the same network."
-    warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
+    subject = (
+        "Published results on wide networks, compared with the exact law of the same"
+        " network."
+    )
+    warning = (
+        "This is a quick look: smaller networks, fewer draws or fewer points; each"
+        " result says which."
+    )
     sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
-    wrong = [(r, claim) for r in results for claim in claims[r.name] if claim.verdict == DISAGREES]
-    items = [Item(FLAG, r.name, f"published: {claim.published}", [f"ours: {claim.ours}"]) for r, claim in wrong]
-    first = next((result for result in (*(r for r, _ in wrong), *results) if result.pictures), None)
+    wrong = [
+        (r, claim)
+        for r in results
+        for claim in claims[r.name]
+        if claim.verdict == DISAGREES
+    ]
+    items = [
+        Item(FLAG, r.name, f"published: {claim.published}", [f"ours: {claim.ours}"])
+        for r, claim in wrong
+    ]
+    first = next(
+        (result for result in (*(r for r, _ in wrong), *results) if result.pictures),
+        None,
+    )
     figures = [_figure(first.pictures[0], svg or {}, "summary-")] if first else []
     sections += [
         Section("", [Items(items)] if items else []),
         Section("", [Figures(figures)], "html"),
-        Section("", [Table(["result", "agree", "disagree", "outside", "undecided"], rows), *notes]),
+        Section(
+            "",
+            [
+                Table(["result", "agree", "disagree", "outside", "undecided"], rows),
+                *notes,
+            ],
+        ),
         Section("", [Paragraph(RULE_NOTE)], "html"),
-        *(_section(result, claims[result.name], svg or {}, quick) for result in results),
+        *(
+            _section(result, claims[result.name], svg or {}, quick)
+            for result in results
+        ),
     ]
     if manifest is not None:
         work = f"{manifest['seconds']['work']:.0f} core-seconds of work."
@@ -125,10 +157,17 @@ def document(
 
 
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
-    """How many of each verdict there are, in one sentence; statements that a quick run leaves out do not count."""
-    run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
+    """How many of each verdict there are, in one sentence; statements that a quick run
+    leaves out do not count.
+    """
+    run = [
+        claim for some in claims.values() for claim in some if claim.verdict != ABSENT
+    ]
     agree, disagree, outside, undecided = _counts(run)
-    text = f"{counted(len(run), 'statement')} from {counted(len(claims), 'paper')}: {agree} agree, {disagree} disagree"
+    text = (
+        f"{counted(len(run), 'statement')} from {counted(len(claims), 'paper')}:"
+        f" {agree} agree, {disagree} disagree"
+    )
     text += f", {outside} outside their stated range" if outside else ""
     return text + (f", {undecided} undecided." if undecided else ".")
 
@@ -136,25 +175,40 @@ def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
 def _counts(claims: Sequence[Claim]) -> tuple[int, ...]:
     """How many agree, disagree, are outside their stated range, and are undecided."""
     return tuple(
-        sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES, OUTSIDE, UNDECIDED)
+        sum(claim.verdict == verdict for claim in claims)
+        for verdict in (AGREES, DISAGREES, OUTSIDE, UNDECIDED)
     )
 
 
-def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> Section:
+def _section(
+    result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool
+) -> Section:
     rows: list[Row] = [
-        [Cell(c.published, f"Rule: {c.rule}"), c.ours, Cell(c.verdict, status=CLASSES.get(c.verdict, "open"))]
+        [
+            Cell(c.published, f"Rule: {c.rule}"),
+            c.ours,
+            Cell(c.verdict, status=CLASSES.get(c.verdict, "open")),
+        ]
         for c in claims
     ]
     figures = [_figure(picture, svg) for picture in result.pictures]
-    blocks: list[Block] = [Paragraph(result.source, links=result.links), Paragraph(result.setting)]
+    blocks: list[Block] = [
+        Paragraph(result.source, links=result.links),
+        Paragraph(result.setting),
+    ]
     blocks += [Paragraph(f"Not read: {result.unread}")] if result.unread else []
     blocks += [Paragraph(f"Quick: {result.quick}", "warning")] if quick else []
-    blocks += [Table(["Published", "Our law", "Verdict"], rows, prose=True), Figures(figures)]
+    blocks += [
+        Table(["Published", "Our law", "Verdict"], rows, prose=True),
+        Figures(figures),
+    ]
     return Section(result.title, blocks, "verbose", anchor=result.name)
 
 
 def _figure(picture: Any, svg: Mapping[str, bytes], prefix: str = "") -> Figure:
-    return Figure(prefix + picture.name, picture.caption, partial(svg.__getitem__, picture.name))
+    return Figure(
+        prefix + picture.name, picture.caption, partial(svg.__getitem__, picture.name)
+    )
 
 
 START_SECONDS = 2.0  # to start the workers
@@ -190,19 +244,31 @@ class Request(studies.Request):
     @property
     def files(self) -> list[str]:
         """The names of the files."""
-        return file_names(picture.name for result in self.results for picture in result.pictures)
+        return file_names(
+            picture.name for result in self.results for picture in result.pictures
+        )
 
     def options(self) -> dict[str, Any]:
         """The options for the manifest."""
-        return {"results": [result.name for result in self.results], "quick": self.quick}
+        return {
+            "results": [result.name for result in self.results],
+            "quick": self.quick,
+        }
 
 
 class Finished(FigureResult):
-    """The verdicts on each result by its name, in `claims`, and where the report is. Print it for the table."""
+    """The verdicts on each result by its name, in `claims`, and where the report is.
+    Print it for the table.
+    """
 
     request: Request
 
-    def __init__(self, claims: dict[str, tuple[Claim, ...]], parts: list[dict[str, Any]], *made: Any) -> None:
+    def __init__(
+        self,
+        claims: dict[str, tuple[Claim, ...]],
+        parts: list[dict[str, Any]],
+        *made: Any,
+    ) -> None:
         super().__init__(*made)
         self.claims, self._parts = claims, parts
 
@@ -216,8 +282,12 @@ class Finished(FigureResult):
         return document(results, self.claims, self.request.quick, self._svg, manifest)
 
     def to_dataframe(self) -> Any:
-        """The statements as a pandas DataFrame: a row each, with its paper, its rule, our number and the verdict."""
-        every = ((name, claim) for name, claims in self.claims.items() for claim in claims)
+        """The statements as a pandas DataFrame: a row each, with its paper, its rule,
+        our number and the verdict.
+        """
+        every = (
+            (name, claim) for name, claims in self.claims.items() for claim in claims
+        )
         return to_dataframe({"result": name, **asdict(claim)} for name, claim in every)
 
     def _spent(self) -> dict[str, Any]:
@@ -237,16 +307,28 @@ class LiteratureStudy(Study[Finished]):
     def tasks(self) -> list[PartTask]:
         """The parts of all results, long ones first, to keep all workers busy."""
         request = self.request
-        every = [PartTask(r.name, part, request.seed) for r in request.results for part in r.parts(request.quick)]
+        every = [
+            PartTask(r.name, part, request.seed)
+            for r in request.results
+            for part in r.parts(request.quick)
+        ]
         return sorted(every, key=lambda task: -task.part.seconds)
 
     def estimate(self) -> Cost:
         """The cost of the missing parts, by their own estimates, and of the figures."""
         store, request = self.request.store, self.request
-        left = [task.part.seconds for task in self.tasks() if store is None or not store.has(task.key)]
+        left = [
+            task.part.seconds
+            for task in self.tasks()
+            if store is None or not store.has(task.key)
+        ]
         workers = worker_count(request.workers, max(1, len(left)), 1.0, request.backend)
-        work = sum(left) + FIGURE_SECONDS * sum(len(result.pictures) for result in request.results)
-        return Cost(max(work, workers * max(left, default=0.0)), START_SECONDS, 0.0, 0, workers)
+        work = sum(left) + FIGURE_SECONDS * sum(
+            len(result.pictures) for result in request.results
+        )
+        return Cost(
+            max(work, workers * max(left, default=0.0)), START_SECONDS, 0.0, 0, workers
+        )
 
     def result(self, run: Run) -> Finished:
         """Verdicts, figures and their data."""

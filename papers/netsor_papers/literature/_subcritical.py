@@ -1,4 +1,6 @@
-"""Alekseev: gradients through deep transformers, with layer norms and with tanh-like functions instead of them."""
+"""Alekseev: gradients through deep transformers, with layer norms and with tanh-like
+functions instead of them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,36 @@ from .._significance import combine, decide_below, extrapolate
 from ._depth import exponent, mean_rows, readout, squares, stream
 from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near
 
-WIDTH, HIDDEN, HEADS, STD, COSINE = 1024, 4096, 16, 0.02, 0.4  # of the author's notes; STD of all weights
+# of the author's notes; STD of all weights
+WIDTH, HIDDEN, HEADS, STD, COSINE = 1024, 4096, 16, 0.02, 0.4
 TOKENS = 4
 PLACES = (4, 8, 16, 32, 64, 128)  # blocks after which the gradient is taken
-NORMS: dict[str, Any] = {"pre-LN": partial(ns.layer_norm, eps=0.0), "DyT": ns.tanh, "Derf": ns.erf}
+NORMS: dict[str, Any] = {
+    "pre-LN": partial(ns.layer_norm, eps=0.0),
+    "DyT": ns.tanh,
+    "Derf": ns.erf,
+}
 LOOKS = {"pre-LN": BLUE, "DyT": VERMILLION, "Derf": ORANGE}
 STYLES = {"attention": "-", "perceptrons": "--"}
 
 
 def gradients(norm: str, with_attention: bool, depth: int) -> Program:
-    """|∂f/∂x_l|² over all tokens after some blocks l, f a random readout of all tokens one block after these."""
+    """|∂f/∂x_l|² over all tokens after some blocks l, f a random readout of all tokens
+    one block after these.
+    """
     sigma = STD * math.sqrt(WIDTH)
     before = NORMS[norm]
 
     def look(y: ns.Vector) -> ns.Vector:
-        return attention(y, HEADS, WIDTH // HEADS, sigma_q=sigma, sigma_k=sigma, sigma_v=sigma, sigma_o=sigma)
+        return attention(
+            y,
+            HEADS,
+            WIDTH // HEADS,
+            sigma_q=sigma,
+            sigma_k=sigma,
+            sigma_v=sigma,
+            sigma_o=sigma,
+        )
 
     def feed(y: ns.Vector) -> ns.Vector:
         return mlp(y, HIDDEN, sigma_w=sigma, sigma_out=STD * math.sqrt(HIDDEN))
@@ -44,13 +61,27 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
             return x + feed(before(x))
         return block(x, look, feed, before).output
 
-    every = stream(ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE), one, depth + 1)
-    return Program(squares(ns.grad(readout(every[-1]), [every[place] for place in PLACES if place <= depth])))
+    every = stream(
+        ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE),
+        one,
+        depth + 1,
+    )
+    return Program(
+        squares(
+            ns.grad(
+                readout(every[-1]), [every[place] for place in PLACES if place <= depth]
+            )
+        )
+    )
 
 
-def growth(norm: str, with_attention: bool, depth: int, draws: int, seed: int) -> Arrays:
+def growth(
+    norm: str, with_attention: bool, depth: int, draws: int, seed: int
+) -> Arrays:
     """The logarithm of the squared gradient at each place, a row for each network."""
-    made = gradients(norm, with_attention, depth).draw(draws=draws, seed=seed, workers=1, progress=False)
+    made = gradients(norm, with_attention, depth).draw(
+        draws=draws, seed=seed, workers=1, progress=False
+    )
     return {"log": np.log(np.asarray(made, dtype=np.float64))}
 
 
@@ -59,10 +90,22 @@ def parts(quick: bool) -> list[Part]:
     made = []
     for kind, seconds in (("attention", 0.2), ("perceptrons", 0.08)):
         for norm in NORMS:
-            draws = 72 if norm == "pre-LN" else 24  # its growth is small: its exponent needs more draws
-            given: dict[str, Any] = {"depth": 32, "draws": 8} if quick else {"depth": PLACES[-1], "draws": draws}
+            # its growth is small: its exponent needs more draws
+            draws = 72 if norm == "pre-LN" else 24
+            given: dict[str, Any] = (
+                {"depth": 32, "draws": 8}
+                if quick
+                else {"depth": PLACES[-1], "draws": draws}
+            )
             given |= {"norm": norm, "with_attention": kind == "attention"}
-            made.append(Part(f"{norm} {kind}", growth, given, seconds * given["depth"] * (1 + given["draws"] / 24) / 2))
+            made.append(
+                Part(
+                    f"{norm} {kind}",
+                    growth,
+                    given,
+                    seconds * given["depth"] * (1 + given["draws"] / 24) / 2,
+                )
+            )
     return made
 
 
@@ -74,14 +117,21 @@ def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
         words, rule = "like a power of depth", f"within {EXPONENT_ATOL:g} of 0"
         verdict = near(found, 0.0)
     else:
-        words, rule = "like a stretched exponential", f"above {EXPONENT_ATOL:g} and below {1 - EXPONENT_ATOL:g}"
+        words, rule = (
+            "like a stretched exponential",
+            f"above {EXPONENT_ATOL:g} and below {1 - EXPONENT_ATOL:g}",
+        )
         verdict = combine(
-            decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL), decide_below(found, 1 - EXPONENT_ATOL)
+            decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL),
+            decide_below(found, 1 - EXPONENT_ATOL),
         )
     return Claim(
-        f"With {norm} squared gradients grow {words}: {'transformer' if kind == 'attention' else 'perceptrons only'}.",
-        f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power law has 0, an exponential 1.",
-        f"{found}. Growth by doublings of depth, from block {PLACES[0]} on: {doublings}.",
+        f"With {norm} squared gradients grow {words}:"
+        f" {'transformer' if kind == 'attention' else 'perceptrons only'}.",
+        f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power"
+        " law has 0, an exponential 1.",
+        f"{found}. Growth by doublings of depth, from block {PLACES[0]} on:"
+        f" {doublings}.",
         extrapolate(verdict),
     )
 
@@ -95,7 +145,9 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Mean logarithms by network and block."""
     for label, found in numbers.items():
         norm, kind = label.split()
-        yield from mean_rows({"norm": norm, "blocks": kind}, PLACES, {"log": found["log"]})
+        yield from mean_rows(
+            {"norm": norm, "blocks": kind}, PLACES, {"log": found["log"]}
+        )
 
 
 def draw(numbers: Numbers) -> Any:
@@ -106,7 +158,13 @@ def draw(numbers: Numbers) -> Any:
         norm, kind = label.split()
         logs = found["log"].mean(axis=0)
         look = {"color": LOOKS[norm], "marker": MARK_OF[LOOKS[norm]], "ms": 3}
-        axes.plot(PLACES[: len(logs)], logs[0] - logs, STYLES[kind], **look, label=f"{norm}, {kind}")
+        axes.plot(
+            PLACES[: len(logs)],
+            logs[0] - logs,
+            STYLES[kind],
+            **look,
+            label=f"{norm}, {kind}",
+        )
     axes.set(xscale="log", xlabel="block", ylabel="log growth since block 4")
     axes.set_xticks(PLACES, map(str, PLACES))
     axes.minorticks_off()
@@ -117,25 +175,39 @@ def draw(numbers: Numbers) -> Any:
 RESULT = Result(
     name="subcritical",
     title="Alekseev: gradients with and without norms",
-    source="Alekseev, Subcritical signal propagation at initialization in normalization-free transformers (2026).",
-    links=("https://arxiv.org/abs/2604.11890", "https://github.com/labofdoubt/labofdoubt.github.io"),
-    setting="Vision transformers of the sizes in the author's public notes, ViT-L with 128 layers: pre-norm blocks of "
-    f"width {WIDTH} with {HEADS} heads of bidirectional attention and a perceptron with ReLU of width {HIDDEN}, all "
-    f"weights of standard deviation {STD:g}, tokens of variance 1 and cosine {COSINE:g}. Ours have 128 blocks and "
-    f"{TOKENS} tokens instead of 197. The norm before each is a layer norm, tanh (DyT with α = 1) or erf (Derf). "
-    "Ours: ns.grad, whose draws have the exact law at this width; means are of logarithms over networks.",
+    source=(
+        "Alekseev, Subcritical signal propagation at initialization in"
+        " normalization-free transformers (2026)."
+    ),
+    links=(
+        "https://arxiv.org/abs/2604.11890",
+        "https://github.com/labofdoubt/labofdoubt.github.io",
+    ),
+    setting=(
+        "Vision transformers of the sizes in the author's public notes, ViT-L with 128"
+        f" layers: pre-norm blocks of width {WIDTH} with {HEADS} heads of bidirectional"
+        f" attention and a perceptron with ReLU of width {HIDDEN}, all weights of"
+        f" standard deviation {STD:g}, tokens of variance 1 and cosine {COSINE:g}. Ours"
+        f" have 128 blocks and {TOKENS} tokens instead of 197. The norm before each is"
+        " a layer norm, tanh (DyT with α = 1) or erf (Derf). Ours: ns.grad, whose"
+        " draws have the exact law at this width; means are of logarithms over"
+        " networks."
+    ),
     quick="32 blocks, 8 networks.",
     parts=parts,
     judge=judge,
     pictures=(
         Picture(
             "subcritical",
-            "How squared gradients grow with depth; a power law is a line here, and an exponential of √depth bends up.",
+            "How squared gradients grow with depth; a power law is a line here, and an"
+            " exponential of √depth bends up.",
             draw,
             rows,
         ),
     ),
-    unread="the paper beyond its abstract: sizes are from the notes that preceded it, and whether 128 layers "
-    "are blocks or branches is not clear there. Its statements are on large depth, so that a failure at 128 blocks "
-    "is outside their range.",
+    unread=(
+        "the paper beyond its abstract: sizes are from the notes that preceded it, and"
+        " whether 128 layers are blocks or branches is not clear there. Its statements"
+        " are on large depth, so that a failure at 128 blocks is outside their range."
+    ),
 )

@@ -30,9 +30,11 @@ def reproduce(
     precision: str = "float64",
     executor: Executor | None = None,
 ) -> Finished:
-    """The paper's figures, their data, and a report on its claims, as the command `netsor reproduce` does it.
+    """The paper's figures, their data, and a report on its claims, as the command
+    `netsor reproduce` does it.
 
-    Trials are kept in `out` as they finish; a run that was interrupted goes on where it stopped.
+    Trials are kept in `out` as they finish; a run that was interrupted goes on where it
+    stopped.
 
     Parameters
     ----------
@@ -79,8 +81,18 @@ def reproduce(
     ...
     names='9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
     """
-    from ._reproduce import PaperStudy, Request  # matplotlib is slow to import, and seldom needed
+    # matplotlib is slow to import, and seldom needed
+    from ._reproduce import PaperStudy, Request
 
-    how = {"seed": seed, "rng": rng, "workers": workers, "backend": backend, "device": device, "precision": precision}
-    request = Request.of(figures, samples, trials, quick, estimator, tokens, out=out, **how)
+    how = {
+        "seed": seed,
+        "rng": rng,
+        "workers": workers,
+        "backend": backend,
+        "device": device,
+        "precision": precision,
+    }
+    request = Request.of(
+        figures, samples, trials, quick, estimator, tokens, out=out, **how
+    )
     return PaperStudy(request).run(executor)

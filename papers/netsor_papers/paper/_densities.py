@@ -1,9 +1,12 @@
-"""Densities and distances at each width from the trials of a run, with the limit as a control variate.
+"""Densities and distances at each width from the trials of a run, with the limit as a
+control variate.
 
-Paper's estimator: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all
-trials, f_∞ the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a
-jackknife over blocks. That is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails nothing is
-coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is used without it.
+Paper's estimator: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y;
+v_∞)] over the replicas of all trials, f_∞ the limit's own density and v_n, v_∞ from the
+same random numbers (coupled), then KL by quadrature with a jackknife over blocks. That
+is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails
+nothing is coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and
+E[N(y; v_n)] is used without it.
 """
 
 from __future__ import annotations
@@ -34,13 +37,16 @@ ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
 
 
 def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, Array]:
-    """Nodes and weights for integrals over the line, equally spaced in arcsinh(y): dense near 0, sparse far out."""
+    """Nodes and weights for integrals over the line, equally spaced in arcsinh(y):
+    dense near 0, sparse far out.
+    """
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = float(np.arcsinh(reach))
     return scale * np.sinh(last * x), step * last * scale * np.cosh(last * x)
 
 
-GRID, WEIGHTS = _even_grid(0.6, points=501)  # the outputs have standard deviations near 0.6
+# the outputs have standard deviations near 0.6
+GRID, WEIGHTS = _even_grid(0.6, points=501)
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,16 @@ class TrialTask:
     @property
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on, as JSON can hold it."""
-        case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
-        values = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
+        case = {
+            name: "inf" if value == math.inf else value
+            for name, value in asdict(self.case).items()
+        }
+        values = {
+            "case": case,
+            "trial": self.trial,
+            "samples": self.samples,
+            "seed": self.seed,
+        }
         return cache_key(values, self.backend)
 
     def stream(self, purpose: int) -> int:
@@ -65,9 +79,11 @@ class TrialTask:
         return derive_seed(self.seed, self.trial, purpose)
 
     def run(self) -> Arrays:
-        """Draw: `draws`, one output each, and `density`, a row of E[N(y; v)] on the grid for each block of replicas.
+        """Draw: `draws`, one output each, and `density`, a row of E[N(y; v)] on the
+        grid for each block of replicas.
 
-        Draws have single precision, to save space. The limit has no `draws`: its quantile function gives them.
+        Draws have single precision, to save space. The limit has no `draws`: its
+        quantile function gives them.
         """
         case = self.case
         law = case.program.law(
@@ -87,15 +103,23 @@ class TrialTask:
             }
         assert isinstance(law, Mixture)
         noise = generator(self.stream(NOISE)).standard_normal(self.samples)
-        draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(np.float32)
+        draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(
+            np.float32
+        )
         numbers = np.array((law.random_numbers + 1) * self.samples)
         if case.score:
             return {"draws": draws, "numbers": numbers}
-        return {"draws": draws, "density": block_densities(law, GRID, BLOCKS), "numbers": numbers}
+        return {
+            "draws": draws,
+            "density": block_densities(law, GRID, BLOCKS),
+            "numbers": numbers,
+        }
 
 
 def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
-    """The density of each block of replicas (blocks, points), of a law with components of mean 0."""
+    """The density of each block of replicas (blocks, points), of a law with components
+    of mean 0.
+    """
     labels = np.arange(law.replicas) * blocks // law.replicas
     alive = law.component_var > 0
     rule = compress(law.component_var[alive], blocks=Blocks(labels[alive], blocks))
@@ -135,23 +159,38 @@ class Plan:
 
     def part(self, case: Case, trial: int) -> TrialTask:
         """One trial of a case."""
-        return TrialTask(case, trial, self.samples or case.samples, self.seed, self.backend)
+        return TrialTask(
+            case, trial, self.samples or case.samples, self.seed, self.backend
+        )
 
     def parts(self, figure: Figure) -> list[TrialTask]:
-        """The trials that a figure needs; all cases of a trial before the next, for a good estimate of time left."""
-        return [self.part(case, trial) for trial in range(self.trials) for case in self.cases(figure)]
+        """The trials that a figure needs; all cases of a trial before the next, for a
+        good estimate of time left.
+        """
+        return [
+            self.part(case, trial)
+            for trial in range(self.trials)
+            for case in self.cases(figure)
+        ]
 
     def cases(self, figure: Figure) -> list[Case]:
         """The cases that a figure needs, with the limits that are coupled to them."""
-        limits = dict.fromkeys(case.limit for case in figure.cases if self.exact and _coupled(case))
+        limits = dict.fromkeys(
+            case.limit for case in figure.cases if self.exact and _coupled(case)
+        )
         return [*figure.cases, *limits]
 
     @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:
         """All trials of a case."""
-        loaded = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]
+        loaded = [
+            self.store.load(self.part(case, trial).key) for trial in range(self.trials)
+        ]
         if any(arrays is None for arrays in loaded):
-            raise RuntimeError(f"a trial of {case} was removed while it was needed; run the command again")
+            raise RuntimeError(
+                f"a trial of {case} was removed while it was needed; run the command"
+                " again"
+            )
         return [arrays for arrays in loaded if arrays is not None]
 
     def draws(self, case: Case) -> list[Empirical]:
@@ -160,22 +199,32 @@ class Plan:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
-        """Kernel estimates of draws of the limit, which are independent of those of any width."""
+        """Kernel estimates of draws of the limit, which are independent of those of any
+        width.
+        """
         parts = [self.part(limit, trial) for trial in range(self.trials)]
-        return [Empirical(limit_law(limit).rvs(part.samples, part.stream(purpose))) for part in parts]
+        return [
+            Empirical(limit_law(limit).rvs(part.samples, part.stream(purpose)))
+            for part in parts
+        ]
 
     def gaussian_draws(self, limit: Case) -> list[Empirical]:
         """Kernel estimates of draws of the Gaussian of infinitely many heads."""
         parts = [self.part(limit, trial) for trial in range(self.trials)]
         std = limit_law(limit).infinite_heads().std()
-        return [Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples)) for part in parts]
+        return [
+            Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples))
+            for part in parts
+        ]
 
     def replicated(self, case: Case) -> Array:
         """E[N(y; v)] at this width by blocks of replicas (blocks, points)."""
         return np.concatenate([arrays["density"] for arrays in self.load(case)])
 
     def agreement(self, case: Case) -> Agreement | None:
-        """Whether the limit agrees with the engine at infinite width; None where nothing is coupled through it."""
+        """Whether the limit agrees with the engine at infinite width; None where
+        nothing is coupled through it.
+        """
         return self._agreement(case.limit) if _coupled(case) else None
 
     @lru_cache(maxsize=32)  # noqa: B019
@@ -191,12 +240,16 @@ class Plan:
         density = self.replicated(case)
         if not self._through_limit(case):
             return density
-        return np.asarray(np.exp(on_grid(case.limit)[1]) + (density - self.replicated(case.limit)))
+        return np.asarray(
+            np.exp(on_grid(case.limit)[1]) + (density - self.replicated(case.limit))
+        )
 
     def variance(self, case: Case) -> Estimate:
         """The variance at this width."""
         squares = self.replicated(case) @ (WEIGHTS * GRID**2)
-        return Estimate(float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares))))
+        return Estimate(
+            float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares)))
+        )
 
     def kl(self, case: Case) -> Estimate:
         """Our D(width n ‖ limit)."""
@@ -206,14 +259,21 @@ class Plan:
         groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), densities]
 
         def divergence(f: Array, limit: Array) -> Array:
-            return np.asarray(np.sum(WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs), axis=-1))
+            return np.asarray(
+                np.sum(
+                    WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs),
+                    axis=-1,
+                )
+            )
 
         return jackknife(divergence, groups).corrected()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The limit's density against the engine's own at infinite width: the largest deviation, in standard errors."""
+    """The limit's density against the engine's own at infinite width: the largest
+    deviation, in standard errors.
+    """
 
     deviation: float
     allowed: float
@@ -225,9 +285,11 @@ class Agreement:
 
 
 def agreement(limit: Law, blocks: Array) -> Agreement:
-    """Compare a density with blocks of replicas of it: probabilities of intervals, second and fourth moment.
+    """Compare a density with blocks of replicas of it: probabilities of intervals,
+    second and fourth moment.
 
-    A test of level 1e-6. In the moments |y| is cut off at four standard deviations, beyond which they are mostly noise.
+    A test of level 1e-6. In the moments |y| is cut off at four standard deviations,
+    beyond which they are mostly noise.
     """
     scale = limit.std()
     near = np.abs(GRID) < 6 * scale  # beyond, too little of the density is left
@@ -240,8 +302,12 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     gap = np.abs(numbers.mean(axis=0) - tests @ value)
     spread = numbers.std(axis=0, ddof=1) / math.sqrt(len(numbers))
     # the last term: rounding, and the error of integrals by 501 points
-    noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
-    allowed = float(scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
+    noise = np.sqrt(
+        spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2
+    )
+    allowed = float(
+        scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests)))
+    )
     return Agreement(float(np.max(gap / noise)), allowed)
 
 

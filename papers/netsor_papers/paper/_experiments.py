@@ -1,4 +1,6 @@
-"""The data of the paper's figures: configurations of its layer, their trials, and which figure needs which."""
+"""The data of the paper's figures: configurations of its layer, their trials, and which
+figure needs which.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of the layer at one width; `score`: the score p_11 instead of the output."""
+    """One configuration of the layer at one width; `score`: the score p_11 instead of
+    the output.
+    """
 
     tokens: int = 4
     heads: int = 2
@@ -34,17 +38,26 @@ class Case:
         if self.score:
             return first_score(tokens=self.tokens, scaling=self.scaling)
         return layer(
-            tokens=self.tokens, heads=self.heads, activation=self.activation, low_rank=self.head_dim is not None
+            tokens=self.tokens,
+            heads=self.heads,
+            activation=self.activation,
+            low_rank=self.head_dim is not None,
         )
 
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
-        return {"n": self.width} if self.head_dim is None else {"n": self.width, "d": self.head_dim}
+        return (
+            {"n": self.width}
+            if self.head_dim is None
+            else {"n": self.width, "d": self.head_dim}
+        )
 
     @property
     def limit(self) -> Case:
-        """The same layer with all widths at infinity, where a head dimension makes no difference."""
+        """The same layer with all widths at infinity, where a head dimension makes no
+        difference.
+        """
         return replace(self, width=math.inf, head_dim=None)
 
     @property
@@ -76,7 +89,9 @@ def _limit_law(limit: Case) -> HeadSum:
 
 @dataclass(frozen=True)
 class Figure:
-    """One panel of the paper: its kind of picture, its cases, and the parameter on its axis."""
+    """One panel of the paper: its kind of picture, its cases, and the parameter on its
+    axis.
+    """
 
     name: str
     kind: str  # density, kl, scores or heads
@@ -101,17 +116,35 @@ def figures(tokens: int = 16) -> dict[str, Figure]:
     by_width = tuple(Case(width=n) for n in WIDTHS)
     many = tuple(Case(tokens=tokens, width=n) for n in WIDTHS)
     relu = tuple(Case(activation="relu", width=n) for n in WIDTHS)
-    low_rank = tuple(Case(heads=h, width=HEAD_DIM * h, head_dim=HEAD_DIM) for h in (1, 4, 16))
+    low_rank = tuple(
+        Case(heads=h, width=HEAD_DIM * h, head_dim=HEAD_DIM) for h in (1, 4, 16)
+    )
     heads = tuple(Case(heads=h, width=256) for h in (1, 256))
-    scores = tuple(Case(width=256, scaling=scaling, score=True) for scaling in ("sqrt", "linear"))
+    scores = tuple(
+        Case(width=256, scaling=scaling, score=True) for scaling in ("sqrt", "linear")
+    )
     every = [
-        Figure("1a", "density", "Output of the attention layer, H = 2, s = 4", by_width, "n"),
+        Figure(
+            "1a",
+            "density",
+            "Output of the attention layer, H = 2, s = 4",
+            by_width,
+            "n",
+        ),
         Figure("1b", "kl", "Width n against the limit, H = 2, s = 4", by_width, "n"),
         Figure("2a", "scores", "One similarity score at width 256", scores, "scaling"),
         Figure("2b", "density", "One head and 256 heads at width 256", heads, "H"),
-        Figure("3a", "density", "Low-rank attention, head dimension 64, n = 64 H", low_rank, "H"),
+        Figure(
+            "3a",
+            "density",
+            "Low-rank attention, head dimension 64, n = 64 H",
+            low_rank,
+            "H",
+        ),
         Figure("3b", "kl", "Low-rank attention against the limit", low_rank, "H"),
-        Figure("4a", "density", f"Output of the attention layer, s = {tokens}", many, "n"),
+        Figure(
+            "4a", "density", f"Output of the attention layer, s = {tokens}", many, "n"
+        ),
         Figure("4b", "kl", f"Width n against the limit, s = {tokens}", many, "n"),
         Figure("5a", "density", "Output of the attention layer, ReLU", relu, "n"),
         Figure("5b", "kl", "Width n against the limit, ReLU", relu, "n"),

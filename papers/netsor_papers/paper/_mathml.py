@@ -1,16 +1,21 @@
-"""Formulas of a limit law as MathML, which browsers typeset without a script; of LaTeX, what `Program.latex` writes."""
+"""Formulas of a limit law as MathML, which browsers typeset without a script; of LaTeX,
+what `Program.latex` writes.
+"""
 
 from __future__ import annotations
 
 import html
 import re
 
-TOKEN = re.compile(r"\\(text|operatorname)\{([^}]*)\}|(\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\S)")
+TOKEN = re.compile(
+    r"\\(text|operatorname)\{([^}]*)\}|(\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\S)"
+)
 SYMBOLS = {
     r"\delta": "<mi>δ</mi>",
     r"\cdot": "<mo>⋅</mo>",
     r"\mid": '<mo lspace="0.28em" rspace="0.28em">|</mo>',
-    r"\sum": '<mo movablelimits="false" style="font-size: 1.4em">∑</mo>',  # many fonts have no larger one
+    # many fonts have no larger one
+    r"\sum": '<mo movablelimits="false" style="font-size: 1.4em">∑</mo>',
     r"\,": '<mspace width="0.17em"/>',
     r"\quad": '<mspace width="1em"/>',
 }
@@ -19,7 +24,9 @@ DOUBLE_STRUCK = {"E": "𝔼", "R": "ℝ"}
 
 
 def mathml(tex: str) -> str:
-    """A formula as an element `math`, with its LaTeX as the text for a screen reader."""
+    """A formula as an element `math`, with its LaTeX as the text for a screen
+    reader.
+    """
     tokens = list(TOKEN.finditer(tex))[::-1]
     body = _row(tokens)
     return f'<math displaystyle="true" aria-label="{html.escape(tex)}">{body}</math>'
@@ -50,7 +57,11 @@ def _scripted(tokens: list[re.Match[str]]) -> str:
         case {"_": low, "^": high}:
             return f"<msubsup>{base}{low}{high}</msubsup>"
         case {"_": low}:
-            return f"<munder>{base}{low}</munder>" if is_sum else f"<msub>{base}{low}</msub>"
+            return (
+                f"<munder>{base}{low}</munder>"
+                if is_sum
+                else f"<msub>{base}{low}</msub>"
+            )
         case {"^": high}:
             return f"<msup>{base}{high}</msup>"
     return base

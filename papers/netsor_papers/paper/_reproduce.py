@@ -1,4 +1,6 @@
-"""The study of the paper's experiments: trials, then figure by figure the measurements, and the report."""
+"""The study of the paper's experiments: trials, then figure by figure the measurements,
+and the report.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import netsor.studies as studies
-from netsor._validate import ArgumentError, Positive, check_fields, choice, counted, whole
+from netsor._validate import (
+    ArgumentError,
+    Positive,
+    check_fields,
+    choice,
+    counted,
+    whole,
+)
 from netsor.engine._memory import check_memory, in_bytes
 from netsor.engine.backends import Backend
 from netsor.studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
@@ -52,14 +61,20 @@ class Request(studies.Request):
             raise ArgumentError("names", self.names, "a tuple of the names of figures")
         for name in self.names:
             if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
-                allowed = f"one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
+                allowed = (
+                    f"one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
+                )
                 raise ArgumentError("names", name, allowed)
         check_fields(self)
 
     @property
     def chosen(self) -> list[str]:
         """The names of the figures, in the paper's order."""
-        wanted = {figure for name in self.names or NAMES for figure in GROUPS.get(name, (name,))}
+        wanted = {
+            figure
+            for name in self.names or NAMES
+            for figure in GROUPS.get(name, (name,))
+        }
         return [name for name in NAMES if name in wanted]
 
     @property
@@ -86,7 +101,11 @@ class Request(studies.Request):
     def title(self) -> str:
         """The work, in a few words."""
         plan = self.plan
-        samples = "50,000 draws (100,000 for ReLU)" if plan.samples is None else f"{plan.samples:,} draws"
+        samples = (
+            "50,000 draws (100,000 for ReLU)"
+            if plan.samples is None
+            else f"{plan.samples:,} draws"
+        )
         named = (
             "all figures"
             if self.chosen == list(NAMES)
@@ -117,39 +136,68 @@ class Finished(FigureResult):
     request: Request
 
     def __init__(
-        self, rows: Sequence[Row], data: dict[str, Any], apart: Sequence[Separation], run: Run,
-        seconds: dict[str, float], start: float, *files: Any,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Sequence[Row],
+        data: dict[str, Any],
+        apart: Sequence[Separation],
+        run: Run,
+        seconds: dict[str, float],
+        start: float,
+        *files: Any,
+    ) -> None:
         super().__init__(*files)
         seconds["all"] = round(time.perf_counter() - start, 3)
         self._rows, self._data, self._apart, self._seconds = rows, data, apart, seconds
-        self._parts = [{**task.key, "file": run.file(task), **_spent(run[task])} for task in run.tasks]
+        self._parts = [
+            {**task.key, "file": run.file(task), **_spent(run[task])}
+            for task in run.tasks
+        ]
         plan, draws = self.request.plan, sum(part["samples"] for part in self._parts)
-        self._quick = "" if not self.request.quick else (
-            f"This is a quick look: {counted(plan.trials, 'trial')} of {plan.samples:,} draws instead of the paper's "
-            "10 of 50,000 (100,000 for ReLU)."
-        )  # fmt: skip
-        spent = f"{draws:,} draws from {sum(part['random_numbers'] for part in self._parts):,} random numbers"
+        self._quick = (
+            ""
+            if not self.request.quick
+            else (
+                f"This is a quick look: {counted(plan.trials, 'trial')} of"
+                f" {plan.samples:,} draws instead of the paper's 10 of 50,000 (100,000"
+                " for ReLU)."
+            )
+        )
+        spent = (
+            f"{draws:,} draws from"
+            f" {sum(part['random_numbers'] for part in self._parts):,} random numbers"
+        )
         if run.kept:
             spent += f" ({len(run.kept)} of {len(run.tasks)} trials were there already)"
-        last = f"{self._quick} {spent}." if self._quick else f"{spent}, in {seconds['all']:.0f} s."
+        last = (
+            f"{self._quick} {spent}."
+            if self._quick
+            else f"{spent}, in {seconds['all']:.0f} s."
+        )
         self.summary = (*summary(rows, data), last)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         both = self.request.estimator == "both"
-        return document(self._rows, self._data, self._apart, self._svg, self._quick, both, manifest)
+        return document(
+            self._rows, self._data, self._apart, self._svg, self._quick, both, manifest
+        )
 
     def _spent(self) -> dict[str, Any]:
         return {
             "draws": sum(part["samples"] for part in self._parts),
             "random_numbers": sum(part["random_numbers"] for part in self._parts),
-            "seconds": {"sampling": round(sum(part["seconds"] for part in self._parts), 3), **self._seconds},
+            "seconds": {
+                "sampling": round(sum(part["seconds"] for part in self._parts), 3),
+                **self._seconds,
+            },
             "parts": self._parts,
         }
 
 
 def _spent(arrays: studies.Arrays) -> dict[str, Any]:
-    return {"random_numbers": int(arrays["numbers"]), "seconds": round(float(arrays["seconds"]), 4)}
+    return {
+        "random_numbers": int(arrays["numbers"]),
+        "seconds": round(float(arrays["seconds"]), 4),
+    }
 
 
 @dataclass(frozen=True)
@@ -160,32 +208,70 @@ class PaperStudy(Study[Finished]):
 
     @property
     def order(self) -> list[Figure]:
-        """Trials of the last figures take longest, and the first ones are soon measured: so all work to the end."""
+        """Trials of the last figures take longest, and the first ones are soon
+        measured: so all work to the end.
+        """
         return self.request.figures[::-1]
 
     def tasks(self) -> list[TrialTask]:
         """The trials of all figures."""
-        return list(dict.fromkeys(task for figure in self.order for task in self.request.plan.parts(figure)))
+        return list(
+            dict.fromkeys(
+                task
+                for figure in self.order
+                for task in self.request.plan.parts(figure)
+            )
+        )
 
     def estimate(self) -> Cost:
-        """The trials that are not there yet, and all figures; the memory includes all draws, which are read here."""
+        """The trials that are not there yet, and all figures; the memory includes all
+        draws, which are read here.
+        """
         request, plan, backend = self.request, self.request.plan, self.request.backend
         remedy = "use fewer samples, trials, tokens or workers"
-        cases = dict.fromkeys(case for figure in request.figures for case in plan.cases(figure))
-        large = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)  # bytes, whatever the plan
-        check_memory(large, f"{request.tokens:,} tokens", remedy)  # it could not even be planned
+        cases = dict.fromkeys(
+            case for figure in request.figures for case in plan.cases(figure)
+        )
+        # bytes, whatever the plan
+        large = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)
+        # it could not even be planned
+        check_memory(large, f"{request.tokens:,} tokens", remedy)
         left = dict.fromkeys(cases, plan.trials)
         if plan.store.any():
-            left = {c: sum(not plan.store.has(plan.part(c, k).key) for k in range(plan.trials)) for c in cases}
+            left = {
+                c: sum(
+                    not plan.store.has(plan.part(c, k).key) for k in range(plan.trials)
+                )
+                for c in cases
+            }
         samples = {case: plan.samples or case.samples for case in cases}
         draws = {case: _draw(case, backend) for case in cases}
-        one = max(draw.in_worker(samples[case], backend) for case, draw in draws.items())
-        workers = worker_count(request.workers, max(1, sum(left.values())), one, backend)
-        check_memory(large + workers * one + 64.0 * plan.trials * max(samples.values()), request.title, remedy)
-        seconds = sum(d.compiling * (left[c] > 0) + left[c] * samples[c] * d.seconds for c, d in draws.items())
-        numbers = sum(left[case] * samples[case] * draw.numbers for case, draw in draws.items())
-        measured = plan.trials * sum(max(samples[case] for case in figure.cases) for figure in request.figures)
-        first = START_SECONDS + FIGURE_SECONDS * len(request.figures) + MEASURE_SECONDS * measured
+        one = max(
+            draw.in_worker(samples[case], backend) for case, draw in draws.items()
+        )
+        workers = worker_count(
+            request.workers, max(1, sum(left.values())), one, backend
+        )
+        check_memory(
+            large + workers * one + 64.0 * plan.trials * max(samples.values()),
+            request.title,
+            remedy,
+        )
+        seconds = sum(
+            d.compiling * (left[c] > 0) + left[c] * samples[c] * d.seconds
+            for c, d in draws.items()
+        )
+        numbers = sum(
+            left[case] * samples[case] * draw.numbers for case, draw in draws.items()
+        )
+        measured = plan.trials * sum(
+            max(samples[case] for case in figure.cases) for figure in request.figures
+        )
+        first = (
+            START_SECONDS
+            + FIGURE_SECONDS * len(request.figures)
+            + MEASURE_SECONDS * measured
+        )
         return Cost(seconds, first, one, int(numbers), workers)
 
     def check(self) -> None:
@@ -193,12 +279,23 @@ class PaperStudy(Study[Finished]):
         plan, parent = self.request.plan, self.request.out.absolute()
         while not parent.exists() and parent != parent.parent:
             parent = parent.parent
-        size = sum(4.0 * plan.trials * (plan.samples or case.samples) + plan.trials * 2**15 for case in
-                   (case for figure in self.request.figures for case in plan.cases(figure)))  # fmt: skip
+        size = sum(
+            4.0 * plan.trials * (plan.samples or case.samples) + plan.trials * 2**15
+            for case in (
+                case for figure in self.request.figures for case in plan.cases(figure)
+            )
+        )
         disk = shutil.disk_usage(parent)
         if disk.total and size > disk.free:
-            room = f"{in_bytes(size)} in {str(self.request.out)!r}, and {in_bytes(disk.free)} are free"
-            raise ArgumentError("trials", plan.trials, f"fewer, or have fewer samples: they would need {room}")
+            room = (
+                f"{in_bytes(size)} in {str(self.request.out)!r}, and"
+                f" {in_bytes(disk.free)} are free"
+            )
+            raise ArgumentError(
+                "trials",
+                plan.trials,
+                f"fewer, or have fewer samples: they would need {room}",
+            )
 
     def result(self, run: Run) -> Finished:
         """Measure figure by figure, as their trials are done."""
@@ -219,7 +316,11 @@ class PaperStudy(Study[Finished]):
         names = self.request.chosen
         data = {name: data[name] for name in names}
         rows, every = judged(data), [each for name in names for each in apart[name]]
-        files = self.request, {name: tables[name] for name in names}, {name: pictures[name] for name in names}
+        files = (
+            self.request,
+            {name: tables[name] for name in names},
+            {name: pictures[name] for name in names},
+        )
         return Finished(rows, data, every, run, seconds, start, *files)
 
 
@@ -229,7 +330,9 @@ def _draw(case: Case, backend: Backend) -> Draw:
 
 
 def _ahead(plan: Plan, order: Sequence[Figure]) -> Iterator[None]:
-    """Make what needs no trials, piece by piece, while these are drawn; it is remembered."""
+    """Make what needs no trials, piece by piece, while these are drawn; it is
+    remembered.
+    """
     limit_section()
     yield
     for figure in order:

@@ -1,4 +1,6 @@
-"""The command line. Commands load what they need when they run, so `netsor --help` is fast."""
+"""The command line. Commands load what they need when they run, so `netsor --help` is
+fast.
+"""
 
 from . import _program_commands, _study_commands  # noqa: F401 (each adds its commands)
 from ._main import main

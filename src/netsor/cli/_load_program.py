@@ -1,4 +1,6 @@
-"""Your own program or PyTorch module on the command line: FILE:PROGRAM, its arguments and its widths."""
+"""Your own program or PyTorch module on the command line: FILE:PROGRAM, its arguments
+and its widths.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ from ..language._graph import topological_order, widths_of
 from ..language._width import bind_widths
 from ._options import INFINITE
 
-OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
-LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
+# click calls our commands: an error placed there is at no line of the user
+OURS = Path(click.__file__).parent
+# files of users' programs: an error with one in its traceback may be the user's
+LOADED: set[str] = set()
 MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
@@ -37,8 +41,12 @@ def users_code(problem: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, BrokenPipeError):
         raise
-    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        why = (error.strerror if isinstance(error, OSError) else None) or one_line(error)  # FILE is named already
+    except BaseException as error:
+        # SystemExit too: a file that ends the process has no verdict
+        # FILE is named already
+        why = (error.strerror if isinstance(error, OSError) else None) or one_line(
+            error
+        )
         raise UsageError(f"{problem}: {why}") from None
 
 
@@ -47,7 +55,10 @@ def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
     if not hasattr(_build(named), "named_parameters"):
         return None
     if named.part is not None:
-        raise UsageError(f"FILE:FUNCTION {shown(str(named))} makes a module, which has no parts: leave out the index")
+        raise UsageError(
+            f"FILE:FUNCTION {shown(str(named))} makes a module, which has no parts:"
+            " leave out the index"
+        )
     return partial(named.value, **named.arguments)
 
 
@@ -55,22 +66,38 @@ def program_of(named: NamedProgram) -> Program:
     """The program, or the named part of it."""
     net, what = _build(named), f"PROGRAM {shown(str(named))}"
     if not isinstance(net, Program):
-        raise UsageError(f"{what} must be a program (see ns.program), got {type(net).__name__}")
+        raise UsageError(
+            f"{what} must be a program (see ns.program), got {type(net).__name__}"
+        )
     try:
-        if isinstance(named.part, tuple) and isinstance(net.output, tuple):  # an entry of one of several outputs
+        # an entry of one of several outputs
+        if isinstance(named.part, tuple) and isinstance(net.output, tuple):
             return net[named.part[0]][named.part[1:]]
         return net if named.part is None else net[named.part]
     except IndexError:
-        has = f"it has {len(net)} outputs" if isinstance(net.output, tuple) else f"its shape is {net.shape}"
+        has = (
+            f"it has {len(net)} outputs"
+            if isinstance(net.output, tuple)
+            else f"its shape is {net.shape}"
+        )
         raise UsageError(f"{what} has no such part: {has}") from None
 
 
 def _build(named: NamedProgram) -> Any:
     if named.arguments and not named.is_function:
         name = next(iter(named.arguments))
-        raise UsageError(f"--arg {name} is given, but PROGRAM {shown(str(named))} is not a function")
-    if named.is_function and hasattr(named.value, "named_parameters") and not isinstance(named.value, type):
-        raise UsageError(f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function that returns it")
+        raise UsageError(
+            f"--arg {name} is given, but PROGRAM {shown(str(named))} is not a function"
+        )
+    if (
+        named.is_function
+        and hasattr(named.value, "named_parameters")
+        and not isinstance(named.value, type)
+    ):
+        raise UsageError(
+            f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function"
+            " that returns it"
+        )
     with users_code(f"PROGRAM {shown(str(named))} cannot be built"):
         return named.build()
 
@@ -86,7 +113,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
         raise UsageError(
-            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, as net.py:layer[0]"
+            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and"
+            " a name, as net.py:layer[0]"
         )
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
@@ -96,9 +124,15 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
-        known = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+        known = [
+            name
+            for name, each in vars(module).items()
+            if getattr(each, "__module__", "") == module.__name__
+        ]
         listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
-        raise UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}")
+        raise UsageError(
+            f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}"
+        )
     part = None if match["index"] is None else _literal(match["index"].strip())
     return NamedProgram(module_name, match["name"], value, part, values)
 
@@ -122,7 +156,9 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def _prepend_sys_path(folder: str) -> Iterator[None]:
-    """Imports look into this folder first, and later on last: its csv.py is not for what netsor loads as it runs."""
+    """Imports look into this folder first, and later on last: its csv.py is not for
+    what netsor loads as it runs.
+    """
     sys.path.insert(0, folder)
     try:
         yield
@@ -170,25 +206,39 @@ def _literal(text: str) -> Any:
 
 def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """All widths of the program, from --bind."""
-    widths = {k: math.inf if v.lower() in INFINITE else _literal(v) for k, v in pairs("--bind", binds).items()}
+    widths = {
+        k: math.inf if v.lower() in INFINITE else _literal(v)
+        for k, v in pairs("--bind", binds).items()
+    }
     with usage_errors("--bind"):
-        return bind_widths(widths_of(topological_order(net._whole)), widths, allow_inf=True)
+        return bind_widths(
+            widths_of(topological_order(net._whole)), widths, allow_inf=True
+        )
 
 
 @contextmanager
 def usage_errors(about: str = "") -> Iterator[None]:
-    """Raise errors of the library as usage errors `about` an option; the command itself words those about arguments."""
+    """Raise errors of the library as usage errors `about` an option; the command itself
+    words those about arguments.
+    """
     try:
         yield
     except ValueError as error:
-        argument, (option, _, value) = getattr(error, "argument", None), about.partition(" ")
+        argument, (option, _, value) = (
+            getattr(error, "argument", None),
+            about.partition(" "),
+        )
         if argument is not None and not about:
             raise
         text = one_line(error)
-        if argument is not None and (option == f"--{argument.name}" or value == shown(argument.value)):
+        if argument is not None and (
+            option == f"--{argument.name}" or value == shown(argument.value)
+        ):
             text = f"{about} must be {argument.allowed}"
         elif about:  # avoid repeating the value if the message begins with it
-            named = text.startswith(value) or (argument is not None and f"{argument.name}=" in value)
+            named = text.startswith(value) or (
+                argument is not None and f"{argument.name}=" in value
+            )
             text = f"{option} {text}" if named else f"{about}: {text}"
         raise UsageError(text) from None
 
@@ -196,7 +246,9 @@ def usage_errors(about: str = "") -> Iterator[None]:
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
     if ":" not in target:
-        raise UsageError(f"MODEL {shown(target)} must be FILE:FUNCTION, as my_model.py:build")
+        raise UsageError(
+            f"MODEL {shown(target)} must be FILE:FUNCTION, as my_model.py:build"
+        )
     build = module_factory(find(target, arguments))
     if build is None:
         raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
@@ -204,7 +256,9 @@ def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
 
 
 def torch_module() -> Any:
-    """The part of netsor that reads PyTorch modules; an error if PyTorch is not installed."""
+    """The part of netsor that reads PyTorch modules; an error if PyTorch is not
+    installed.
+    """
     try:
         from .. import torch
     except ImportError as error:

@@ -1,8 +1,11 @@
-"""The entry point: every error in one line, and Ctrl-C ends the command within a second, whatever it is doing.
+"""The entry point: every error in one line, and Ctrl-C ends the command within a
+second, whatever it is doing.
 
-Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if the reader of the output closed
-it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process whenever
-a worker or a cluster closes a connection. Commands add their own codes, such as 1 for a program without a limit.
+Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if
+the reader of the output closed it, as a shell reports for a process that SIGPIPE ended.
+The signal itself stays off: it would end the process whenever a worker or a cluster
+closes a connection. Commands add their own codes, such as 1 for a program without a
+limit.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from ._output import echo_error
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
 GRACE = 0.7  # seconds for the main thread to clean up and end
-# Python's resource tracker cleans up after a killed process, and would print a warning after our last line.
+# Python's resource tracker cleans up after a killed process, and would print a warning
+# after our last line.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
@@ -44,9 +48,11 @@ def main() -> None:
     except KeyboardInterrupt:  # while the watch was set up, or ended
         watch.say()
         code = INTERRUPTED
-    if code == INTERRUPTED:  # Python might raise the handled signal again while it exits
+    # Python might raise the handled signal again while it exits
+    if code == INTERRUPTED:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # it may be None, or closed
+            # it may be None, or closed
+            with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)
     sys.exit(code)
@@ -58,8 +64,10 @@ def _run(watch: Watch) -> int:
         code = 0
         try:
             with warnings.catch_warnings(), _logged():
-                warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
-                warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
+                # numpy's, of numbers that left double precision
+                warnings.simplefilter("error", RuntimeWarning)
+                # its own, of a progress bar that cannot be drawn
+                warnings.filterwarnings("ignore", "tqdm:")
                 with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                     cli.invoke(context)
         except click.exceptions.Exit as stop:
@@ -73,8 +81,12 @@ def _run(watch: Watch) -> int:
         return CLOSED
     except ClickException as error:
         text = error.format_message()
-        if isinstance(error, click.NoSuchOption) and error.possibilities:  # click sorts them by name
-            text = f"No such option {error.option_name}: did you mean {' or '.join(error.possibilities[:2])}?"
+        # click sorts them by name
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            text = (
+                f"No such option {error.option_name}: did you mean"
+                f" {' or '.join(error.possibilities[:2])}?"
+            )
         if isinstance(error, click.MissingParameter) and error.ctx is not None:
             text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
         echo_error(" ".join(text.split()))
@@ -110,35 +122,62 @@ def _report_unexpected(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
     folders = [Path(__file__).parent.parent, *map(Path, papers)]
-    own = [(frame, f) for frame in frames for f in folders if Path(frame.filename).is_relative_to(f)]
-    raised = bool(own) and own[-1][0] is frames[-1] and (frames[-1].line or "").startswith("raise ")
+    own = [
+        (frame, f)
+        for frame in frames
+        for f in folders
+        if Path(frame.filename).is_relative_to(f)
+    ]
+    raised = (
+        bool(own)
+        and own[-1][0] is frames[-1]
+        and (frames[-1].line or "").startswith("raise ")
+    )
     match error:
         case SystemExit():
             echo_error(f"FILE:PROGRAM: {one_line(error)}")
         case RuntimeWarning():
-            echo_error(f"the numbers leave double precision ({one_line(error)}): choose less extreme options")
+            echo_error(
+                f"the numbers leave double precision ({one_line(error)}): choose less"
+                " extreme options"
+            )
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            echo_error("no more threads can be started: use fewer --workers, or raise the limit of this system")
+            echo_error(
+                "no more threads can be started: use fewer --workers, or raise the"
+                " limit of this system"
+            )
         case MemoryError():
-            echo_error("there is not enough memory: use fewer draws, tokens or heads, or a smaller width")
+            echo_error(
+                "there is not enough memory: use fewer draws, tokens or heads, or a"
+                " smaller width"
+            )
         case OSError():
             _give_up_stdout()  # stdout may be the file that cannot be written
             echo_error(f"a file cannot be read or written: {one_line(error)}")
         case ValueError() | TypeError() if raised:
             echo_error(one_line(error))
         case _ if any(frame.filename in LOADED for frame in frames):
-            echo_error(f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}")
-        case _:
-            place = f"{Path(own[-1][0].filename).relative_to(own[-1][1])}:{own[-1][0].lineno}" if own else "start"
             echo_error(
-                f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
+                f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}"
+            )
+        case _:
+            place = (
+                f"{Path(own[-1][0].filename).relative_to(own[-1][1])}:{own[-1][0].lineno}"
+                if own
+                else "start"
+            )
+            echo_error(
+                f"an error of netsor itself, please report it: {type(error).__name__}"
+                f" at {place}: {one_line(error)}"
             )
             return False
     return True
 
 
 def _open_streams() -> None:
-    """Replace closed stdin, stdout and stderr: a file opened later would get their descriptors."""
+    """Replace closed stdin, stdout and stderr: a file opened later would get their
+    descriptors.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -150,11 +189,14 @@ def _open_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it stays open)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # the terminal's encoding may lack ± and ∞
+            # the terminal's encoding may lack ± and ∞
+            stream.reconfigure(errors="replace")
 
 
 def _give_up_stdout() -> None:
-    """Discard unwritten output: else Python would try to write it again when the process ends."""
+    """Discard unwritten output: else Python would try to write it again when the
+    process ends.
+    """
     with suppress(OSError, ValueError, AttributeError):
         if sys.stdout.fileno() == 1:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -163,9 +205,10 @@ def _give_up_stdout() -> None:
 class Watch:
     """A context in which an interrupt ends the process soon, with `message` on stderr.
 
-    Python handles an interrupt only between two bytecodes of the main thread, and one of them may be a matrix product
-    that takes minutes. So a second thread, woken by the signal itself, gives the main thread GRACE seconds to end, and
-    then ends the process.
+    Python handles an interrupt only between two bytecodes of the main thread, and one
+    of them may be a matrix product that takes minutes. So a second thread, woken by the
+    signal itself, gives the main thread GRACE seconds to end, and then ends the
+    process.
     """
 
     def __init__(self) -> None:
@@ -178,15 +221,22 @@ class Watch:
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
             return self
-        if signal.getsignal(signal.SIGINT) in (_early_sigint.leave, signal.default_int_handler):
+        if signal.getsignal(signal.SIGINT) in (
+            _early_sigint.leave,
+            signal.default_int_handler,
+        ):
             signal.signal(signal.SIGINT, _once)
         os.environ.setdefault("PYTHONWARNINGS", QUIET)
         if sys.platform != "win32" and threads_start():
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, end == self._pipe[0])
-            self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            threading.Thread(target=self._follow, args=(self._pipe[0],), daemon=True).start()
+            self._wakeup = signal.set_wakeup_fd(
+                self._pipe[1], warn_on_full_buffer=False
+            )
+            threading.Thread(
+                target=self._follow, args=(self._pipe[0],), daemon=True
+            ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,7 +261,10 @@ class Watch:
 
 
 def _once(*_: object) -> None:
-    """The first interrupt ends the command; further ones are ignored, or they would end the cleaning up."""
-    # not SIG_IGN: Python prints a traceback for an interrupt that came just before and has no function to handle it
+    """The first interrupt ends the command; further ones are ignored, or they would end
+    the cleaning up.
+    """
+    # not SIG_IGN: Python prints a traceback for an interrupt that came just before and
+    # has no function to handle it
     signal.signal(signal.SIGINT, lambda *_: None)
     raise KeyboardInterrupt

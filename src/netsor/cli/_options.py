@@ -1,4 +1,6 @@
-"""Options that several commands have: of the built-in layer or your own program, of sampling, and where to sample."""
+"""Options that several commands have: of the built-in layer or your own program, of
+sampling, and where to sample.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ INFINITE = ("inf", "infinity", "∞")
 
 
 def spelled(options: Sequence[str], words: Sequence[str] | None = None) -> str:
-    """The spelling of an option that was typed, such as --optimizer; the first one, if none was."""
+    """The spelling of an option that was typed, such as --optimizer; the first one, if
+    none was.
+    """
     words = sys.argv if words is None else words
     typed = {word.partition("=")[0] for word in words}
     return next((option for option in options if option in typed), options[0])
@@ -43,7 +47,9 @@ def _takes_one_value(param: click.Parameter) -> bool:
 
 
 class Command(click.Command):
-    """A command that words errors about arguments of the library as errors about its own options."""
+    """A command that words errors about arguments of the library as errors about its
+    own options.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -53,36 +59,59 @@ class Command(click.Command):
             argument = getattr(error, "argument", None)
             if argument is None:
                 raise
-            raise UsageError(f"{self._written(argument)} must be {argument.allowed}") from None
+            raise UsageError(
+                f"{self._written(argument)} must be {argument.allowed}"
+            ) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reject an option that is given twice with one value each: only the last would act."""
+        """Reject an option that is given twice with one value each: only the last would
+        act.
+        """
         order: list[click.Parameter] = []
         with suppress(UsageError):  # which the parser of click reports below
             order = self.make_parser(ctx).parse_args(list(args))[2]
         for param in order:
             if order.count(param) > 1 and _takes_one_value(param):
-                raise UsageError(f"{spelled(param.opts, args)} is given twice: give it once")
+                raise UsageError(
+                    f"{spelled(param.opts, args)} is given twice: give it once"
+                )
         return super().parse_args(ctx, args)
 
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
         value, typed = argument.value, shown(argument.value)
-        if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
-            typed = ",".join([*(f"{each:.12g}" for each in value[:6]), *(["…"] if len(value) > 6 else [])])
-        changes = (text.partition("=") for text in get_current_context().params.get("changes") or ())
+        if (
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(each, int | float) for each in value)
+        ):
+            typed = ",".join(
+                [
+                    *(f"{each:.12g}" for each in value[:6]),
+                    *(["…"] if len(value) > 6 else []),
+                ]
+            )
+        changes = (
+            text.partition("=")
+            for text in get_current_context().params.get("changes") or ()
+        )
         if argument.name in {name.strip() for name, _, _ in changes}:
             return f"--set {argument.name}={typed}"
         for param in self.params:
             if argument.name == param.name or f"--{argument.name}" in param.opts:
                 if isinstance(param, click.Argument):
-                    return f"{(param.metavar or argument.name.upper()).strip('[].')} {typed}"
+                    return (
+                        f"{(param.metavar or argument.name.upper()).strip('[].')}"
+                        f" {typed}"
+                    )
                 name = spelled(param.opts)
                 return name if value is True else f"{name} {typed}"
         return f"{argument.name}={typed}"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(__version__, prog_name="netsor")
 def cli() -> None:
     """Audit transformers at initialisation, and compute exact laws of networks.
@@ -96,9 +125,13 @@ cli.command_class = Command
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text that `read` parses; help texts show `name`, and `allowed` says how it must be written, or the error."""
+    """A text that `read` parses; help texts show `name`, and `allowed` says how it must
+    be written, or the error.
+    """
 
-    def __init__(self, name: str, read: Callable[[Any], Any], allowed: str = "") -> None:
+    def __init__(
+        self, name: str, read: Callable[[Any], Any], allowed: str = ""
+    ) -> None:
         self.name, self.read, self.allowed = name, read, allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -106,11 +139,20 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
-            self.fail(f"{shown(value)} must be {self.allowed or getattr(error, 'allowed', error)}", param, ctx)
+            self.fail(
+                f"{shown(value)} must be"
+                f" {self.allowed or getattr(error, 'allowed', error)}",
+                param,
+                ctx,
+            )
 
 
-def number(check: Callable[..., float] = whole, inf: bool = False, **bounds: Any) -> Text:
-    """A number of the command line: read from text, and checked as the library checks it."""
+def number(
+    check: Callable[..., float] = whole, inf: bool = False, **bounds: Any
+) -> Text:
+    """A number of the command line: read from text, and checked as the library checks
+    it.
+    """
 
     def read(value: Any) -> float:
         if inf and str(value).lower() in INFINITE:
@@ -119,7 +161,9 @@ def number(check: Callable[..., float] = whole, inf: bool = False, **bounds: Any
             value = int(str(value)) if check is whole else float(value)
         return check(value, "", **bounds)
 
-    return Text("integer|inf" if inf else "integer" if check is whole else "number", read)
+    return Text(
+        "integer|inf" if inf else "integer" if check is whole else "number", read
+    )
 
 
 def _width(word: str) -> float:
@@ -131,8 +175,12 @@ def _swept(text: str) -> tuple[str, tuple[float, ...]]:
     from ..models import settings
 
     field, values = text.split("=")
-    numbers = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
-    return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in numbers)
+    numbers = [
+        settings([f"{field}={value}"])[field.strip()] for value in values.split(",")
+    ]
+    return field.strip(), tuple(
+        number if isinstance(number, int) else float(number) for number in numbers
+    )
 
 
 def _several(name: str, kind: Callable[[str], float], allowed: str) -> Text:
@@ -141,99 +189,206 @@ def _several(name: str, kind: Callable[[str], float], allowed: str) -> Text:
 
 IDS = _several("I,J,…", int, "whole numbers with commas between, as 3,7,7,1")
 SIZES = _several("N,…", int, "whole numbers with commas between, as 16,128")
-WIDTHS = _several("N,…", _width, "whole numbers or inf with commas between, as 256,1024,inf")
+WIDTHS = _several(
+    "N,…", _width, "whole numbers or inf with commas between, as 256,1024,inf"
+)
 RATES = _several("X,…", float, "numbers with commas between, as 0.01,0.02,0.04")
-SWEEP = Text("FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02")
+SWEEP = Text(
+    "FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02"
+)
 POSITIVE = number()
 WIDTH = number(inf=True, why=" or inf")
 SEED = number(least=0, most=2**128 - 1)
 DRAWS = number(least=100)
 MIN_DRAWS = number(least=15, why=": fewer decide no rule")
 TRIALS = number(most=10_000)
-# a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
+# a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within
+# double precision
 SIGMA = number(real, least=1e-8, most=1e8, zero=True)
 ABOVE = number(real, least=1e-8, most=1e8)
 PLACE = number(least=1 - LARGEST)
 PORT = number(least=0, most=65535, why=", with 0 for a free one")
 
-WORKERS = option("--workers", type=number(most=1024), help="Processes.  [default: all cores, or one with a device]")
+WORKERS = option(
+    "--workers",
+    type=number(most=1024),
+    help="Processes.  [default: all cores, or one with a device]",
+)
 SEED_OPTION = option("--seed", type=SEED, default=0, help="Seed of the random numbers.")
-ARGUMENTS = many("--arg", "arguments", metavar="NAME=VALUE", help="An argument of its function.")
+ARGUMENTS = many(
+    "--arg", "arguments", metavar="NAME=VALUE", help="An argument of its function."
+)
 AS_JSON = flag("--json", "as_json", help="Print one JSON object and nothing else.")
 ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper.layer
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """A decorator that adds these options, in this order."""
-    return lambda command: reduce(lambda made, add: add(made), reversed(options), command)
+    return lambda command: reduce(
+        lambda made, add: add(made), reversed(options), command
+    )
 
 
 def subject_options(width: str) -> Callable[[Decorated], Decorated]:
-    """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
+    """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in
+    their place.
+    """
     return all_of(
         argument("program", metavar="[FILE:PROGRAM]", required=False),
         many("--bind", "binds", metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         ARGUMENTS,
-        option("--coordinate", "coordinates", type=PLACE, help="Output coordinate, if laws differ.  [default: 0]"),
-        option("--width", type=WIDTH, default=width, help="Width n, an integer or inf."),
+        option(
+            "--coordinate",
+            "coordinates",
+            type=PLACE,
+            help="Output coordinate, if laws differ.  [default: 0]",
+        ),
+        option(
+            "--width", type=WIDTH, default=width, help="Width n, an integer or inf."
+        ),
         option("--heads", type=POSITIVE, default=2, help="Attention heads, H."),
         option("--tokens", type=POSITIVE, default=4, help="Tokens, s."),
-        option("--token", type=POSITIVE, default=1, help="The token to look at, counted from 1."),
-        option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
-        option("--activation", type=Choice(ACTIVATIONS), default="clip", help="φ in x = φ(W h)."),
-        option("--clip", type=ABOVE, default=100.0, help="Threshold of the clip activation."),
-        option("--scaling", type=Choice(["sqrt", "linear"]), default="sqrt", help="Scores over √d or d."),
-        option("--mask", type=Choice(["causal"]), help="Causal mask: a token sees itself and earlier tokens."),
-        flag("--infinite-heads", help="Infinitely many heads, in the limit of infinite width."),
-        *(option(f"--sigma-{k}", type=SIGMA, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "qk"),
-        *(option(f"--sigma-{k}", type=ABOVE, default=1.0, help=f"Standard deviation of W^{k.upper()}.") for k in "vo"),
-        option("--sigma-w", type=ABOVE, default=1.0, help="Standard deviation of the tokens' W."),
+        option(
+            "--token",
+            type=POSITIVE,
+            default=1,
+            help="The token to look at, counted from 1.",
+        ),
+        option(
+            "--head-dim",
+            type=WIDTH,
+            help="Head dimension, an integer or inf.  [default: the width]",
+        ),
+        option(
+            "--activation",
+            type=Choice(ACTIVATIONS),
+            default="clip",
+            help="φ in x = φ(W h).",
+        ),
+        option(
+            "--clip",
+            type=ABOVE,
+            default=100.0,
+            help="Threshold of the clip activation.",
+        ),
+        option(
+            "--scaling",
+            type=Choice(["sqrt", "linear"]),
+            default="sqrt",
+            help="Scores over √d or d.",
+        ),
+        option(
+            "--mask",
+            type=Choice(["causal"]),
+            help="Causal mask: a token sees itself and earlier tokens.",
+        ),
+        flag(
+            "--infinite-heads",
+            help="Infinitely many heads, in the limit of infinite width.",
+        ),
+        *(
+            option(
+                f"--sigma-{k}",
+                type=SIGMA,
+                default=1.0,
+                help=f"Standard deviation of W^{k.upper()}.",
+            )
+            for k in "qk"
+        ),
+        *(
+            option(
+                f"--sigma-{k}",
+                type=ABOVE,
+                default=1.0,
+                help=f"Standard deviation of W^{k.upper()}.",
+            )
+            for k in "vo"
+        ),
+        option(
+            "--sigma-w",
+            type=ABOVE,
+            default=1.0,
+            help="Standard deviation of the tokens' W.",
+        ),
     )
 
 
 sampling_options = all_of(
-    option("--draws", type=DRAWS, default=100_000, help="Independent draws of the network."),
+    option(
+        "--draws", type=DRAWS, default=100_000, help="Independent draws of the network."
+    ),
     SEED_OPTION,
     AS_JSON,
-    option("--plot", metavar="FILE", help="Plot the densities to a .png, .pdf or .svg file."),
+    option(
+        "--plot",
+        metavar="FILE",
+        help="Plot the densities to a .png, .pdf or .svg file.",
+    ),
 )
 
 BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
-ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+ADDRESS = re.compile(
+    r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})"
+)
 NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
 
 place_options = all_of(
-    option("--backend", type=Choice(BACKENDS), default="numpy", help="The array library."),
-    option("--device", metavar="cpu|cuda[:N]", help="Device.  [default: a GPU, if there is one]"),
+    option(
+        "--backend", type=Choice(BACKENDS), default="numpy", help="The array library."
+    ),
+    option(
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="Device.  [default: a GPU, if there is one]",
+    ),
 )
 
 
 def where_options(*precisions: str) -> Callable[[Decorated], Decorated]:
     """--backend, --device, --precision, by default the first of these, and --dask."""
-    precision = "Precision of numbers" + "; auto is float32 where that is enough" * ("auto" in precisions) + "."
-    dask = "A Dask cluster: the address of its scheduler, or local to start one on this machine."
+    precision = (
+        "Precision of numbers"
+        + "; auto is float32 where that is enough" * ("auto" in precisions)
+        + "."
+    )
+    dask = (
+        "A Dask cluster: the address of its scheduler, or local to start one on this"
+        " machine."
+    )
     return all_of(
         place_options,
-        option("--precision", type=Choice(precisions), default=precisions[0], help=precision),
+        option(
+            "--precision",
+            type=Choice(precisions),
+            default=precisions[0],
+            help=precision,
+        ),
         option("--dask", metavar="ADDRESS|local", help=dask),
     )
 
 
 class Place(NamedTuple):
-    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster if one was named."""
+    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster if one
+    was named.
+    """
 
     backend: Backend
     executor: Executor | None = None
 
 
 def pop_backend(options: dict[str, Any]) -> Place:
-    """Take these options out of `options`; a Dask cluster is joined, or started, until the command ends."""
+    """Take these options out of `options`; a Dask cluster is joined, or started, until
+    the command ends.
+    """
     from ..engine.backends import choose
 
     address = options.pop("dask")
-    backend, device, precision = (options.pop(name) for name in ("backend", "device", "precision"))
-    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))  # --precision lists what a command allows
+    backend, device, precision = (
+        options.pop(name) for name in ("backend", "device", "precision")
+    )
+    # --precision lists what a command allows
+    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))
     if address is None:
         return Place(chosen)
     match = ADDRESS.fullmatch(address)
@@ -248,8 +403,18 @@ def pop_backend(options: dict[str, Any]) -> Place:
     keep = get_current_context().with_resource
     try:
         if address == "local":
-            own: Any = {"threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
-            address = keep(distributed.LocalCluster(n_workers=options.get("workers") or cores(), **own))
-        return Place(chosen, keep(distributed.Client(address, timeout="10s")).get_executor())
+            own: Any = {
+                "threads_per_worker": 1,
+                "dashboard_address": None,
+                "host": "127.0.0.1",
+            }
+            address = keep(
+                distributed.LocalCluster(
+                    n_workers=options.get("workers") or cores(), **own
+                )
+            )
+        return Place(
+            chosen, keep(distributed.Client(address, timeout="10s")).get_executor()
+        )
     except Exception as error:  # Dask and its libraries raise many kinds of errors
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None

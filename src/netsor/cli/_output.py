@@ -25,9 +25,16 @@ LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 
 def strip_control_chars(text: str) -> str:
-    """Text that is safe on a terminal: control characters, such as escapes in a file's name, are written as codes."""
+    """Text that is safe on a terminal: control characters, such as escapes in a file's
+    name, are written as codes.
+    """
     return "".join(
-        c if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
+        (
+            c
+            if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs"
+            else ascii(c)[1:-1]
+        )
+        for c in text
     )
 
 
@@ -45,7 +52,11 @@ def echo_error(text: str) -> None:
 
 def echo_notice(text: str) -> None:
     """Sentences on stderr, in lines of at most 80 columns."""
-    echo_error(textwrap.fill(text, 72, break_long_words=False, break_on_hyphens=False).replace("\n", f"\n{8 * ' '}"))
+    echo_error(
+        textwrap.fill(text, 72, break_long_words=False, break_on_hyphens=False).replace(
+            "\n", f"\n{8 * ' '}"
+        )
+    )
 
 
 def reason(error: OSError) -> str:
@@ -100,7 +111,9 @@ def check_finite(estimates: Mapping[str, Estimate]) -> None:
     for name, (value, _) in estimates.items():
         if not math.isfinite(value):
             what = f"the {name.replace('_', ' ')} is {float(value)}"
-            raise ClickException(f"{what}: it does not exist, or is outside double precision")
+            raise ClickException(
+                f"{what}: it does not exist, or is outside double precision"
+            )
 
 
 def finite_or_none(number: Any) -> float | None:
@@ -114,14 +127,21 @@ def value_and_error(estimate: Estimate) -> dict[str, float | None]:
 
 
 def check_name(option: str, path: str) -> None:
-    """Reject a path that is not UTF-8: it could not be written into a report, or on a terminal."""
+    """Reject a path that is not UTF-8: it could not be written into a report, or on a
+    terminal.
+    """
     try:
         path.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
     if not path or "\0" in path:
-        what = {"--out": "name a folder; for this one give '.'", "MODEL": "be the name of a model, or a file"}
-        raise UsageError(f"{option} {shown(path)} must {what.get(option, 'name a file')}")
+        what = {
+            "--out": "name a folder; for this one give '.'",
+            "MODEL": "be the name of a model, or a file",
+        }
+        raise UsageError(
+            f"{option} {shown(path)} must {what.get(option, 'name a file')}"
+        )
 
 
 def check_plot(plot: str | None) -> None:
@@ -137,19 +157,29 @@ def check_plot(plot: str | None) -> None:
     import tempfile  # slow to import
 
     try:
-        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not show whether it works
+        # permissions alone do not show whether it works
+        with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise UsageError(f"--plot {shown(plot)} must be in a folder that can be written to: {reason(error)}") from None
+        raise UsageError(
+            f"--plot {shown(plot)} must be in a folder that can be written to:"
+            f" {reason(error)}"
+        ) from None
 
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
-    """Draw the densities in the style of the paper's figures, and below those of two laws their difference."""
+    """Draw the densities in the style of the paper's figures, and below those of two
+    laws their difference.
+    """
     from .._files import write
     from .._mpl_style import new, rendered, styled
     from ..laws import plot as plot_laws
 
-    below: Any = {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)} if len(laws) > 1 else {}
+    below: Any = (
+        {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)}
+        if len(laws) > 1
+        else {}
+    )
     with styled():
         figure = new(3.3 if below else 2.5)
         axes = figure.subplots(**below)
@@ -162,6 +192,8 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     try:
         write(Path(plot), content)
     except OSError as error:
-        raise ClickException(f"--plot {shown(plot)} cannot be written: {reason(error)}") from None
+        raise ClickException(
+            f"--plot {shown(plot)} cannot be written: {reason(error)}"
+        ) from None
     with contextlib.suppress(OSError):  # nobody may read it
         click.echo(strip_control_chars(f"wrote {plot}"), err=True)

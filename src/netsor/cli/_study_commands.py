@@ -15,14 +15,25 @@ from ._options import Decorated, cli, flag, many
 from ._output import echo
 
 COMPARE_SET = "Change a field of OTHER; without --compare, of a copy of MODEL."
-SWEEP = "Compare several values of a field, such as std=0.005,0.01,0.02, or of an argument of FILE:PROGRAM."
-BASELINE = "Exit with code 3 if a median is outside its 5–95 % band in an earlier audit: FILE of --json or --out."
-GRADIENTS = "Measure gradients by block and kind of weight.  [default: at the shortest length, if that costs little]"
+SWEEP = (
+    "Compare several values of a field, such as std=0.005,0.01,0.02, or of an argument"
+    " of FILE:PROGRAM."
+)
+BASELINE = (
+    "Exit with code 3 if a median is outside its 5–95 % band in an earlier audit: FILE"
+    " of --json or --out."
+)
+GRADIENTS = (
+    "Measure gradients by block and kind of weight.  [default: at the shortest length,"
+    " if that costs little]"
+)
 EPS = "eps of Adam at MODEL's own width, which the parametrisation scales."
 TOLERANCE = "Accepted distance from the expected exponent."
 OUT = "A folder for the report, figures, tables and finished draws."
 ESTIMATOR = "The paper's kernel estimates, exact densities, or both."
-LAYERS = option("--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N.")
+LAYERS = option(
+    "--layers", type=opt.POSITIVE, help="Number of blocks of MODEL: --set layers=N."
+)
 SET = many("--set", "changes", metavar="FIELD=VALUE", help="Change a field of MODEL.")
 
 
@@ -37,25 +48,68 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @cli.command("audit")
 @argument("model")
-@flag("--models", is_eager=True, expose_value=False, callback=_list_models, help="List the models that ship.")
+@flag(
+    "--models",
+    is_eager=True,
+    expose_value=False,
+    callback=_list_models,
+    help="List the models that ship.",
+)
 @many("--bind", "binds", metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @opt.ARGUMENTS
 @SET
 @LAYERS
-@option("--recipe", metavar="NAME", help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).")
-@many("--compare-recipe", "recipes", metavar="NAME", help="Compare MODEL with itself under another recipe; repeatable.")
+@option(
+    "--recipe",
+    metavar="NAME",
+    help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).",
+)
+@many(
+    "--compare-recipe",
+    "recipes",
+    metavar="NAME",
+    help="Compare MODEL with itself under another recipe; repeatable.",
+)
 @many("--compare", metavar="OTHER", help="Another model, to compare with; repeatable.")
 @many("--compare-set", "others", metavar="FIELD=VALUE", help=COMPARE_SET)
 @option("--sweep", "swept", type=opt.SWEEP, help=SWEEP)
-@option("--tokens", type=opt.SIZES, help="Number of tokens (all different), or several numbers.  [default: 16,128]")
-@option("--ids", type=opt.IDS, help="The token ids themselves, such as 3,7,7,1, instead of --tokens.")
-@option("--draws", type=opt.MIN_DRAWS, help="Initialisations.  [default: 200 for 16 tokens, 16 or more for others]")
-@option("--widths", type=Choice(["actual", "inf", "both"]), help="The model's own widths, ∞, or both.  [default: both]")
-@flag("--quick", help="Takes seconds: 16 draws of 16 tokens at the model's own widths, no gradients.")
-@option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
+@option(
+    "--tokens",
+    type=opt.SIZES,
+    help="Number of tokens (all different), or several numbers.  [default: 16,128]",
+)
+@option(
+    "--ids",
+    type=opt.IDS,
+    help="The token ids themselves, such as 3,7,7,1, instead of --tokens.",
+)
+@option(
+    "--draws",
+    type=opt.MIN_DRAWS,
+    help="Initialisations.  [default: 200 for 16 tokens, 16 or more for others]",
+)
+@option(
+    "--widths",
+    type=Choice(["actual", "inf", "both"]),
+    help="The model's own widths, ∞, or both.  [default: both]",
+)
+@flag(
+    "--quick",
+    help=(
+        "Takes seconds: 16 draws of 16 tokens at the model's own widths, no gradients."
+    ),
+)
+@option(
+    "--fail-on",
+    metavar="RULE,…",
+    help="Exit with code 3 if one of these rules is flagged or undecided.",
+)
 @option("--baseline", metavar="FILE", help=BASELINE)
 @option("--gradients/--no-gradients", default=None, help=GRADIENTS)
-@flag("--ranges", help="Measure the largest and smallest activations, for bf16, fp16 and fp8.")
+@flag(
+    "--ranges",
+    help="Measure the largest and smallest activations, for bf16, fp16 and fp8.",
+)
 @opt.SEED_OPTION
 @opt.WORKERS
 @option("--out", metavar="DIR", help=OUT)
@@ -65,9 +119,11 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def audit_command(**options: Any) -> None:
     """Check a transformer's initialisation, without training it.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:PROGRAM: your own
-    function that returns a PyTorch module, or a program whose probes (ns.probe) name what to measure. FILE is executed.
-    With --out, an interrupted audit of a model resumes where it stopped; netsor overwrites only its own files there.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
+    config.json, or FILE:PROGRAM: your own function that returns a PyTorch module, or a
+    program whose probes (ns.probe) name what to measure. FILE is executed. With --out,
+    an interrupted audit of a model resumes where it stopped; netsor overwrites only its
+    own files there.
     """
     from ._run_study import audit
 
@@ -75,27 +131,73 @@ def audit_command(**options: Any) -> None:
 
 
 def training_options(
-    widths: str, steps: int, draws: int, optimiser: str, lr: str, verbose: str, rates: Any
+    widths: str,
+    steps: int,
+    draws: int,
+    optimiser: str,
+    lr: str,
+    verbose: str,
+    rates: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """The options of a study that trains networks for a few steps; the arguments differ between studies."""
+    """The options of a study that trains networks for a few steps; the arguments differ
+    between studies.
+    """
     grow = "What grows with the width: the number of heads, or their dimension."
-    rules = "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; repeatable.  [default: sp and mup]"
+    rules = (
+        "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; repeatable. "
+        " [default: sp and mup]"
+    )
     return opt.all_of(
         argument("model"),
         SET,
         LAYERS,
-        option("--widths", type=opt.WIDTHS, help=f"Widths of the stream.  [default: {widths}]"),
+        option(
+            "--widths",
+            type=opt.WIDTHS,
+            help=f"Widths of the stream.  [default: {widths}]",
+        ),
         option("--steps", type=opt.POSITIVE, default=steps, help="Number of steps."),
-        option("--optimiser", "--optimizer", metavar="NAME", default="sgd", help=f"sgd, muon or adam; {optimiser}"),
+        option(
+            "--optimiser",
+            "--optimizer",
+            metavar="NAME",
+            default="sgd",
+            help=f"sgd, muon or adam; {optimiser}",
+        ),
         option("--lr", type=rates, metavar="X,…", help=lr),
-        many("--parametrisation", "--parametrization", "rules", metavar="NAME|FILE", help=rules),
+        many(
+            "--parametrisation",
+            "--parametrization",
+            "rules",
+            metavar="NAME|FILE",
+            help=rules,
+        ),
         option("--eps", type=opt.number(real, least=0, most=1), default=0.0, help=EPS),
-        option("--grow", type=Choice(["heads", "head-dim"]), default="heads", help=grow),
-        option("--vectors", metavar="KIND,…", help="Train vectors too: bias, gain, or both."),
-        option("--tokens", type=opt.POSITIVE, help="Tokens of a random batch.  [default: 4]"),
-        option("--ids", type=opt.IDS, help="The ids of the batch; each is the target of the one before it."),
+        option(
+            "--grow", type=Choice(["heads", "head-dim"]), default="heads", help=grow
+        ),
+        option(
+            "--vectors",
+            metavar="KIND,…",
+            help="Train vectors too: bias, gain, or both.",
+        ),
+        option(
+            "--tokens",
+            type=opt.POSITIVE,
+            help="Tokens of a random batch.  [default: 4]",
+        ),
+        option(
+            "--ids",
+            type=opt.IDS,
+            help="The ids of the batch; each is the target of the one before it.",
+        ),
         option("--targets", type=opt.IDS, help="A target for each of --ids."),
-        option("--draws", type=opt.number(least=4), default=draws, help="Initialisations at each width."),
+        option(
+            "--draws",
+            type=opt.number(least=4),
+            default=draws,
+            help="Initialisations at each width.",
+        ),
         opt.SEED_OPTION,
         opt.WORKERS,
         option("--out", metavar="DIR", help=OUT),
@@ -110,22 +212,35 @@ def training_options(
     widths="256,1024,4096",
     steps=1,
     draws=32,
-    optimiser="for modules also the name of a function in FILE that makes the optimiser of a module.",
-    lr="Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for FILE:FUNCTION a number, or the "
-    "name of rates in FILE.  [default: 0.001 for SGD and Muon, 0.0001 for Adam]",
+    optimiser=(
+        "for modules also the name of a function in FILE that makes the optimiser of a"
+        " module."
+    ),
+    lr=(
+        "Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for"
+        " FILE:FUNCTION a number, or the name of rates in FILE.  [default: 0.001 for"
+        " SGD and Muon, 0.0001 for Adam]"
+    ),
     verbose="Print the sizes at every width too.",
     rates=str,
 )
-@option("--depths", type=opt.SIZES, help="Numbers of blocks, at one width: exponents of the depth.")
-@option("--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE)
+@option(
+    "--depths",
+    type=opt.SIZES,
+    help="Numbers of blocks, at one width: exponents of the depth.",
+)
+@option(
+    "--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE
+)
 @flag("--fail", help="Exit with code 3 if something is flagged.")
 def coord_check_command(**options: Any) -> None:
     """Check how optimiser steps scale with the width (µP).
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
-    function of the width that returns a PyTorch module with logits, or a program whose output is the loss and whose
-    probes (ns.probe) name what to measure. FILE is executed. With --out, an interrupted check of a model resumes where
-    it stopped; netsor overwrites only its own files there.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
+    config.json, or FILE:FUNCTION, a function of the width that returns a PyTorch module
+    with logits, or a program whose output is the loss and whose probes (ns.probe) name
+    what to measure. FILE is executed. With --out, an interrupted check of a model
+    resumes where it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import coord_check
 
@@ -137,19 +252,30 @@ def coord_check_command(**options: Any) -> None:
     widths="64,256,1024",
     steps=4,
     draws=16,
-    optimiser="for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them, in FILE.",
-    lr="Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a factor of 2 apart, as many as "
-    "the best one needs at each width]",
+    optimiser=(
+        "for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them,"
+        " in FILE."
+    ),
+    lr=(
+        "Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a"
+        " factor of 2 apart, as many as the best one needs at each width]"
+    ),
     verbose="Print the loss at every learning rate too.",
     rates=opt.RATES,
 )
-@option("--clip-norm", type=opt.ABOVE, metavar="X", help="Clip gradients to this global norm.")
+@option(
+    "--clip-norm",
+    type=opt.ABOVE,
+    metavar="X",
+    help="Clip gradients to this global norm.",
+)
 def transfer_command(**options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a config.json, or FILE:FUNCTION, a
-    function of the width that returns a program whose output is the loss. FILE is executed. With --out, an interrupted
-    sweep of a model resumes where it stopped; netsor overwrites only its own files there.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
+    config.json, or FILE:FUNCTION, a function of the width that returns a program whose
+    output is the loss. FILE is executed. With --out, an interrupted sweep of a model
+    resumes where it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import transfer
 
@@ -158,21 +284,41 @@ def transfer_command(**options: Any) -> None:
 
 @cli.command("reproduce")
 @argument("names", metavar="[FIGURE]...", nargs=-1)
-@option("--out", metavar="DIR", default="results", help="The folder for figures, data and the report.")
-@option("--samples", type=opt.DRAWS, help="Draws per trial.  [default: 50000, and 100000 for ReLU]")
+@option(
+    "--out",
+    metavar="DIR",
+    default="results",
+    help="The folder for figures, data and the report.",
+)
+@option(
+    "--samples",
+    type=opt.DRAWS,
+    help="Draws per trial.  [default: 50000, and 100000 for ReLU]",
+)
 @option("--trials", type=opt.TRIALS, help="Trials.  [default: 10]")
 @opt.SEED_OPTION
 @opt.WORKERS
 @flag("--quick", help="A first look: 2 trials of 2500 draws.")
-@option("--estimator", type=Choice(["paper", "exact", "both"]), default="both", help=ESTIMATOR)
-@option("--tokens", type=opt.POSITIVE, default=16, help="The larger number of tokens in figure 4.")
+@option(
+    "--estimator",
+    type=Choice(["paper", "exact", "both"]),
+    default="both",
+    help=ESTIMATOR,
+)
+@option(
+    "--tokens",
+    type=opt.POSITIVE,
+    default=16,
+    help="The larger number of tokens in figure 4.",
+)
 @opt.where_options(*opt.PRECISIONS)
 def reproduce_command(**options: Any) -> None:
     """Recompute the paper's figures and check its claims.
 
-    FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
-    code numbers its experiments; or all, the default. An interrupted run resumes where it stopped. netsor overwrites
-    only its own files in the folder.
+    FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1
+    to exp4 as the paper's public code numbers its experiments; or all, the default. An
+    interrupted run resumes where it stopped. netsor overwrites only its own files in
+    the folder.
     """
     from netsor_papers.paper._reproduce import PaperStudy, Request
 
@@ -185,7 +331,12 @@ def reproduce_command(**options: Any) -> None:
 
 @cli.command("literature")
 @argument("names", metavar="[RESULT]...", nargs=-1)
-@option("--out", metavar="DIR", default="literature", help="The folder for figures, data and the report.")
+@option(
+    "--out",
+    metavar="DIR",
+    default="literature",
+    help="The folder for figures, data and the report.",
+)
 @option("--seed", type=opt.SEED, default=2, help="Seed of the random numbers.")
 @opt.WORKERS
 @flag("--quick", help="A first look, in about two minutes.")
@@ -193,9 +344,10 @@ def reproduce_command(**options: Any) -> None:
 def literature_command(verbose: bool, **options: Any) -> None:
     """Compare published results with exact laws.
 
-    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong temperature learning-rate gating
-    finite-width gap completep subcritical gated-attention peri-ln; the default is all of them. An interrupted run
-    resumes where it stopped. netsor overwrites only its own files in the folder.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong
+    temperature learning-rate gating finite-width gap completep subcritical
+    gated-attention peri-ln; the default is all of them. An interrupted run resumes
+    where it stopped. netsor overwrites only its own files in the folder.
     """
     from netsor_papers.literature._study import LiteratureStudy, Request
 
@@ -208,20 +360,30 @@ def literature_command(verbose: bool, **options: Any) -> None:
 @cli.command("explore")
 @argument("program", metavar="[FILE:PROGRAM]", required=False)
 @opt.ARGUMENTS
-@option("--port", type=opt.PORT, default=0, show_default=False, help="A port of this machine.  [default: a free one]")
+@option(
+    "--port",
+    type=opt.PORT,
+    default=0,
+    show_default=False,
+    help="A port of this machine.  [default: a free one]",
+)
 @flag("--no-browser", help="Print the address without opening a browser.")
-def explore_command(program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
+def explore_command(
+    program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool
+) -> None:
     """Open a page with sliders in the browser.
 
-    Only this machine can open the page, and only with the token in its address. Ctrl-C stops the server. FILE:PROGRAM
-    adds sliders for the widths of your own program and for the numbers that its function takes. FILE is executed.
+    Only this machine can open the page, and only with the token in its address. Ctrl-C
+    stops the server. FILE:PROGRAM adds sliders for the widths of your own program and
+    for the numbers that its function takes. FILE is executed.
     """
     if arguments and program is None:
         raise UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM")
     from ..explore import _server
     from ._load_program import find, program_of
 
-    # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
+    # functions of a program may divide by zero where it does not matter; views check
+    # that their numbers are finite
     warnings.simplefilter("ignore", RuntimeWarning)
     target = None
     if program is not None:
@@ -229,8 +391,15 @@ def explore_command(program: str | None, arguments: tuple[str, ...], port: int, 
         program_of(target)  # an error in the program is reported here
     get_current_context().obj.message = "stopped"
     try:
-        _server.serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C stops it)"))
+        _server.serve(
+            target,
+            port,
+            not no_browser,
+            lambda address: click.echo(f"open {address} (Ctrl-C stops it)"),
+        )
     except BrokenPipeError:  # the reader closed stdout
         raise
     except OSError as error:
-        raise UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None
+        raise UsageError(
+            f"--port {port} cannot be used: {error.strerror or error}"
+        ) from None

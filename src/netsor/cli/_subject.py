@@ -1,4 +1,6 @@
-"""The subject of a command, the built-in layer or your own program, and its cost; a device's time is not estimated."""
+"""The subject of a command, the built-in layer or your own program, and its cost; a
+device's time is not estimated.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,33 @@ ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before i
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: longer commands are rejected
 SMALLER = "choose smaller numbers"
-PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
-LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
-         *(f"sigma_{k}" for k in "qkvow"))  # fmt: skip
+# plans that a law makes: one at finite widths, three at infinite width, for its errors
+PLANS = 1, 3
+LAYER = (
+    "width",
+    "heads",
+    "tokens",
+    "token",
+    "head_dim",
+    "activation",
+    "clip",
+    "scaling",
+    "mask",
+    "infinite_heads",
+    *(f"sigma_{k}" for k in "qkvow"),
+)
 
 
-def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, backend: Backend, options: str) -> float:
-    """Estimated time of these draws at all widths; rejected, naming the options, if it is too long."""
+def sampling_seconds(
+    net: Program,
+    sides: list[dict[str, float]],
+    draws: int,
+    backend: Backend,
+    options: str,
+) -> float:
+    """Estimated time of these draws at all widths; rejected, naming the options, if it
+    is too long.
+    """
     start = time.perf_counter()
     with slow_notice("planning"):
         # the plans are kept for the draws themselves
@@ -52,7 +74,12 @@ def sampling_seconds(net: Program, sides: list[dict[str, float]], draws: int, ba
     for plan in plans:
         plan.check_integration(draws)
     workers = cores() if backend.threads else 1
-    check_memory(workers * max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans), options, SMALLER)
+    check_memory(
+        workers
+        * max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans),
+        options,
+        SMALLER,
+    )
     planning += sum(plan.probing_seconds for plan in plans)
     seconds = planning + sum(backend.seconds(plan, draws) for plan in plans) / workers
     if seconds > LONGEST:
@@ -100,80 +127,150 @@ class Target:
         if self.infinite_heads:
             return "infinitely many heads"
         shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
-        return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
+        return (
+            f"width {shown['n']}"
+            if self.built_in
+            else ", ".join(f"{k} = {v}" for k, v in shown.items())
+        )
 
     def limit(self, kept: Mapping[str, float], infinite_heads: bool = False) -> Target:
         """The same with all widths at infinity, except those that are kept."""
-        return replace(self, widths={**dict.fromkeys(self.widths, math.inf), **kept}, infinite_heads=infinite_heads)
+        return replace(
+            self,
+            widths={**dict.fromkeys(self.widths, math.inf), **kept},
+            infinite_heads=infinite_heads,
+        )
 
     def law(self, draws: int, seed: int, where: Place) -> Law:
         """The law of its one output."""
-        options: Any = {"draws": draws, "seed": seed, "coordinates": self.coordinate, **where._asdict(), **self.widths}
-        formula = self.built_in and set(self.widths.values()) == {math.inf}  # which takes no draws, and no progress
+        options: Any = {
+            "draws": draws,
+            "seed": seed,
+            "coordinates": self.coordinate,
+            **where._asdict(),
+            **self.widths,
+        }
+        # which takes no draws, and no progress
+        formula = self.built_in and set(self.widths.values()) == {math.inf}
         with slow_notice("computing the limit") if formula else nullcontext():
             law = self.net.law(**options)
         # with 1/n scaling the law is not a sum over heads, and is Gaussian already
-        return cast(Law, law.infinite_heads() if self.infinite_heads and isinstance(law, HeadSum) else law)
+        return cast(
+            Law,
+            (
+                law.infinite_heads()
+                if self.infinite_heads and isinstance(law, HeadSum)
+                else law
+            ),
+        )
 
 
-def subject(options: dict[str, Any], draws: int = 0, both: bool = False, backend: Backend | None = None) -> Target:
-    """The program and widths of the options; rejected if the draws (with `both`, also of the limit) cost too much."""
+def subject(
+    options: dict[str, Any],
+    draws: int = 0,
+    both: bool = False,
+    backend: Backend | None = None,
+) -> Target:
+    """The program and widths of the options; rejected if the draws (with `both`, also
+    of the limit) cost too much.
+    """
     own = options["program"] is not None
     target, sizes = (_own_program if own else _built_in)(options, draws, both)
     limit = target.limit({}).widths
-    if backend is not None and (own or both or target.widths != limit):  # the limit of the layer needs no draws
+    # the limit of the layer needs no draws
+    if backend is not None and (own or both or target.widths != limit):
         sides = [target.widths, limit][: 1 + both]
-        return replace(target, seconds=sampling_seconds(target.net, sides, draws, backend, _written(sizes)))
+        return replace(
+            target,
+            seconds=sampling_seconds(
+                target.net, sides, draws, backend, _written(sizes)
+            ),
+        )
     return target
 
 
-def _own_program(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
+def _own_program(
+    options: dict[str, Any], draws: int, both: bool
+) -> tuple[Target, dict[str, Any]]:
     """The program with its widths, and the options that decide what it costs."""
-    warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
+    # its functions may divide by zero where it does not matter
+    warnings.simplefilter("ignore", RuntimeWarning)
     net = program_of(find(options["program"], options["arguments"]))
     for name in filter(_is_given, LAYER):
-        option, binds = f"--{name.replace('_', '-')}", [f"--bind {width}={options[name]}" for width in net.widths]
+        option, binds = (
+            f"--{name.replace('_', '-')}",
+            [f"--bind {width}={options[name]}" for width in net.widths],
+        )
         takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"
-        raise UsageError(f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}")
-    target = Target(net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"])
+        raise UsageError(
+            f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}"
+        )
+    target = Target(
+        net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"]
+    )
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())
-    check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "use fewer vectors")
+    check_memory(
+        size,
+        f"PROGRAM {shown(net.name)} of {len(values):,} operations",
+        "use fewer vectors",
+    )
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
         part = f"{options['program']}[0]".replace("][", ",")
         raise UsageError(f"{net.name} has several outputs: choose one, {part}")
     if both:
         _refuse_limit("--bind", target.widths)
-    return target, {"bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()), "draws": draws}
+    return target, {
+        "bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()),
+        "draws": draws,
+    }
 
 
-def _built_in(options: dict[str, Any], draws: int, both: bool) -> tuple[Target, dict[str, Any]]:
+def _built_in(
+    options: dict[str, Any], draws: int, both: bool
+) -> tuple[Target, dict[str, Any]]:
     """The layer with its widths, and the options that decide what it costs."""
-    for option, values in (("--bind", options["binds"]), ("--arg", options["arguments"])):
+    for option, values in (
+        ("--bind", options["binds"]),
+        ("--arg", options["arguments"]),
+    ):
         if values:
             raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
     model = {name: options[name] for name in LAYER}
-    width, head_dim, token, infinite_heads = (model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads"))
+    width, head_dim, token, infinite_heads = (
+        model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads")
+    )
     tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
     if activation != "clip" and _is_given("clip"):
-        raise UsageError(f"--clip {model['clip']:g} is for --activation clip, not {activation}")
+        raise UsageError(
+            f"--clip {model['clip']:g} is for --activation clip, not {activation}"
+        )
     if head_dim is not None and head_dim > width:
         raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > tokens:
-        raise UsageError(f"--token {token} must be at most --tokens {tokens}: tokens are counted from 1")
+        raise UsageError(
+            f"--token {token} must be at most --tokens {tokens}: tokens are counted"
+            " from 1"
+        )
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
     if infinite_heads and not both and set(widths.values()) != {math.inf}:
         raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
-    # about the memory that the layer needs, whatever its plan: what does not fit is not planned
-    coordinates = 0.0 if width == math.inf or activation in ("identity", "clip") else width  # those that are drawn
+    # about the memory that the layer needs, whatever its plan: what does not fit is not
+    # planned those that are drawn
+    coordinates = (
+        0.0 if width == math.inf or activation in ("identity", "clip") else width
+    )
     size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
     sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
     alone = infinite_heads and not both
-    words = f"attention layer of {counted(tokens, 'token')}" + f" and {counted(heads, 'head')}" * (not alone)
+    words = (
+        f"attention layer of {counted(tokens, 'token')}"
+        + f" and {counted(heads, 'head')}" * (not alone)
+    )
     return Target(net, widths, words, True, options["coordinates"], alone), sizes
 
 
@@ -182,14 +279,20 @@ def _refuse_limit(option: str, widths: dict[str, float]) -> None:
     if not widths:
         raise UsageError("PROGRAM has no width, and so no limit to compare with")
     if all(width == math.inf for width in widths.values()):
-        raise UsageError(f"{option} inf is the limit itself: {option} must give a positive integer")
+        raise UsageError(
+            f"{option} inf is the limit itself: {option} must give a positive integer"
+        )
 
 
 def _is_given(name: str) -> bool:
-    return get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    return (
+        get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
 
 
 def _written(sizes: dict[str, Any]) -> str:
     """The options given on the command line; all of them if none was given."""
-    given = {name: size for name, size in sizes.items() if name == "bind" or _is_given(name)} or sizes
+    given = {
+        name: size for name, size in sizes.items() if name == "bind" or _is_given(name)
+    } or sizes
     return " and ".join(f"--{name} {size}" for name, size in given.items())

@@ -1,4 +1,6 @@
-"""Cancellation of long computations on worker threads, which receive no interrupt themselves."""
+"""Cancellation of long computations on worker threads, which receive no interrupt
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _thread = threading.local()
 
 @contextmanager
 def cancelled_by(event: threading.Event) -> Iterator[None]:
-    """Make `check_cancelled` on this thread raise an exception once the event is set."""
+    """Make `check_cancelled` on this thread raise an exception once the event is
+    set.
+    """
     before = getattr(_thread, "event", None)
     _thread.event = event
     try:
@@ -26,7 +30,9 @@ def cancelled_by(event: threading.Event) -> Iterator[None]:
 
 
 def check_cancelled() -> None:
-    """Raise `Cancelled` if the work of this thread was cancelled. Loops call it that run for a second or more."""
+    """Raise `Cancelled` if the work of this thread was cancelled. Loops call it that
+    run for a second or more.
+    """
     event = getattr(_thread, "event", None)
     if event is not None and event.is_set():
         raise Cancelled

@@ -8,7 +8,8 @@ from ..language._array import Value
 
 
 class ExactError(ValueError):
-    """The exact engine does not support a program. The message names the operation and an alternative.
+    """The exact engine does not support a program. The message names the operation and
+    an alternative.
 
     Parameters
     ----------
@@ -31,10 +32,19 @@ class ExactError(ValueError):
     rotary positions of vectors at width inf
     """
 
-    def __init__(self, value: Value, problem: str, instead: str = "finite widths have an exact law") -> None:
+    def __init__(
+        self,
+        value: Value,
+        problem: str,
+        instead: str = "finite widths have an exact law",
+    ) -> None:
         if "at width inf" in problem or "n → ∞" in problem:
-            instead += "; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
-        self.where, self.plain = value.where, f"{problem}; {instead}"  # without the source line
+            instead += (
+                "; net.law(…, method='extrapolate') estimates the limit from exact laws"
+                " at finite widths"
+            )
+        # without the source line
+        self.where, self.plain = value.where, f"{problem}; {instead}"
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,7 +65,8 @@ class UnplacedError(ExactError):
 
 
 class NoLimitError(UnplacedError):
-    """A program provably has no limit at infinite width. The message names the score that diverges.
+    """A program provably has no limit at infinite width. The message names the score
+    that diverges.
 
     Parameters
     ----------
@@ -78,4 +89,6 @@ class NoLimitError(UnplacedError):
 
 
 class InfiniteError(UnplacedError):
-    """A Gaussian expectation is infinite, or no quadrature rule resolves it. The message names the function."""
+    """A Gaussian expectation is infinite, or no quadrature rule resolves it. The
+    message names the function.
+    """

@@ -1,9 +1,12 @@
-"""Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities at infinite width.
+"""Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities
+at infinite width.
 
-An infinitely wide vector is a row of coordinates along orthonormal directions, the first along (1, …, 1) if there are
-means. Its entries are Gaussian, with the first coordinate as their mean. A `shift` measures the effect of errors: 1
-shifts all expectations up by their errors, 2 with alternating signs in a chessboard pattern (a Gram matrix stays
-positive), and 3 to 5 use other quasi-random nodes, a quarter as many, or four times as many.
+An infinitely wide vector is a row of coordinates along orthonormal directions, the
+first along (1, …, 1) if there are means. Its entries are Gaussian, with the first
+coordinate as their mean. A `shift` measures the effect of errors: 1 shifts all
+expectations up by their errors, 2 with alternating signs in a chessboard pattern (a
+Gram matrix stays positive), and 3 to 5 use other quasi-random nodes, a quarter as many,
+or four times as many.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from ..activations import Function
 from ._exceptions import InfiniteError
 from ._ops import gram, squares
 
-NODES = 2**12  # quasi-random points that replace the coordinates of an infinitely wide vector
+# quasi-random points that replace the coordinates of an infinitely wide vector
+NODES = 2**12
 NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
 DIMENSIONS = 16  # of a Sobol set, one per source; more sources use more sets
 
@@ -33,24 +37,47 @@ def _law(u: Array, constant: bool) -> tuple[Array, Array]:
 
 
 def kernel(
-    xp: Any, u: Array, v: Array, *params: Array, f: Function, g: Function, given: int, constant: bool, shift: int
+    xp: Any,
+    u: Array,
+    v: Array,
+    *params: Array,
+    f: Function,
+    g: Function,
+    given: int,
+    constant: bool,
+    shift: int,
 ) -> Array:
-    """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first `given` params belong to f."""
+    """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first
+    `given` params belong to f.
+    """
     from . import expect  # slow to import, and finite widths do not need it
 
-    if xp is not np:  # a closed form, if there is one; its error is 0, so a shift does not change it
+    # a closed form, if there is one; its error is 0, so a shift does not change it
+    if xp is not np:
         x, y = u[..., 0, :], v[..., 0, :]
-        gaussian = 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :]
+        gaussian = (
+            0.0,
+            0.0,
+            squares(xp, x)[..., :, None],
+            gram(xp, x, y),
+            squares(xp, y)[..., None, :],
+        )
         single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
         found = expect.closed_form(f, g, *gaussian) if single else None
         if found is None:
-            raise NotImplementedError  # only numpy computes the others, by a series, a table or quadrature
+            # only numpy computes the others, by a series, a table or quadrature
+            raise NotImplementedError
         return found
-    own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
+    own = (
+        u is v
+        and f is g
+        and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
+    )
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
     p = expect.BatchedFunction(f, mu, params[:given])
-    q = p if own else expect.BatchedFunction(g, nu, params[given:])  # if own, compute half of the symmetric kernel
+    # if own, compute half of the symmetric kernel
+    q = p if own else expect.BatchedFunction(g, nu, params[given:])
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)
@@ -62,8 +89,12 @@ def kernel(
     return _shifted(value, error, shift)
 
 
-def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int) -> Array:
-    """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments, (…, i, 1 + r)."""
+def moments(
+    xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int
+) -> Array:
+    """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments,
+    (…, i, 1 + r).
+    """
     from . import expect  # as above
 
     if xp is not np:
@@ -80,18 +111,25 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     length = np.linalg.norm(a, axis=-1)
     of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
     per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
-    return _shifted(both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2)))
+    return _shifted(
+        both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2))
+    )
 
 
-def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a: Array) -> None:
-    """Reject an expectation with infinite error; NaN is reported when the law is made."""
+def _check_known(
+    value: Array, error: Array, functions: tuple[Function, ...], a: Array
+) -> None:
+    """Reject an expectation with infinite error; NaN is reported when the law is
+    made.
+    """
     if not np.any(np.isinf(error) & ~np.isnan(value)):
         return
     names = " and ".join(dict.fromkeys(f.name for f in functions))
     std = np.max(np.linalg.norm(a, axis=-1), initial=0.0)
     raise InfiniteError(
-        f"the second moment of {names} looks infinite, or {names} varies faster than can be resolved, for a Gaussian "
-        f"argument of standard deviation up to {std:.4g}: bound the function, or take a smaller standard deviation"
+        f"the second moment of {names} looks infinite, or {names} varies faster than"
+        " can be resolved, for a Gaussian argument of standard deviation up to"
+        f" {std:.4g}: bound the function, or take a smaller standard deviation"
     )
 
 
@@ -104,32 +142,51 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
     return value
 
 
-# Nodes replace the coordinates of an infinitely wide vector if a nonlinearity acts on combinations of outputs of other
-# nonlinearities. Every replica has its own nodes, so their errors are independent and part of the standard errors.
+# Nodes replace the coordinates of an infinitely wide vector if a nonlinearity acts on
+# combinations of outputs of other nonlinearities. Every replica has its own nodes, so
+# their errors are independent and part of the standard errors.
 
 
 @cache
 def _sobol_set(number: int, count: int) -> Array:
-    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1), in random order, which makes sets independent."""
+    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1), in random order,
+    which makes sets independent.
+    """
     rng = np.random.default_rng([20190910, number])
     points = Sobol(DIMENSIONS, rng).random(count)
     return (rng.permutation(points) if number else points).T
 
 
-def nodes(xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES) -> Array:
-    """Values (…, sources, count)/√count of independent N(0, 1) variables, for the sources from `first` on."""
-    # The points of a Sobol set are shifted modulo 1 by the uniform Φ(shifts), and joined by their mirror images. Rows
-    # are orthonormal, also to earlier sources and to (1, …, 1), so inner products of Gaussian vectors are exact.
+def nodes(
+    xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES
+) -> Array:
+    """Values (…, sources, count)/√count of independent N(0, 1) variables, for the
+    sources from `first` on.
+    """
+    # The points of a Sobol set are shifted modulo 1 by the uniform Φ(shifts), and
+    # joined by their mirror images. Rows are orthonormal, also to earlier sources and
+    # to (1, …, 1), so inner products of Gaussian vectors are exact.
     if xp is not np:
         raise NotImplementedError
     stop = first + shifts.shape[-1]
-    points = np.concatenate([_sobol_set(k, count // 2) for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))])
+    points = np.concatenate(
+        [
+            _sobol_set(k, count // 2)
+            for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))
+        ]
+    )
     start = first - first % DIMENSIONS
-    shifted = (points[first - start : stop - start] + np.asarray(scipy.special.ndtr(shifts))[..., None]) % 1.0
+    shifted = (
+        points[first - start : stop - start]
+        + np.asarray(scipy.special.ndtr(shifts))[..., None]
+    ) % 1.0
     half = scipy.special.ndtri(np.clip(shifted, 1e-12, 1 - 1e-12)) / np.sqrt(count)
     half -= half.mean(axis=-1, keepdims=True)
-    for _ in range(2):  # Gram–Schmidt; with mirror images, half the points determine all products
+    # Gram–Schmidt; with mirror images, half the points determine all products
+    for _ in range(2):
         for rows in (row[..., : count // 2] for row in earlier):
             half -= 2 * (half @ np.swapaxes(rows, -1, -2)) @ rows
-    half = np.linalg.solve(np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2)), half)
+    half = np.linalg.solve(
+        np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2)), half
+    )
     return np.concatenate([half, -half], axis=-1)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 
 def memory() -> float:
-    """The bytes that this process may use: the memory of the machine, of its container, or its resource limit."""
+    """The bytes that this process may use: the memory of the machine, of its container,
+    or its resource limit.
+    """
     known = [math.inf]
     with suppress(ValueError, OSError, AttributeError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, versions 2 and 1
+    # of control groups, versions 2 and 1
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             known.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")))
     with suppress(ImportError):  # on Windows and in a browser
@@ -28,7 +31,10 @@ def memory() -> float:
 def check_memory(size: float, what: str, remedy: str) -> None:
     """Raise an error, before any work, if an array does not fit in memory."""
     if size > memory():
-        raise ValueError(f"{what} would need {in_bytes(size)} of memory (available: {in_bytes(memory())}); {remedy}")
+        raise ValueError(
+            f"{what} would need {in_bytes(size)} of memory (available:"
+            f" {in_bytes(memory())}); {remedy}"
+        )
 
 
 def in_bytes(size: float) -> str:

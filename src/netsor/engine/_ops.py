@@ -1,8 +1,11 @@
-"""The instruction set of a plan: one function per kind of step. Matrix factorisations are in `_gram_schmidt`.
+"""The instruction set of a plan: one function per kind of step. Matrix factorisations
+are in `_gram_schmidt`.
 
-Arrays are (replicas, …), with one replica if all share the same value. The array library is the first argument. No
-function draws a random number or branches on one. numpy arrays with few entries per replica are stored with the
-replicas innermost, for long inner loops: `_replicas_innermost` recognises them, and the functions keep the layout.
+Arrays are (replicas, …), with one replica if all share the same value. The array
+library is the first argument. No function draws a random number or branches on one.
+numpy arrays with few entries per replica are stored with the replicas innermost, for
+long inner loops: `_replicas_innermost` recognises them, and the functions keep the
+layout.
 """
 
 from __future__ import annotations
@@ -16,18 +19,32 @@ import numpy as np
 from .._array_api import Array
 from .._validate import Shape
 
-EINSUM_MAX_MULTIPLICATIONS = 128  # of a matrix product up to which einsum over all replicas is faster than BLAS
-MAX_UNROLLED_TERMS = 8  # of sums that JAX and PyTorch add one by one: they are slow at many small matrix products
-FUNCTION_ENTRIES_PER_BATCH = 2**16  # of a function of coordinates at once: its temporary arrays fit a cache
-PIECE_OF_ENTRIES = 2**20  # of matrices that are made at once and then summed: they fit in a cache
-DEVICE_PIECE_OF_ENTRIES = 2**26  # the same where each operation takes time to begin: 512 MiB
-EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
+# of a matrix product up to which einsum over all replicas is faster than BLAS
+EINSUM_MAX_MULTIPLICATIONS = 128
+# of sums that JAX and PyTorch add one by one: they are slow at many small matrix
+# products
+MAX_UNROLLED_TERMS = 8
+# of a function of coordinates at once: its temporary arrays fit a cache
+FUNCTION_ENTRIES_PER_BATCH = 2**16
+# of matrices that are made at once and then summed: they fit in a cache
+PIECE_OF_ENTRIES = 2**20
+# the same where each operation takes time to begin: 512 MiB
+DEVICE_PIECE_OF_ENTRIES = 2**26
+# of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
+EQUAL = 1e-12
 SINGLE_EQUAL = 1e-5  # the same in single precision
 
 
 def _replicas_innermost(a: Array) -> bool:
-    """Whether a numpy array is stored with its first axis, the replicas, innermost in memory."""
-    return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
+    """Whether a numpy array is stored with its first axis, the replicas, innermost in
+    memory.
+    """
+    return (
+        type(a) is np.ndarray
+        and a.ndim > 1
+        and a.shape[0] > 1
+        and a.strides[0] == a.itemsize
+    )
 
 
 def _last(a: Any) -> Any:
@@ -41,8 +58,14 @@ def _first(a: Any) -> Any:
 
 
 def _innermost(a: Any) -> Any:
-    """A numpy array with the replicas innermost, because the order of einsum's sums depends on the memory layout."""
-    return a if a.shape[0] == 1 or _replicas_innermost(a) else _first(np.ascontiguousarray(_last(a)))
+    """A numpy array with the replicas innermost, because the order of einsum's sums
+    depends on the memory layout.
+    """
+    return (
+        a
+        if a.shape[0] == 1 or _replicas_innermost(a)
+        else _first(np.ascontiguousarray(_last(a)))
+    )
 
 
 ONE_EXPRESSION: dict[str, Callable[..., Array]] = {
@@ -61,7 +84,9 @@ def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """Reshape each replica."""
     if _replicas_innermost(a):
         return _first(_last(a).reshape(*shape, a.shape[0]))
-    return a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
+    return (
+        a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
+    )
 
 
 def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
@@ -78,19 +103,26 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
 
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
-    if type(a) is np.ndarray and not _replicas_innermost(a):  # in half the time of a concatenation
+    # in half the time of a concatenation
+    if type(a) is np.ndarray and not _replicas_innermost(a):
         made = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
         made[..., before : before + a.shape[-1]] = a
         return made
-    front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))
+    front, back = (
+        xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after)
+    )
     return join(xp, front, a, back, axis=len(a.shape) - 2)
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
     """Concatenate arrays along an axis of each replica."""
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
-    spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
-    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):  # the layout of most entries
+    spread = [
+        a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:]))
+        for a in arrays
+    ]
+    # the layout of most entries
+    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):
         return _first(np.concatenate([_last(a) for a in spread], axis=axis))
     return xp.concat(spread, axis=axis + 1)
 
@@ -102,24 +134,34 @@ def product(xp: Any, a: Array, b: Array) -> Array:
         return a * b
     innermost = _replicas_innermost(a)
     small = j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
-    if small and (innermost or _replicas_innermost(b)):  # its loop runs over the replicas
+    # its loop runs over the replicas
+    if small and (innermost or _replicas_innermost(b)):
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
     few = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
     if few and xp is not np:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
-    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
+    # one matrix b for all replicas
+    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
         return xp.reshape(rows, (*a.shape[:-1], j))
-    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix b for each replica
-        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
+    # one matrix b for each replica
+    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:
+        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(
+            b, (b.shape[0], *b.shape[-2:])
+        )
         return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], j))
     return a @ b
 
 
 def gram(xp: Any, a: Array, b: Array) -> Array:
     """Σ_k a[…, i, k] b[…, j, k]: inner products of rows."""
-    if xp is not np and a.shape[-2] == b.shape[-2] == 1:  # a matrix product takes three times as long on a GPU
-        return squares(xp, a)[..., None] if a is b else xp.sum(a * b, axis=-1, keepdims=True)
+    # a matrix product takes three times as long on a GPU
+    if xp is not np and a.shape[-2] == b.shape[-2] == 1:
+        return (
+            squares(xp, a)[..., None]
+            if a is b
+            else xp.sum(a * b, axis=-1, keepdims=True)
+        )
     return product(xp, a, xp.matrix_transpose(b))
 
 
@@ -129,18 +171,22 @@ def squares(xp: Any, a: Array) -> Array:
         return np.einsum("...k,...k->...", a, a)
     if xp is not np and 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
         return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
-    return xp.vecdot(a, a) if xp is np else xp.linalg.vector_norm(a, axis=-1) ** 2  # in one pass
+    # in one pass
+    return xp.vecdot(a, a) if xp is np else xp.linalg.vector_norm(a, axis=-1) ** 2
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
-    """Rows of coordinates from random numbers (frames, ·); `places` indexes the concatenated pieces and a final 0."""
+    """Rows of coordinates from random numbers (frames, ·); `places` indexes the
+    concatenated pieces and a final 0.
+    """
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
     flat = join(xp, *pieces, zero, axis=1)
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotate pairs of coordinates; a (…, tokens, 1, width), cos and sin (tokens, 1, r/2).
+    """Rotate pairs of coordinates; a (…, tokens, 1, width), cos and sin (tokens, 1,
+    r/2).
 
     The pairs are (2f, 2f + 1) if they are interleaved, and (f, f + r/2) otherwise.
     """
@@ -148,16 +194,29 @@ def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Arra
     turned, rest = a[..., : 2 * half], a[..., 2 * half :]
     if interleaved:
         first, second = turned[..., ::2], turned[..., 1::2]
-        pairs = xp.stack([cos * first - sin * second, sin * first + cos * second], axis=-1)
-        return xp.concat([reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half)), rest], axis=-1)
+        pairs = xp.stack(
+            [cos * first - sin * second, sin * first + cos * second], axis=-1
+        )
+        return xp.concat(
+            [reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half)), rest], axis=-1
+        )
     first, second = turned[..., :half], turned[..., half:]
-    return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+    return xp.concat(
+        [cos * first - sin * second, sin * first + cos * second, rest], axis=-1
+    )
 
 
-def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float) -> Array:
-    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
+def outer(
+    xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float
+) -> Array:
+    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g|
+    + eps): (…, i, α).
+    """
     columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
-    rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
+    rows, many = (
+        columns.shape[-2],
+        math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])),
+    )
     piece = PIECE_OF_ENTRIES if xp is np else DEVICE_PIECE_OF_ENTRIES
     size = max(1, piece // (right.shape[-1] * max(many, 1)))
     made = []
@@ -169,13 +228,22 @@ def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], 
 
 
 def apply(
-    xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, axes: int | None = None, out: Any = None
+    xp: Any,
+    *arrays: Array,
+    f: Callable[..., Array],
+    shape: Shape,
+    axes: int | None = None,
+    out: Any = None,
 ) -> Array:
-    """Apply a function to the last `axes` axes, or to all if None; numpy may write into `out`, one of its arrays."""
+    """Apply a function to the last `axes` axes, or to all if None; numpy may write into
+    `out`, one of its arrays.
+    """
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
         replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
-        if out is not None and any(a is not out and np.may_share_memory(a, out) for a in arrays):
+        if out is not None and any(
+            a is not out and np.may_share_memory(a, out) for a in arrays
+        ):
             out = None
         size = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
         if out is None and size > 2 * FUNCTION_ENTRIES_PER_BATCH:
@@ -185,11 +253,19 @@ def apply(
     made = f(*arrays)
     if numpy and any(np.may_share_memory(made, a) for a in arrays):
         made = made.copy()  # later steps may overwrite it
-    return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
+    return (
+        made
+        if made.shape[1:] == shape
+        else xp.broadcast_to(made, (made.shape[0], *shape))
+    )
 
 
-def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int) -> Any:
-    """Apply a function to large arrays piece by piece over leading axes: temporary arrays stay in the cache."""
+def _by_pieces(
+    arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int
+) -> Any:
+    """Apply a function to large arrays piece by piece over leading axes: temporary
+    arrays stay in the cache.
+    """
     size = max(made.size, *(a.size for a in arrays))
     axis = next((k for k in range(leading) if made.shape[k] > 1), None)
     if axis is None or size <= FUNCTION_ENTRIES_PER_BATCH:
@@ -198,7 +274,12 @@ def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any, leadin
     few = max(1, FUNCTION_ENTRIES_PER_BATCH * made.shape[axis] // size)
     for start in range(0, made.shape[axis], few):
         some = (*(slice(None),) * axis, slice(start, start + few))
-        _by_pieces([a[some] if a.shape[axis] > 1 else a for a in arrays], f, made[some], leading)
+        _by_pieces(
+            [a[some] if a.shape[axis] > 1 else a for a in arrays],
+            f,
+            made[some],
+            leading,
+        )
     return made
 
 

@@ -23,7 +23,9 @@ from ._cancel import Cancelled, cancelled_by
 def check_progress(argument: Any, name: str = "progress") -> Any:
     """True, False or a function that is called with the draws done and the total."""
     if not is_bool(argument) and not callable(argument):
-        raise ArgumentError(name, argument, "True, False or a function of (done, total)")
+        raise ArgumentError(
+            name, argument, "True, False or a function of (done, total)"
+        )
     return argument
 
 
@@ -37,11 +39,17 @@ THREADS = 256  # at most: more are not faster, and each costs memory
 
 def cores() -> int:
     """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 class Tick:
-    """The progress callback of a worker, called after each block. It counts draws, and raises once cancelled."""
+    """The progress callback of a worker, called after each block. It counts draws, and
+    raises once cancelled.
+    """
 
     # Another process gets a copy, whose counts are lost.
 
@@ -59,11 +67,15 @@ class Tick:
 
 
 class _DaemonThreads(Executor):
-    """A pool of daemon threads: the interpreter does not wait for them when it exits."""
+    """A pool of daemon threads: the interpreter does not wait for them when it
+    exits.
+    """
 
     def __init__(self, workers: int) -> None:
         self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        self.threads = [
+            threading.Thread(target=self._serve, daemon=True) for _ in range(workers)
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -97,19 +109,31 @@ def run(
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
     """Run the work for every chunk, and yield (chunk, result) as each finishes."""
-    # `work(part, tick)` calls `tick(draws)` after every block. This updates the progress bar, and raises once the run
-    # is cancelled: after an interrupt no thread works longer than one block. Executors with other processes report
-    # progress by whole chunks, and finish chunks that they have started. A task has up to `together` chunks.
+    # `work(part, tick)` calls `tick(draws)` after every block. This updates the
+    # progress bar, and raises once the run is cancelled: after an interrupt no thread
+    # works longer than one block. Executors with other processes report progress by
+    # whole chunks, and finish chunks that they have started. A task has up to
+    # `together` chunks.
     check_progress(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)
-    ahead = 2 * slots  # tasks in flight: enough to keep the workers busy, with bounded memory for results
-    own = _DaemonThreads(min(slots, len(parts))) if executor is None and threads_start() else None
+    # tasks in flight: enough to keep the workers busy, with bounded memory for results
+    ahead = 2 * slots
+    own = (
+        _DaemonThreads(min(slots, len(parts)))
+        if executor is None and threads_start()
+        else None
+    )
     pool = own or executor or InlineExecutor()
-    together = 1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
+    together = (
+        1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
+    )
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
-    client = getattr(executor, "_client", None)  # Dask: every worker gets one copy of the work
-    sent: Any = work if client is None else client.scatter(work, broadcast=True, hash=False)
+    # Dask: every worker gets one copy of the work
+    client = getattr(executor, "_client", None)
+    sent: Any = (
+        work if client is None else client.scatter(work, broadcast=True, hash=False)
+    )
     pending: dict[Future[list[T]], Sequence[range]] = {}
     total = sum(map(len, parts))
     finished = shown = 0
@@ -150,11 +174,17 @@ def run(
 def check_executor(executor: object, otherwise: str) -> None:
     """Raise an error if this is not an executor; `otherwise` names the alternative."""
     if executor is not None and not isinstance(executor, Executor):
-        raise ArgumentError("executor", executor, f"a concurrent.futures.Executor, or None for {otherwise}")
+        raise ArgumentError(
+            "executor",
+            executor,
+            f"a concurrent.futures.Executor, or None for {otherwise}",
+        )
 
 
 def quiet() -> bool:
-    """Whether the user switched progress off for all calls by setting the logger "netsor" above INFO."""
+    """Whether the user switched progress off for all calls by setting the logger
+    "netsor" above INFO.
+    """
     return logging.getLogger("netsor").level > logging.INFO
 
 
@@ -171,23 +201,33 @@ def _result(future: Future[list[T]]) -> list[T]:
         if "pickle" not in str(error):
             raise
         raise ValueError(
-            f"executor: the program cannot be pickled for other processes: {error}. Write its functions "
-            "with def at the top of a module, not as a lambda or inside a function; or take threads, workers=…"
+            f"executor: the program cannot be pickled for other processes: {error}."
+            " Write its functions with def at the top of a module, not as a lambda or"
+            " inside a function; or take threads, workers=…"
         ) from error
 
 
 def at_once(workers: int | None, executor: Executor | None) -> int:
-    """The number of concurrent tasks: threads, workers that the executor reports, or cores."""
+    """The number of concurrent tasks: threads, workers that the executor reports, or
+    cores.
+    """
     threads = cores() if workers is None else whole(workers, "workers")
     if executor is None:
         return min(threads, THREADS)
     client = getattr(executor, "_client", None)  # of Dask
     if client is not None:
         return max(1, int(sum(client.nthreads().values())))
-    said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # of MPI, and of Python
+    # of MPI, and of Python
+    said = getattr(executor, "num_workers", None) or getattr(
+        executor, "_max_workers", None
+    )
     return said if isinstance(said, int) and said > 0 else cores()
 
 
-def _parts(work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Tick) -> list[T]:
+def _parts(
+    work: Callable[[range, Callable[[int], None]], T],
+    parts: Sequence[range],
+    tick: Tick,
+) -> list[T]:
     with cancelled_by(tick.cancelled):
         return [work(part, tick) for part in parts]

@@ -1,4 +1,6 @@
-"""A request for a law and its plan: passes, lowering, rewrites of the finished plan, and the cache of plans."""
+"""A request for a law and its plan: passes, lowering, rewrites of the finished plan,
+and the cache of plans.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from typing import Any
 
 from .._array_api import one_blas_thread
 from ..language._array import Operation, Value, composed_indices
-from ..language._graph import compose_indices, names_of, narrow_with_origins, topological_order
+from ..language._graph import (
+    compose_indices,
+    names_of,
+    narrow_with_origins,
+    topological_order,
+)
 from ..language._operation import Acting, OptimiserStep, SteppedMatMul, SteppedParameter
 from ..language._stop_gradient import without_stops
 from ..language._vector import Vector
@@ -30,7 +37,9 @@ from .passes._rewrite import Context
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: planning creates many objects but no garbage, and scans take 1/7 of the time."""
+    """Disable the garbage collector: planning creates many objects but no garbage, and
+    scans take 1/7 of the time.
+    """
     enabled = gc.isenabled()
     if enabled:  # if not, another thread may enable it at any time
         gc.disable()
@@ -43,17 +52,28 @@ def no_garbage_collection() -> Iterator[None]:
 
 def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
     """The optimiser steps that the parameter of an operation has taken."""
-    return op.steps if isinstance(op, SteppedMatMul) else (op.rule,) if isinstance(op, SteppedParameter) else ()
+    return (
+        op.steps
+        if isinstance(op, SteppedMatMul)
+        else (op.rule,)
+        if isinstance(op, SteppedParameter)
+        else ()
+    )
 
 
 def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
-    """Whether a program needs only inner products, and no coordinates, of vectors of infinite width."""
+    """Whether a program needs only inner products, and no coordinates, of vectors of
+    infinite width.
+    """
     for value in values:
         if steps := optimiser_steps(value.op):
             asks = any(isinstance(step.optimiser, Adam) for step in steps)
         else:
             asks = value.op.asks_coordinates
-        if asks and any(isinstance(x, Vector) and math.isinf(x.width.bind(widths)) for x in value.op.inputs):
+        if asks and any(
+            isinstance(x, Vector) and math.isinf(x.width.bind(widths))
+            for x in value.op.inputs
+        ):
             return False
     return True
 
@@ -62,9 +82,10 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
 class PlanQuery:
     """A request for coordinates of the outputs of a program, at given widths.
 
-    `picked` are the coordinates, None for any one; `without` names shortcuts to switch off; `whole` are the outputs of
-    the full program, which determine the seeds; `prices` are those of the device that will run the plan; `numbers` are
-    the hyperparameters known now (the others are given when the plan runs).
+    `picked` are the coordinates, None for any one; `without` names shortcuts to switch
+    off; `whole` are the outputs of the full program, which determine the seeds;
+    `prices` are those of the device that will run the plan; `numbers` are the
+    hyperparameters known now (the others are given when the plan runs).
     """
 
     outputs: tuple[Value, ...]
@@ -93,10 +114,15 @@ class PlanQuery:
     def made(self, shift: int) -> Plan:
         """A new plan."""
         if unknown := set(self.without) - set(SHORTCUTS):
-            raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
+            raise ValueError(
+                f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}"
+            )
         one = list(self.bound.values()).count(math.inf) == 1
         if one and asks_products_alone(topological_order(self.outputs), self.bound):
-            return limit_of_products(self.outputs[0], lambda n: self._at_most(n)._planned(shift, small_parts=False))
+            return limit_of_products(
+                self.outputs[0],
+                lambda n: self._at_most(n)._planned(shift, small_parts=False),
+            )
         try:
             return self._planned(shift, small_parts=True)
         except UnknownEpsilonPart:
@@ -117,17 +143,33 @@ class PlanQuery:
         outputs, whole = composed[:count], composed[count:]
         places = {value: number for number, value in enumerate(context.ordered(whole))}
         narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
-        for value in context.ordered(narrowed):  # an index added by narrowing draws nothing and needs no position
+        # an index added by narrowing draws nothing and needs no position
+        for value in context.ordered(narrowed):
             context.origin[value] = places.get(made_from.get(value, value), len(places))
-        names = names_of([value for value in context.ordered(narrowed) if isinstance(value.op, Acting)])  # of matrices
+        # of matrices
+        names = names_of(
+            [
+                value
+                for value in context.ordered(narrowed)
+                if isinstance(value.op, Acting)
+            ]
+        )
         rewritten = rewrite(narrowed, context)
         independent = self.plan().independent if shift else {}
-        facts = ProgramAnalysis(rewritten, narrowed, context, names, frozenset(self.without), self.picked)
+        facts = ProgramAnalysis(
+            rewritten, narrowed, context, names, frozenset(self.without), self.picked
+        )
         plan = lower(facts, context.notes, shift, independent)
-        return with_sign_patterns(plan) if self.prices.ragged and "positive" not in self.without else plan
+        return (
+            with_sign_patterns(plan)
+            if self.prices.ragged and "positive" not in self.without
+            else plan
+        )
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same at a finite width, without sampling matrices, which would be too large."""
+        """The same at a finite width, without sampling matrices, which would be too
+        large.
+        """
         if math.isinf(width):
             return self
         widths = tuple((name, min(n, width)) for name, n in self.widths)
@@ -140,6 +182,10 @@ def _kept(question: PlanQuery) -> Plan:
     return question.made(0)
 
 
-def make_plan(outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any) -> Plan:
-    """The plan for the outputs of a program with its widths bound; `PlanQuery` lists the options."""
+def make_plan(
+    outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any
+) -> Plan:
+    """The plan for the outputs of a program with its widths bound; `PlanQuery` lists
+    the options.
+    """
     return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)

@@ -1,10 +1,12 @@
-"""Keys of random streams. They determine every random number: a law depends only on its seed.
+"""Keys of random streams. They determine every random number: a law depends only on its
+seed.
 
-Each random array of a plan has a stream with the key (position of the value in the original program, a count, its
-group, purpose, a count). numpy's generator is keyed by (seed, *key, chunk). Chunks depend neither on the workers nor on
-the number of draws. JAX and PyTorch hash the same keys. χ have separate streams, because the random bits they consume
-depend on the width. So laws at two widths share their normals, and their difference has little noise (docs/theory.md,
-equation 8).
+Each random array of a plan has a stream with the key (position of the value in the
+original program, a count, its group, purpose, a count). numpy's generator is keyed by
+(seed, *key, chunk). Chunks depend neither on the workers nor on the number of draws.
+JAX and PyTorch hash the same keys. χ have separate streams, because the random bits
+they consume depend on the width. So laws at two widths share their normals, and their
+difference has little noise (docs/theory.md, equation 8).
 """
 
 from __future__ import annotations
@@ -15,25 +17,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-CROSS = 0  # new sources along existing directions: coordinates, or at infinite width normals of pairs
+# new sources along existing directions: coordinates, or at infinite width normals of
+# pairs
+CROSS = 0
 OWN = 1  # new sources among themselves
 CHI = 2  # their norms outside the frame
 COORDINATES = 3  # all coordinates of new sources
 ORIENTATION = 4  # the coordinates of a frame's directions that outputs need
 ORIENTATION_CHI = 5  # norms outside that frame
-SAMPLE = 6  # outside frames: one coordinate of a source, random scalars, the normals that turn a law into draws
+# outside frames: one coordinate of a source, random scalars, the normals that turn a
+# law into draws
+SAMPLE = 6
 NODE_SHIFTS = 7  # shifts of quasi-random nodes at infinite width
 
-CHUNK = 8192  # replicas per generator key; independent of the width: one seed couples two widths
-FIRST = 8  # draws of the first chunk: with thousands of steps, Python's overhead is the same for one draw as for eight
+# replicas per generator key; independent of the width: one seed couples two widths
+CHUNK = 8192
+# draws of the first chunk: with thousands of steps, Python's overhead is the same for
+# one draw as for eight
+FIRST = 8
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
     """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
+    return np.random.Generator(
+        np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key))
+    )
 
 
-def key_words(seed: int, *key: int, count: int, dtype: type = np.uint32) -> npt.NDArray[Any]:
+def key_words(
+    seed: int, *key: int, count: int, dtype: type = np.uint32
+) -> npt.NDArray[Any]:
     """The state of one stream as integers, for the generators of other libraries."""
     return np.random.SeedSequence(seed, spawn_key=key).generate_state(count, dtype)
 
@@ -44,7 +57,9 @@ def chunks(draws: int, size: int) -> list[range]:
 
 
 def growing_chunks(draws: int) -> list[range]:
-    """Chunks of geometrically growing sizes: even a few draws are spread over all workers."""
+    """Chunks of geometrically growing sizes: even a few draws are spread over all
+    workers.
+    """
     # The start of a chunk depends on nothing else, because it is part of the key.
     found, start = [], 0
     while start < draws:
@@ -55,9 +70,12 @@ def growing_chunks(draws: int) -> list[range]:
 
 
 def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
-    """Join consecutive chunks into parts of up to `most` draws, with at least one part for each worker."""
-    # Python's overhead per step of a plan is the same for one chunk and for several. A single draw joins the previous
-    # part, because numpy sums a single replica in another order.
+    """Join consecutive chunks into parts of up to `most` draws, with at least one part
+    for each worker.
+    """
+    # Python's overhead per step of a plan is the same for one chunk and for several. A
+    # single draw joins the previous part, because numpy sums a single replica in
+    # another order.
     alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
     found = [parts[0]]

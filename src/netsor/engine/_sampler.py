@@ -16,7 +16,13 @@ from ..language._array import Value
 from . import _quadrature_error as quadrature
 from ._draw_cost import Draw
 from ._memory import check_memory
-from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
+from ._moment_histogram import (
+    BlockMoments,
+    MomentAccumulator,
+    MomentGrid,
+    binning,
+    cells_for,
+)
 from ._parallel import Progress, Tick, at_once, run
 from ._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ._plan_query import PlanQuery
@@ -27,21 +33,27 @@ from .backends._numpy import Streams, block_of, blocks
 
 T = TypeVar("T")
 
-AHEAD = 2  # chunks in flight if the library has its own threads: one is copied back while the next is computed
+# chunks in flight if the library has its own threads: one is copied back while the next
+# is computed
+AHEAD = 2
 TASK = 0.5  # seconds of work that justify sending a task to another process
 PILOT = 8192  # replicas of the pilot sample that places the cells
 MAX_DRAWS = 2**34  # draws
 MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are binned
 BLOCK = 2**24  # bytes per worker, in addition to its results and arrays
-NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that turn conditional laws into draws
+# the stream of the normals that turn conditional laws into draws
+NOISE = (2**20, 0, 0, SAMPLE, 0)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling options: draws, seed and backend determine the numbers; workers, executor and progress do not."""
+    """Sampling options: draws, seed and backend determine the numbers; workers,
+    executor and progress do not.
+    """
 
-    # `workers` is a number of threads, by default that of cores; an executor replaces them. `progress` is True for a
-    # bar on a terminal, False for none, or a function of (draws done, all draws).
+    # `workers` is a number of threads, by default that of cores; an executor replaces
+    # them. `progress` is True for a bar on a terminal, False for none, or a function of
+    # (draws done, all draws).
 
     draws: int
     seed: int = 0
@@ -61,30 +73,42 @@ class Sampling:
         return self.workers if self.backend.threads else AHEAD
 
     def run(
-        self, work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], together: int = 1
+        self,
+        work: Callable[[range, Callable[[int], None]], T],
+        parts: Sequence[range],
+        together: int = 1,
     ) -> Iterator[tuple[range, T]]:
         """Yield chunks as they finish; a task has up to `together` chunks."""
-        # BLAS is limited to one thread here, once: doing so per chunk would cost a fifth of the sampling time.
+        # BLAS is limited to one thread here, once: doing so per chunk would cost a
+        # fifth of the sampling time.
         with one_blas_thread() if self.backend.threads else nullcontext():
-            yield from run(work, parts, self.threads, self.executor, self.progress, together)
+            yield from run(
+                work, parts, self.threads, self.executor, self.progress, together
+            )
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """The law N(mean, cov) of the requested coordinates of the outputs, given all random numbers."""
+    """The law N(mean, cov) of the requested coordinates of the outputs, given all
+    random numbers.
+    """
 
-    # Entries of all outputs are concatenated. A law that depends on no random number has one replica.
+    # Entries of all outputs are concatenated. A law that depends on no random number
+    # has one replica.
 
     mean: Floats  # (replicas, k)
     cov: Floats  # (replicas, k, k)
     random_numbers: int  # per replica
-    quadrature_error: float  # bound on the relative error of covariances from Gaussian expectations or rounding
+    # bound on the relative error of covariances from Gaussian expectations or rounding
+    quadrature_error: float
     notes: tuple[str, ...]
     constant: bool  # depends on no random number
     backend: Backend  # the device and precision of the computation
     count: Floats | None = None  # replicas that each row stands for, if binned
-    binning: float = 0.0  # error of the density from binning, relative to its largest value
-    mean_error: Floats | None = None  # absolute errors of the means, (k,), which the relative error does not include
+    # error of the density from binning, relative to its largest value
+    binning: float = 0.0
+    # absolute errors of the means, (k,), which the relative error does not include
+    mean_error: Floats | None = None
 
 
 def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
@@ -104,13 +128,19 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     if size == 1 and draws > MAX_STORED_REPLICAS:
         return _sample_binned(plan, replace(sampling, backend=where), error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
-    # bytes: the law and a byte per number for the finiteness check; chunks in flight or finished; working memory
+    # bytes: the law and a byte per number for the finiteness check; chunks in flight or
+    # finished; working memory
     slots = at_once(sampling.threads, sampling.executor)
-    rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
+    rows = (
+        9.0 * draws
+        + 8.0 * min(draws, 2 * slots * work.size)
+        + 8.0 * slots * min(draws, work.size)
+    )
     check_memory(
         rows * (size + size**2) + slots * (BLOCK + Draw.of(plan).block_bytes(draws)),
         f"draws={draws} of {size} outputs",
-        "take fewer draws or outputs (of one output at a time, any number), or a smaller width",
+        "take fewer draws or outputs (of one output at a time, any number), or a"
+        " smaller width",
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     together = _chunks_per_task(plan, work.size)
@@ -130,15 +160,30 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     found = quadrature.bias_of_replicas(question)
     mean_error = None if found is None else np.where(zero, 0.0, found)
     notes = _notes(plan, means, covs)
-    return Conditional(means, covs, plan.random_numbers, error, notes, False, where, mean_error=mean_error)
+    return Conditional(
+        means,
+        covs,
+        plan.random_numbers,
+        error,
+        notes,
+        False,
+        where,
+        mean_error=mean_error,
+    )
 
 
-def _average(plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats, where: Backend) -> Conditional:
-    """The mean over replicas that differ only in their quadrature nodes, with its standard error and its bias."""
+def _average(
+    plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats, where: Backend
+) -> Conditional:
+    """The mean over replicas that differ only in their quadrature nodes, with its
+    standard error and its bias.
+    """
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
     sets = len(means)
-    spread = float(np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))) / np.sqrt(sets)
+    spread = float(np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))) / np.sqrt(
+        sets
+    )
     return Conditional(
         mean,
         cov,
@@ -152,31 +197,41 @@ def _average(plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats
 
 
 def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
-    """The plan's notes, and a warning if an output is 0 only because a function was 0 at every point tried."""
+    """The plan's notes, and a warning if an output is 0 only because a function was 0
+    at every point tried.
+    """
     zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
     if not (plan.tried and zero.any()):
         return plan.notes
     narrow = (
-        f"Y = 0 because {', '.join(plan.tried)} was 0 at every sampled point (spacing 6e-5 |u|); declare narrower "
-        "features with breaks=, ns.Function(…, breaks=…)"
+        f"Y = 0 because {', '.join(plan.tried)} was 0 at every sampled point (spacing"
+        " 6e-5 |u|); declare narrower features with breaks=, ns.Function(…, breaks=…)"
     )
     return (*plan.notes, narrow)
 
 
 def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
-    """Joint draws of one coordinate of each output, (draws, *shape), without forming a covariance."""
+    """Joint draws of one coordinate of each output, (draws, *shape), without forming a
+    covariance.
+    """
     draws, seed = sampling.draws, sampling.seed
     plan = replace(question, prices=sampling.backend.prices).plan()
     plan.check_integration(draws)
     size = plan.mean.shape[0]
-    check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
+    check_memory(
+        8.0 * draws * size,
+        f"draws={draws} of {size} outputs",
+        "take fewer draws or outputs",
+    )
     found = np.empty((draws, size))
     where, _ = resolve_precision(plan, sampling.backend, draws)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     parts = chunks(draws, work.size)
     if where.threads:
         slots = at_once(sampling.workers, sampling.executor)
-        parts = merge_chunks(growing_chunks(draws), block_of(plan, where.itemsize), slots)
+        parts = merge_chunks(
+            growing_chunks(draws), block_of(plan, where.itemsize), slots
+        )
     for part, values in sampling.run(work.draws, parts):
         found[part.start : part.stop] = values
     _check_finite(plan, seed, found)
@@ -191,7 +246,9 @@ def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
 
 
 def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
-    """Too many replicas to store: a pilot sample defines a grid, and moments are accumulated in each of its cells."""
+    """Too many replicas to store: a pilot sample defines a grid, and moments are
+    accumulated in each of its cells.
+    """
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     if draws > MAX_DRAWS:
         raise ArgumentError("draws", draws, "at most 2^34")
@@ -201,13 +258,17 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     tally = MomentAccumulator(cells)
     work = _Chunk(plan, seed, where, size, cells).moments
-    for _, found in sampling.run(work, chunks(draws, size), _chunks_per_task(plan, size)):
+    for _, found in sampling.run(
+        work, chunks(draws, size), _chunks_per_task(plan, size)
+    ):
         for block in found:
             tally.add(block)
     means, variances, counts = tally.nodes()
     off = binning(cells, mean[:, 0], cov[:, 0, 0])
     made = means[:, None], variances[:, None, None]
-    return Conditional(*made, plan.random_numbers, error, plan.notes, False, where, counts, off)
+    return Conditional(
+        *made, plan.random_numbers, error, plan.notes, False, where, counts, off
+    )
 
 
 def _chunks_per_task(plan: Plan, size: int) -> int:
@@ -219,20 +280,37 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
     if all(np.isfinite(array).all() for array in arrays):
         return
     guards = [step.out for step in plan.steps if step.kind == "lost"]
-    first = np.argmax(np.any([~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays], axis=0))
+    first = np.argmax(
+        np.any(
+            [
+                ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                for array in arrays
+            ],
+            axis=0,
+        )
+    )
     replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    found = (quadrature.sample_block(replace(plan, mean=guard), seed, replicas)[0] for guard in guards)
+    found = (
+        quadrature.sample_block(replace(plan, mean=guard), seed, replicas)[0]
+        for guard in guards
+    )
     if any(np.isnan(mean).any() for mean in found):
         raise ValueError(
-            "at width inf, a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, which is not "
-            "followed; net.law(…, method='extrapolate') estimates the limit from exact laws at finite widths"
+            "at width inf, a score rests on a part of order n^(-1/2) of vectors that a"
+            " matrix acts on, which is not followed; net.law(…, method='extrapolate')"
+            " estimates the limit from exact laws at finite widths"
         )
-    raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
+    raise ValueError(
+        "the law is not finite: a function of the program gave NaN or infinity, or it"
+        " overflowed"
+    )
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The work on one chunk of replicas (its law, moments or draws), done by a worker in any process."""
+    """The work on one chunk of replicas (its law, moments or draws), done by a worker
+    in any process.
+    """
 
     plan: Plan
     seed: int
@@ -245,8 +323,13 @@ class _Chunk:
         size = self.plan.mean.shape[0]
         means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
         done = 0
-        for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
-            mean, cov = self.backend.numpy(mean), self.backend.numpy(self.backend.cov(columns))
+        for mean, columns in self.backend.sample(
+            self.plan, self.seed, part, self.size, tick
+        ):
+            mean, cov = (
+                self.backend.numpy(mean),
+                self.backend.numpy(self.backend.cov(columns)),
+            )
             stop = done + max(len(mean), len(cov))
             means[done:stop], covs[done:stop] = mean, cov
             done = stop
@@ -256,19 +339,31 @@ class _Chunk:
         """The sums over cells of each block."""
         assert self.cells is not None
         blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
+        return [
+            self.backend.sums(self.cells, mean, self.backend.cov(columns))
+            for mean, columns in blocks
+        ]
 
     def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
-        if self.backend.chosen:  # tested on other draws: if one of these overflows, draw the part in double
+        # tested on other draws: if one of these overflows, draw the part in double
+        if self.backend.chosen:
             known = replace(self.backend, chosen=False)
             try:
                 with np.errstate(**RAISED):
                     return replace(self, backend=known).draws(part, tick)
             except TOO_LARGE:
-                return replace(self, backend=replace(known, precision="float64")).draws(part, tick)
-        chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
-        streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
+                return replace(self, backend=replace(known, precision="float64")).draws(
+                    part, tick
+                )
+        chunks = [
+            chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start
+        ]
+        streams = Streams(
+            self.seed,
+            chunks if self.backend.threads else part.start,
+            self.backend.precision,
+        )
         if self.backend.threads:
             made = blocks(self.plan, streams, len(part), tick)
         else:
@@ -278,10 +373,19 @@ class _Chunk:
         for mean, columns in made:
             mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
             # a plan that depends on no random number returns one replica for all
-            rows = found if self.plan.constant else found[done : done + max(len(mean), len(columns))]
+            rows = (
+                found
+                if self.plan.constant
+                else found[done : done + max(len(mean), len(columns))]
+            )
             rows[:] = mean
             if columns.shape[-1]:
-                rows += (columns @ streams.normals(NOISE, np.empty((len(rows), columns.shape[-1], 1))))[..., 0]
+                rows += (
+                    columns
+                    @ streams.normals(
+                        NOISE, np.empty((len(rows), columns.shape[-1], 1))
+                    )
+                )[..., 0]
             done += len(rows)
             if done == len(part):
                 break

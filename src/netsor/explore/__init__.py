@@ -1,1 +1,3 @@
-"""The explorer: move a slider, see the law. Views do not know the page; forms request and show them."""
+"""The explorer: move a slider, see the law. Views do not know the page; forms request
+and show them.
+"""

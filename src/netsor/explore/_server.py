@@ -1,8 +1,8 @@
 """The local server of the page.
 
-Requests need the token of its address, which no page of another site knows. In case one learns it, they must also name
-this machine as their host, which a foreign name that resolves to 127.0.0.1 (DNS rebinding) does not, and come from no
-other site.
+Requests need the token of its address, which no page of another site knows. In case one
+learns it, they must also name this machine as their host, which a foreign name that
+resolves to 127.0.0.1 (DNS rebinding) does not, and come from no other site.
 """
 
 from __future__ import annotations
@@ -22,17 +22,27 @@ from ._forms import AUDITS, answer, local_page
 from ._view import View, as_csv, as_file
 
 HOST = "127.0.0.1"
-LOOPBACK = (HOST, "localhost")  # names of this machine; the port may differ, as behind `ssh -L`
-# Nothing but what this server sends, and only scripts that carry the nonce of the page. Reports have style attributes.
+# names of this machine; the port may differ, as behind `ssh -L`
+LOOPBACK = (HOST, "localhost")
+# Nothing but what this server sends, and only scripts that carry the nonce of the page.
+# Reports have style attributes.
 POLICY = {
-    "default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "'self' data:", "connect-src": "'self'",
-    "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
-}  # fmt: skip
+    "default-src": "'none'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
 HEADERS = {
-    "cache-control": "no-store", "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY", "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-}  # fmt: skip
+}
 KEPT = 32  # newest views, whose files can be downloaded
 TYPES = {"png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
 
@@ -57,8 +67,13 @@ class Server(ThreadingHTTPServer):
         number = next(self._count)
         self.views[str(number)] = view
         self.views.pop(str(number - KEPT), None)
-        files = (f"file/{number}/{name}.{kind}?access_token={self.token}" for kind in TYPES)
-        links = (f'<a href="{file}" download>{kind.upper()}</a>' for file, kind in zip(files, TYPES, strict=True))
+        files = (
+            f"file/{number}/{name}.{kind}?access_token={self.token}" for kind in TYPES
+        )
+        links = (
+            f'<a href="{file}" download>{kind.upper()}</a>'
+            for file, kind in zip(files, TYPES, strict=True)
+        )
         return f'<p class="netsor-files">{" ".join(links)}</p>'
 
 
@@ -69,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
     nonce = ""  # of the scripts of the page, new for every request
 
     def parse_request(self) -> bool:
-        """Reject a request without the token, for another host, or from another site."""
+        """Reject a request without the token, for another host, or from another
+        site.
+        """
         self.nonce = secrets.token_urlsafe(16)
         if not super().parse_request():
             return False
@@ -83,7 +100,9 @@ class Handler(BaseHTTPRequestHandler):
         return secrets.compare_digest(given.encode(), self.server.token.encode())
 
     def _is_local(self) -> bool:
-        """Whether it names this machine, and comes from its page or, as an address that is typed in, from nowhere."""
+        """Whether it names this machine, and comes from its page or, as an address that
+        is typed in, from nowhere.
+        """
         hosts = self.headers.get_all("host", [])
         origins = self.headers.get_all("origin", [])
         if len(hosts) != 1 or not is_loopback(hosts[0]):
@@ -96,10 +115,14 @@ class Handler(BaseHTTPRequestHandler):
             case ["", ""]:
                 self._begin("text/html; charset=utf-8")
                 self.wfile.write(local_page(self.server.target, self.nonce).encode())
-            case ["", "file", number, name] if number in self.server.views and name.rpartition(".")[2] in TYPES:
+            case ["", "file", number, name] if (
+                number in self.server.views and name.rpartition(".")[2] in TYPES
+            ):
                 view, kind = self.server.views[number], name.rpartition(".")[2]
                 self._begin(TYPES[kind])
-                self.wfile.write(as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind))
+                self.wfile.write(
+                    as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind)
+                )
             case _:
                 self.send_error(404)
 
@@ -112,7 +135,10 @@ class Handler(BaseHTTPRequestHandler):
         def emit(what: str, text: str) -> None:
             self.wfile.write(json.dumps([what, text]).encode() + b"\n")
 
-        with suppress(ConnectionError), self.server.audit if kind in AUDITS else nullcontext():
+        with (
+            suppress(ConnectionError),
+            self.server.audit if kind in AUDITS else nullcontext(),
+        ):
             answer(kind, content, emit, self.server.target, self.server.links)
 
     def _begin(self, kind: str) -> None:
@@ -123,7 +149,10 @@ class Handler(BaseHTTPRequestHandler):
     def end_headers(self) -> None:
         """Add the headers that every answer has, also an error."""
         policy = {**POLICY, "script-src": f"'nonce-{self.nonce}'"}
-        self.send_header("content-security-policy", "; ".join(f"{name} {value}" for name, value in policy.items()))
+        self.send_header(
+            "content-security-policy",
+            "; ".join(f"{name} {value}" for name, value in policy.items()),
+        )
         for name, value in HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
@@ -133,15 +162,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a Host header names this machine: one of its names, with a port or without."""
+    """Whether a Host header names this machine: one of its names, with a port or
+    without.
+    """
     name, colon, port = host.lower().partition(":")
     return name in LOOPBACK and (not colon or port.isdecimal())
 
 
 def serve(
-    target: NamedProgram | None = None, port: int = 0, browser: bool = True, say: Callable[[str], None] = print
+    target: NamedProgram | None = None,
+    port: int = 0,
+    browser: bool = True,
+    say: Callable[[str], None] = print,
 ) -> None:
-    """Show the page until an interrupt, on a free port unless you give one; `say` is called with its address."""
+    """Show the page until an interrupt, on a free port unless you give one; `say` is
+    called with its address.
+    """
     with Server(target, port) as server:
         say(server.address)
         if browser:

@@ -1,7 +1,23 @@
-"""The language: values, operations, tracing, the checker, the printer. Nothing in it depends on sampling."""
+"""The language: values, operations, tracing, the checker, the printer. Nothing in it
+depends on sampling.
+"""
 
 from .._validate import TraceError
-from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
+from ._activation import (
+    abs,
+    clip,
+    cos,
+    erf,
+    gelu,
+    gelu_tanh,
+    identity,
+    leaky_relu,
+    relu,
+    sigmoid,
+    silu,
+    sin,
+    tanh,
+)
 from ._apply import apply, nonlin
 from ._array import Value
 from ._grad import grad

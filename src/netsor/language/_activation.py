@@ -50,12 +50,16 @@ def sigmoid(x: X) -> X:
 
 
 def gelu(x: X) -> X:
-    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
+    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the
+    tanh approximation).
+    """
     return _activate(known.GELU, x)
 
 
 def gelu_tanh(x: X) -> X:
-    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
+    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of
+    `gelu`: GPT-2's gelu_new.
+    """
     return _activate(known.GELU_TANH, x)
 
 
@@ -93,7 +97,8 @@ for _f in (identity, relu, abs, erf, tanh, sigmoid, gelu, gelu_tanh, silu, sin, 
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
-    """φ(x) = x for x > 0 and slope · x otherwise. The other parameters are those of `relu`.
+    """φ(x) = x for x > 0 and slope · x otherwise. The other parameters are those of
+    `relu`.
 
     Parameters
     ----------
@@ -121,4 +126,6 @@ def clip(x: X, bound: float) -> X:
     >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)
     <Vector of shape (3,) in R^n, by Nonlin>
     """
-    return _activate(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)
+    return _activate(
+        known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x
+    )

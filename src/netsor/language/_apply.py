@@ -25,7 +25,8 @@ def apply(
 ) -> Scalar:
     """Apply any function to scalars.
 
-    netsor tries f on a few numbers. f must be deterministic, vectorised over leading axes and not modify its arguments.
+    netsor tries f on a few numbers. f must be deterministic, vectorised over leading
+    axes and not modify its arguments.
 
     Parameters
     ----------
@@ -34,15 +35,18 @@ def apply(
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        0 for an elementwise f. With k, f receives the last k axes of each argument and may return any number of axes.
+        0 for an elementwise f. With k, f receives the last k axes of each argument and
+        may return any number of axes.
     name : str, optional
         The printed name; by default that of f.
     bounded, lipschitz : bool, optional
-        Declare whether f is bounded and whether it is pseudo-Lipschitz; the checker cannot infer either.
+        Declare whether f is bounded and whether it is pseudo-Lipschitz; the checker
+        cannot infer either.
     derivative : callable or tuple, optional
-        For `ns.grad`. With `axes=0` it is ∂f/∂p, a function of the same arguments. With `axes=k` it is the gradient of
-        Σ d·f, a function of the arguments and of d, an array shaped like the result of f. For several arguments, give a
-        tuple with one function per argument, and None for arguments that are never differentiated.
+        For `ns.grad`. With `axes=0` it is ∂f/∂p, a function of the same arguments. With
+        `axes=k` it is the gradient of Σ d·f, a function of the arguments and of d, an
+        array shaped like the result of f. For several arguments, give a tuple with one
+        function per argument, and None for arguments that are never differentiated.
 
     Examples
     --------
@@ -50,17 +54,34 @@ def apply(
     >>> ns.apply(lambda p: p.max(axis=-1), p, axes=1, name="max")
     <Scalar of shape (2,), by Apply>
     """
-    f = as_function(f, "apply", len(scalars), name, bounded=bounded, lipschitz=lipschitz, derivative=derivative)
+    f = as_function(
+        f,
+        "apply",
+        len(scalars),
+        name,
+        bounded=bounded,
+        lipschitz=lipschitz,
+        derivative=derivative,
+    )
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
     shapes = " and ".join(str(value.shape) for value in values)
     axes = whole(axes, "axes", "apply", least=0)
     if any(value.ndim < axes for value in values):
-        raise TraceError("apply", f"axes={axes} with shapes {shapes}: each argument needs that many axes")
-    problem = f"shapes {shapes} do not broadcast" + f" before the last {axes} axes" * (axes > 0)
-    leading = broadcast_shapes(f.name, problem, *(value.shape[: value.ndim - axes] for value in values))
-    core = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
+        raise TraceError(
+            "apply",
+            f"axes={axes} with shapes {shapes}: each argument needs that many axes",
+        )
+    problem = f"shapes {shapes} do not broadcast" + f" before the last {axes} axes" * (
+        axes > 0
+    )
+    leading = broadcast_shapes(
+        f.name, problem, *(value.shape[: value.ndim - axes] for value in values)
+    )
+    core = infer_output_shape(
+        f, "apply", [value.shape[value.ndim - axes :] for value in values]
+    )
     return applied(f, values, leading + core, axes)
 
 
@@ -72,9 +93,11 @@ def nonlin(
     lipschitz: bool | None = None,
     derivative: Derivative = None,
 ) -> Vector:
-    """Apply any coordinatewise function to vectors, and optionally scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
+    """Apply any coordinatewise function to vectors, and optionally scalars: h_α =
+    φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and not modify its arguments. The other parameters are those of `apply`.
+    f must act elementwise, be deterministic and not modify its arguments. The other
+    parameters are those of `apply`.
 
     Parameters
     ----------
@@ -91,28 +114,51 @@ def nonlin(
     >>> print(f"{ns.Program(ns.weight(n, n) @ h).law(n=ns.inf).var():.4f}")  # E[z⁴]/2
     1.5000
     """
-    f = as_function(f, "nonlin", len(arguments), name, bounded=bounded, lipschitz=lipschitz, derivative=derivative)
+    f = as_function(
+        f,
+        "nonlin",
+        len(arguments),
+        name,
+        bounded=bounded,
+        lipschitz=lipschitz,
+        derivative=derivative,
+    )
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
-    if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
+    if not vectors or not all(
+        isinstance(value, Vector) for value in arguments[: len(vectors)]
+    ):
         given = ", ".join(map(shown, arguments[:4]))
         remedy = "given vectors are written ns.data(…), functions of scalars ns.apply"
-        raise TraceError(f.name, f"needs one vector or more, then scalars, got {given}; {remedy}")
+        raise TraceError(
+            f.name, f"needs one vector or more, then scalars, got {given}; {remedy}"
+        )
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
     infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
     return Vector(Nonlin(f, vectors, scalars), shape, width)
 
 
-def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str | None, **declared: Any) -> Function:
+def as_function(
+    f: Callable[..., Any],
+    operation: str,
+    arguments: int,
+    name: str | None,
+    **declared: Any,
+) -> Function:
     """Wrap a callable in a Function with its declared properties."""
     if not isinstance(f, Function):
         called = getattr(f, "__name__", None)
         default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
         f = Function(default if name is None else name, f, **declared)
     elif any(given is not None for given in (name, *declared.values())):
-        raise TraceError(operation, f"{f.name} is a Function: declare its properties in ns.Function(…)")
+        raise TraceError(
+            operation,
+            f"{f.name} is a Function: declare its properties in ns.Function(…)",
+        )
     if as_name(f.name, operation) is None:
-        raise TraceError(operation, f"name=None of the Function of {shown(f.f)} must be a string")
+        raise TraceError(
+            operation, f"name=None of the Function of {shown(f.f)} must be a string"
+        )
     one_of(f.bounded, "bounded", operation, (True, False, None))
     one_of(f.lipschitz, "lipschitz", operation, (True, False, None))
     if not callable(f.f):
@@ -120,6 +166,12 @@ def as_function(f: Callable[..., Any], operation: str, arguments: int, name: str
     slopes = f.derivative if isinstance(f.derivative, tuple) else (f.derivative,)
     known = all(g is None or isinstance(g, float) or callable(g) for g in slopes)
     if not known or (f.derivative is not None and len(slopes) != arguments):
-        needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
-        raise TraceError(operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}")
+        needed = (
+            "a function"
+            if arguments == 1
+            else f"a tuple of {arguments} functions, one for each argument"
+        )
+        raise TraceError(
+            operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}"
+        )
     return f

@@ -35,71 +35,113 @@ Ints = npt.NDArray[np.intp]
 Keep = tuple[npt.NDArray[np.bool_], ...]
 V = TypeVar("V", bound="Value")
 R = TypeVar("R")
-Axes = tuple[int | None, ...]  # for each axis of an input, the matching axis of the result; None: read whole
+# for each axis of an input, the matching axis of the result; None: read whole
+Axes = tuple[int | None, ...]
 
-MAX_ENUMERATED_ENTRIES = 2**20  # arrays with more entries are indexed without listing all their positions
-OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "truediv", np.matmul: "matmul"}
+# arrays with more entries are indexed without listing all their positions
+MAX_ENUMERATED_ENTRIES = 2**20
+OPERATORS = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.divide: "truediv",
+    np.matmul: "matmul",
+}
 
 
 def index_text(key: object) -> str:
     """An index as Python code: `2`, `1:3`."""
     if isinstance(key, slice):
-        start, stop, step = ("" if end is None else str(end) for end in (key.start, key.stop, key.step))
+        start, stop, step = (
+            "" if end is None else str(end) for end in (key.start, key.stop, key.step)
+        )
         return f"{start}:{stop}" + (f":{step}" if step else "")
     return shown(key) if as_whole(key) is None else str(as_whole(key))
 
 
 def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
-    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
+    """One of the axes of a shape, counted from 0; with `new`, of the shape with one
+    axis more.
+    """
     ndim = len(shape) + new
     axis = as_whole(argument)
     if axis is None or not -ndim <= axis < ndim:
-        allowed = f"an integer from {-ndim} to {ndim - 1}, an axis of" if ndim else "left out: no axis in"
+        allowed = (
+            f"an integer from {-ndim} to {ndim - 1}, an axis of"
+            if ndim
+            else "left out: no axis in"
+        )
         raise refused("axis", argument, f"{allowed} shape {shape}", operation)
     return axis % ndim
 
 
 def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
-    """The flat positions that an index selects, as in numpy; True and False, which add an axis there, are rejected."""
-    if any(is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
-        raise TraceIndexError(operation, f"index {shown(key)} on shape {shape}: None adds an axis, no bool does")
+    """The flat positions that an index selects, as in numpy; True and False, which add
+    an axis there, are rejected.
+    """
+    if any(
+        is_bool(part) and not np.ndim(part)
+        for part in (key if isinstance(key, tuple) else (key,))
+    ):
+        raise TraceIndexError(
+            operation,
+            f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
+        )
     size = math.prod(shape)
     if size > NUMBERS:
-        raise TraceError(operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}")
+        raise TraceError(
+            operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}"
+        )
     try:
         if key is ... or size <= MAX_ENUMERATED_ENTRIES:
             positions = np.asarray(np.arange(size).reshape(shape)[key])
         else:
-            picked = tuple(np.broadcast_to(axis, shape)[key] for axis in np.ogrid[tuple(map(slice, shape))])
+            picked = tuple(
+                np.broadcast_to(axis, shape)[key]
+                for axis in np.ogrid[tuple(map(slice, shape))]
+            )
             positions = np.asarray(np.ravel_multi_index(picked, shape), dtype=np.intp)
     except (IndexError, TypeError, ValueError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        outside = "out of bounds" in problem or "too many indices" in problem  # numpy then repeats index and shape
-        problem = f"is outside shape {shape}" if outside else f"on shape {shape}: {problem}"
+        # numpy then repeats index and shape
+        outside = "out of bounds" in problem or "too many indices" in problem
+        problem = (
+            f"is outside shape {shape}" if outside else f"on shape {shape}: {problem}"
+        )
         raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
-        raise TraceError(operation, f"index {shown(key)} selects nothing from shape {shape}")
+        raise TraceError(
+            operation, f"index {shown(key)} selects nothing from shape {shape}"
+        )
     return positions
 
 
 @lru_cache(maxsize=256)
 def every(shape: Shape) -> Keep:
-    """A mask of all entries. Equal shapes share one tuple, which `demand` compares by identity."""
+    """A mask of all entries. Equal shapes share one tuple, which `demand` compares by
+    identity.
+    """
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
 def around(places: Ints, shape: Shape) -> Keep:
     """The smallest box of entries that contains these flat positions."""
-    if places.size * 8 > math.prod(shape):  # many: a mask is faster than unravelling the positions
+    # many: a mask is faster than unravelling the positions
+    if places.size * 8 > math.prod(shape):
         hit = np.zeros(math.prod(shape), dtype=bool)
         hit[places] = True
         if hit.all():  # the usual case
             return every(shape)
         hit = hit.reshape(shape)
         axes = range(len(shape))
-        return tuple(np.asarray(hit.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)
+        return tuple(
+            np.asarray(hit.any(axis=tuple(k for k in axes if k != axis)))
+            for axis in axes
+        )
     keep = tuple(np.zeros(size, dtype=bool) for size in shape)
-    for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
+    for axis, at in zip(
+        keep, np.unravel_index(places, shape) if shape else (), strict=True
+    ):
         axis[at] = True
     return keep
 
@@ -108,7 +150,10 @@ def within(places: Ints, shape: Shape, keep: Keep) -> Ints:
     """Convert flat positions in an array to flat positions in a box of it."""
     if not shape:
         return places
-    among = [(np.cumsum(axis) - 1)[at] for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)]
+    among = [
+        (np.cumsum(axis) - 1)[at]
+        for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)
+    ]
     return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
 
 
@@ -118,7 +163,9 @@ def is_all(keep: Keep) -> bool:
 
 
 def kept(array: Ints, keep: Keep) -> Ints:
-    """The entries of an array in a box; the array itself if the box contains all of them."""
+    """The entries of an array in a box; the array itself if the box contains all of
+    them.
+    """
     return array if is_all(keep) else array[box(keep)]
 
 
@@ -134,8 +181,8 @@ _composing: ContextVar[bool] = ContextVar("composing", default=False)
 def composed_indices() -> Iterator[None]:
     """Make an index of an index a single index inside the context.
 
-    Rewrites of a program use this: nobody holds the values that they make. Values that a user holds stay as they are,
-    because `ns.grad` may be asked for any of them.
+    Rewrites of a program use this: nobody holds the values that they make. Values that
+    a user holds stay as they are, because `ns.grad` may be asked for any of them.
     """
     token = _composing.set(True)
     try:
@@ -145,36 +192,48 @@ def composed_indices() -> Iterator[None]:
 
 
 class Source:
-    """The identity of a random object. Operations with the same source share its randomness."""
+    """The identity of a random object. Operations with the same source share its
+    randomness.
+    """
 
     def __init__(self, name: str | None, by: Any = None) -> None:
-        self.name, self.by = name, by  # by: a scalar of the program that multiplies the object
+        # by: a scalar of the program that multiplies the object
+        self.name, self.by = name, by
 
 
 class VectorAccess(Enum):
-    """How an operation uses vectors. The exact engine decides from this which coordinates it must sample."""
+    """How an operation uses vectors. The exact engine decides from this which
+    coordinates it must sample.
+    """
 
     FRESH = "reads no vectors"  # initial vectors, data
     LINEARLY = "is the same in every orthonormal frame"  # sums, multiples, indexing
     BY_PRODUCTS = "needs only inner products"  # scores, W x
     ON_COORDINATES = "maps every coordinate by the same function"  # nonlinearities
-    ON_PLACES = "maps coordinates by their positions"  # rotary positions, though they are linear
+    # rotary positions, though they are linear
+    ON_PLACES = "maps coordinates by their positions"
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
 class Operation:
-    """The base class of operations. They are frozen dataclasses, compared by identity; their inputs are fields.
+    """The base class of operations. They are frozen dataclasses, compared by identity;
+    their inputs are fields.
 
-    Facts that only one interpreter needs are rows in a table of that interpreter (see `rule_for`).
+    Facts that only one interpreter needs are rows in a table of that interpreter (see
+    `rule_for`).
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields, in order
-    acts: ClassVar[VectorAccess | None] = None  # None: it reads and returns only scalars
+    # None: it reads and returns only scalars
+    acts: ClassVar[VectorAccess | None] = None
     kind: ClassVar[str] = ""  # its name in `print(net)`, if not the class name
-    letter: ClassVar[str] = ""  # for the names of its values, if not u (vectors) or a (scalars)
-    parted: ClassVar[bool] = False  # whether entries of the result can be computed separately
-    indexed: ClassVar[tuple[str, ...]] = ()  # array fields, whose leading axes are those of the result
+    # for the names of its values, if not u (vectors) or a (scalars)
+    letter: ClassVar[str] = ""
+    # whether entries of the result can be computed separately
+    parted: ClassVar[bool] = False
+    # array fields, whose leading axes are those of the result
+    indexed: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, eq=False)(cls)
@@ -185,7 +244,9 @@ class Operation:
         return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """The entries of each input that an entry of the result (with `ndim` axes) depends on; by default all."""
+        """The entries of each input that an entry of the result (with `ndim` axes)
+        depends on; by default all.
+        """
         return tuple((None,) * x.ndim for x in self.inputs)
 
     def whole(self, ndim: int) -> Sequence[int]:
@@ -193,8 +254,12 @@ class Operation:
         return () if self.parted else range(ndim)
 
     def at(self, keep: Keep) -> Self:
-        """Slice the fields that share axes with the result; the inputs are not sliced."""
-        return replace(self, **{name: getattr(self, name)[box(keep)] for name in self.indexed})
+        """Slice the fields that share axes with the result; the inputs are not
+        sliced.
+        """
+        return replace(
+            self, **{name: getattr(self, name)[box(keep)] for name in self.indexed}
+        )
 
     def taken(self, whole: Value, flat: Ints) -> Operation:
         """The operation for the entries of `whole`, its result, at flat positions."""
@@ -213,13 +278,23 @@ class Operation:
 
         def renewed(entry: Any) -> Any:
             several = isinstance(entry, tuple) and entry and isinstance(entry[0], Value)
-            return tuple(islice(given, len(entry))) if several else next(given) if isinstance(entry, Value) else entry
+            return (
+                tuple(islice(given, len(entry)))
+                if several
+                else next(given)
+                if isinstance(entry, Value)
+                else entry
+            )
 
-        return type(self)(*(renewed(getattr(self, name)) for name in self.__match_args__))
+        return type(self)(
+            *(renewed(getattr(self, name)) for name in self.__match_args__)
+        )
 
 
 class Entrywise(Operation):
-    """An operation whose entries can be computed one by one; by default its inputs broadcast as in numpy."""
+    """An operation whose entries can be computed one by one; by default its inputs
+    broadcast as in numpy.
+    """
 
     parted = True
 
@@ -229,20 +304,28 @@ class Entrywise(Operation):
 
 
 def align_axes(ndim: int, to: int) -> tuple[int, ...]:
-    """The axes, among `to`, that the axes of an array with `ndim` axes align with: the last ones."""
+    """The axes, among `to`, that the axes of an array with `ndim` axes align with: the
+    last ones.
+    """
     return tuple(range(to - ndim, to))
 
 
 def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
-    """Look up an operation in the table of an interpreter; the error for a missing row names the table."""
+    """Look up an operation in the table of an interpreter; the error for a missing row
+    names the table.
+    """
     if type(op) not in table:
-        raise TypeError(f"{type(op).__name__} has no row in {place}: see docs/developer.md, 'Adding an operation'")
+        raise TypeError(
+            f"{type(op).__name__} has no row in {place}: see docs/developer.md, 'Adding"
+            " an operation'"
+        )
     return table[type(op)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Value:
-    """The base class of `Vector` and `Scalar`: an array with a shape, indexed and rearranged as in numpy.
+    """The base class of `Vector` and `Scalar`: an array with a shape, indexed and
+    rearranged as in numpy.
 
     Functions such as `ns.gaussian` return values; you never call this class yourself.
 
@@ -270,21 +353,38 @@ class Value:
 
     def __post_init__(self) -> None:
         if self.ndim > AXES:
-            raise TraceError(type(self.op).__name__, f"has {self.ndim} axes; at most {AXES} are allowed")
+            raise TraceError(
+                type(self.op).__name__,
+                f"has {self.ndim} axes; at most {AXES} are allowed",
+            )
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
-        """Leave array + value to value.__radd__, and raise an error for any other numpy function."""
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any
+    ) -> Any:
+        """Leave array + value to value.__radd__, and raise an error for any other numpy
+        function.
+        """
         operator = f"__r{OPERATORS.get(ufunc)}__"
         if method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
         name = f"np.{ufunc.__name__}"
-        raise TraceError(name, f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or ns.apply({name}, p)")
+        raise TraceError(
+            name,
+            f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or"
+            f" ns.apply({name}, p)",
+        )
 
     def __array__(self, *_: Any, **__: Any) -> None:
-        raise TraceError("np.array", f"{self!r} holds no numbers: ns.Program(x).simulate(…) draws them")
+        raise TraceError(
+            "np.array",
+            f"{self!r} holds no numbers: ns.Program(x).simulate(…) draws them",
+        )
 
     def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        raise TraceError(f"np.{function.__name__}", f"acts on arrays, not on {self!r}: use x.sum(0), ns.join(…)")
+        raise TraceError(
+            f"np.{function.__name__}",
+            f"acts on arrays, not on {self!r}: use x.sum(0), ns.join(…)",
+        )
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         """A value of this kind (and width) made by another operation."""
@@ -320,25 +420,45 @@ class Value:
         """The same values in another shape, in numpy's order."""
         given = _unpacked(shape)
         try:
-            wanted = np.broadcast_to(False, self.shape).reshape(given).shape  # copies nothing
+            # copies nothing
+            wanted = np.broadcast_to(False, self.shape).reshape(given).shape
             if min(given, default=0) < -1:  # numpy reads every negative size as -1
                 raise ValueError
         except (TypeError, ValueError):
             allowed = "positive integers with the same product; one may be -1"
-            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}: give {allowed}") from None
-        return self if wanted == self.shape else self.take(self._positions().reshape(wanted))
+            raise TraceError(
+                "reshape",
+                f"shape {self.shape} cannot become {shown(given)}: give {allowed}",
+            ) from None
+        return (
+            self
+            if wanted == self.shape
+            else self.take(self._positions().reshape(wanted))
+        )
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
         """The axes in another order."""
         given = _unpacked(axes)
-        order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
+        order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(
+            self.ndim
+        )[::-1]
         if sorted(order) != list(range(self.ndim)):
-            raise TraceError("transpose", f"axes {shown(given)} do not reorder shape {self.shape}: name each axis once")
-        return self if sorted(order) == list(order) else self.take(self._positions().transpose(order))
+            raise TraceError(
+                "transpose",
+                f"axes {shown(given)} do not reorder shape {self.shape}: name each axis"
+                " once",
+            )
+        return (
+            self
+            if sorted(order) == list(order)
+            else self.take(self._positions().transpose(order))
+        )
 
     @property
     def T(self) -> Self:
-        """The array with its axes reversed. Coordinates are not transposed: write `ns.dot(x, y)` for ⟨x, y⟩."""
+        """The array with its axes reversed. Coordinates are not transposed: write
+        `ns.dot(x, y)` for ⟨x, y⟩.
+        """
         return self.transpose()
 
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
@@ -347,13 +467,17 @@ class Value:
         try:
             return self.take(np.broadcast_to(self._positions(), sizes))
         except ValueError:
-            raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {sizes}") from None
+            raise TraceError(
+                "broadcast_to", f"shape {self.shape} does not broadcast to {sizes}"
+            ) from None
 
     def _positions(self) -> Ints:
         return index_positions(self.shape, ..., "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
-        """The entries at these positions of the flattened array, in the shape of `flat`; all in order are the value."""
+        """The entries at these positions of the flattened array, in the shape of
+        `flat`; all in order are the value.
+        """
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:
             raise TraceError("take", f"nothing is left of shape {self.shape}")
@@ -364,27 +488,51 @@ class Value:
         return self._like(self.op.taken(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
-        """Move the given axes (None: all) to the end and merge them into one, for a sum over it."""
-        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+        """Move the given axes (None: all) to the end and merge them into one, for a sum
+        over it.
+        """
+        axes = (
+            range(self.ndim)
+            if axis is None
+            else axis
+            if isinstance(axis, tuple | list)
+            else (axis,)
+        )
         last = [as_axis(a, self.shape, operation) for a in axes]
         if len(set(last)) < len(last):
-            raise TraceError(operation, f"axis={shown(axis)} must name each axis of shape {self.shape} at most once")
+            raise TraceError(
+                operation,
+                f"axis={shown(axis)} must name each axis of shape {self.shape} at most"
+                " once",
+            )
         first = [a for a in range(self.ndim) if a not in last]
-        return self.transpose(*first, *last).reshape(*(self.shape[a] for a in first), -1) if last else self[..., None]
+        return (
+            self.transpose(*first, *last).reshape(*(self.shape[a] for a in first), -1)
+            if last
+            else self[..., None]
+        )
 
 
 def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Accept `f(2, 3)` as well as `f((2, 3))`."""
-    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    return (
+        tuple(given[0])
+        if len(given) == 1 and isinstance(given[0], tuple | list)
+        else given
+    )
 
 
 def selects_all(x: Value, flat: Ints) -> bool:
     """Whether an index selects every entry of x, in the order and the shape of x."""
-    return flat.shape == x.shape and np.array_equal(flat, np.arange(x.size).reshape(x.shape))
+    return flat.shape == x.shape and np.array_equal(
+        flat, np.arange(x.size).reshape(x.shape)
+    )
 
 
 class Take(Operation):
-    """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating all use it."""
+    """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and
+    repeating all use it.
+    """
 
     acts, kind, parted = VectorAccess.LINEARLY, "index", True
     x: Value

@@ -1,13 +1,18 @@
-"""Derivatives: one rule per operation, from the cotangent of its result to those of its inputs.
+"""Derivatives: one rule per operation, from the cotangent of its result to those of its
+inputs.
 
-Cotangents are scaled to order 1: δ_x = √n ∂p/∂x for a vector x in R^n, and d[None] = ∂p/∂q for a scalar q. If q depends
-on means over R^n, the rules also carry it in the unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c
-the scale of a norm, ∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n divides it by √n on the way to x. So ⟨δ_y, x⟩/n
-is enough, and derivatives of norms contain only mean products. `Reverse` determines which units each scalar needs.
+Cotangents are scaled to order 1: δ_x = √n ∂p/∂x for a vector x in R^n, and d[None] =
+∂p/∂q for a scalar q. If q depends on means over R^n, the rules also carry it in the
+unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c the scale of a norm,
+∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n divides it by √n on the way to x. So
+⟨δ_y, x⟩/n is enough, and derivatives of norms contain only mean products. `Reverse`
+determines which units each scalar needs.
 
-A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that matter, its result, the cotangent of
-the result, and `wants(k)`, the units in which input k is needed (empty if no leaf depends on it). It returns pairs: the
-index of an input and its cotangent (by unit, for a scalar), in the shape of the input or of the result.
+A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that
+matter, its result, the cotangent of the result, and `wants(k)`, the units in which
+input k is needed (empty if no leaf depends on it). It returns pairs: the index of an
+input and its cotangent (by unit, for a scalar), in the shape of the input or of the
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +34,18 @@ from ._apply import apply, nonlin
 from ._array import Operation
 from ._check_function import infer_output_shape
 from ._rotary import Rotate
-from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
+from ._scalar import (
+    ADD,
+    INVERSE,
+    MATMUL,
+    MEAN,
+    MULTIPLY,
+    SUBTRACT,
+    SUM,
+    Scalar,
+    constant,
+    power,
+)
 from ._score import concat, dot, mean_dot, rsqrt, split
 from ._stop_gradient import ScaledGradient
 from ._vector import Vector, mix, ones
@@ -44,11 +60,19 @@ Rule = Callable[[Any, Any, Any, Wants], Found]
 
 def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
     """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
-    number = math.sqrt(math.prod(float(w.factor) for w in over) / math.prod(float(w.factor) for w in under))
-    top, bottom = (Counter(w.name for w in widths if w.name is not None) for widths in (over, under))
+    number = math.sqrt(
+        math.prod(float(w.factor) for w in over)
+        / math.prod(float(w.factor) for w in under)
+    )
+    top, bottom = (
+        Counter(w.name for w in widths if w.name is not None)
+        for widths in (over, under)
+    )
     if top == bottom:
         return number
-    left = (tuple(map(Width, names.elements())) for names in (top - bottom, bottom - top))
+    left = (
+        tuple(map(Width, names.elements())) for names in (top - bottom, bottom - top)
+    )
     root: Scalar = scale(number, Scalar(ops.Root(*left), ()))
     return root
 
@@ -60,19 +84,32 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the given units, for the same pairs as `dot`."""
-    means = {unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x)) for unit in units if unit}
+    means = {
+        unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+        for unit in units
+        if unit
+    }
     return {unit: means[unit] if unit else dot(d, x) for unit in units}
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """The same for matching vectors: n^(−1/2) ⟨δ_i, x_i⟩."""
-    return {unit: p[..., 0, 0] for unit, p in inner(d[..., None], x[..., None], units).items()}
+    return {
+        unit: p[..., 0, 0]
+        for unit, p in inner(d[..., None], x[..., None], units).items()
+    }
 
 
 def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
-    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b. Steps of an optimiser count as constants."""
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b. Steps of an optimiser count as
+    constants.
+    """
     weight, batch = op.weight, len(op.weight.batch)
-    back = Vector(replace(op, weight=weight.adjoint, x=d, each=batch > 0), d.shape, weight.in_width)
+    back = Vector(
+        replace(op, weight=weight.adjoint, x=d, each=batch > 0),
+        d.shape,
+        weight.in_width,
+    )
     back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
     yield 0, back if op.each or not batch else back.sum(tuple(range(batch)))
 
@@ -93,7 +130,11 @@ def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
         if k < len(op.vectors):
             yield k, scale(float(slope), d) if number else nonlin(slope, *arguments) * d
         else:
-            bent = scale(float(slope), ones(d.width)) if number else nonlin(slope, *arguments)
+            bent = (
+                scale(float(slope), ones(d.width))
+                if number
+                else nonlin(slope, *arguments)
+            )
             yield k, along(d, bent.broadcast_to(d.shape), wants(k))
 
 
@@ -109,7 +150,9 @@ def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
 
 
 def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
-    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; for a mean, n^(−1/2) times that."""
+    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; for a mean, n^(−1/2) times
+    that.
+    """
     by = d[dot_unit(op)]
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
         by = scale(op.x.width.factor**-0.5, by)
@@ -117,7 +160,11 @@ def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
 
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
-    one = isinstance(a.op, ops.Constant) and a.shape[-2:] == (1, 1) and (a.op.numbers == 1).all()
+    one = (
+        isinstance(a.op, ops.Constant)
+        and a.shape[-2:] == (1, 1)
+        and (a.op.numbers == 1).all()
+    )
     return x if one and a.ndim - 1 <= x.ndim else mix(a, x)
 
 
@@ -142,7 +189,16 @@ def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
 
 def _scaled_gradient(op: ScaledGradient, made: Any, d: Any, wants: Wants) -> Found:
     factors = constant(op.factors)
-    return [(0, {unit: factors * part for unit, part in d.items()} if isinstance(d, dict) else factors * d)]
+    return [
+        (
+            0,
+            (
+                {unit: factors * part for unit, part in d.items()}
+                if isinstance(d, dict)
+                else factors * d
+            ),
+        )
+    ]
 
 
 def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
@@ -154,10 +210,16 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     ADD: lambda op, made, d, k: d,
     SUBTRACT: lambda op, made, d, k: -d if k else d,
     MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
-    MATMUL: lambda op, made, d, k: _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1]),
+    MATMUL: lambda op, made, d, k: (
+        _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1])
+    ),
     INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
     SUM: lambda op, made, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
-    MEAN: lambda op, made, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(op.scalars[0].shape),
+    MEAN: (
+        lambda op, made, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(
+            op.scalars[0].shape
+        )
+    ),
     base(power(2.0)): _power,
     rsqrt: lambda op, made, d, k: -0.5 * (made * made * made * d),
     # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0
@@ -172,25 +234,43 @@ def _swapped(a: Scalar) -> Scalar:
 def _slope(f: Function, k: int, operation: str) -> Function | float:
     slope = derivative(f, k)
     if slope is None:
-        raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.{operation}(…, derivative=g)")
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is unknown: give ns.{operation}(…,"
+            " derivative=g)",
+        )
     return slope
 
 
 def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
-    """The user's derivative of a function of whole axes, applied to its arguments and ∂p/∂f."""
+    """The user's derivative of a function of whole axes, applied to its arguments and
+    ∂p/∂f.
+    """
     f, axes = op.f, op.axes
-    declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
+    declared = (
+        f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
+    )
     if declared is None:
-        raise TraceError("grad", f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes}, derivative=g)")
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes},"
+            " derivative=g)",
+        )
     core = d.shape[op.leading :]
     cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
-    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)  # checks the function
-    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)  # give d as many axes as the arguments
-    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
+    # checks the function
+    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)
+    # give d as many axes as the arguments
+    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)
+    pulled = Function(
+        f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes)
+    )
     return apply(pulled, *op.scalars, flat, axes=axes)
 
 
-def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int) -> Any:
+def _with_axes(
+    *arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int
+) -> Any:
     *given, d = arguments
     return f(*given, d.reshape((*d.shape[: d.ndim - axes], *core)))
 
@@ -202,11 +282,18 @@ RULES: dict[type[Operation], Rule] = {
     ops.Nonlin: _nonlin,
     ops.Add: lambda op, made, d, wants: [(0, d), (1, d)],
     # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
-    ops.Scale: lambda op, made, d, wants: [(0, along(d, op.x.broadcast_to(d.shape), wants(0))), (1, op.c * d)],
+    ops.Scale: lambda op, made, d, wants: [
+        (0, along(d, op.x.broadcast_to(d.shape), wants(0))),
+        (1, op.c * d),
+    ],
     ops.Mix: _mix,
     ops.Concat: _concat,
-    ops.Split: lambda op, made, d, wants: [(0, scale(op.count**0.5, concat(d, op.axis)))],
-    Rotate: lambda op, made, d, wants: [(0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))],
+    ops.Split: lambda op, made, d, wants: [
+        (0, scale(op.count**0.5, concat(d, op.axis)))
+    ],
+    Rotate: lambda op, made, d, wants: [
+        (0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))
+    ],
     ops.Dot: _dot,
     ops.Apply: _apply,
     ScaledGradient: _scaled_gradient,
@@ -216,7 +303,10 @@ RULES: dict[type[Operation], Rule] = {
 def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
     """Sum over the axes along which an input of this shape was broadcast."""
     lead = d.ndim - len(shape)
-    axes = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1)]
+    axes = [
+        *range(lead),
+        *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1),
+    ]
     return (d.sum(tuple(axes)) if axes else d).reshape(shape)
 
 

@@ -1,8 +1,9 @@
 """A traced program as a graph: its values in order, its sources and names, and slicing.
 
-Slicing moves indexing from the outputs towards the inputs: a program then computes only what its outputs need. Going
-backwards, `demand` finds the entries of its inputs that an operation needs; going forwards, `narrow` applies the
-operations to those entries only. Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
+Slicing moves indexing from the outputs towards the inputs: a program then computes only
+what its outputs need. Going backwards, `demand` finds the entries of its inputs that an
+operation needs; going forwards, `narrow` applies the operations to those entries only.
+Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
 """
 
 from __future__ import annotations
@@ -42,13 +43,20 @@ Bools = npt.NDArray[np.bool_]
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
-    """Every value that the outputs depend on, inputs first; without `past`, optimiser steps count as given."""
+    """Every value that the outputs depend on, inputs first; without `past`, optimiser
+    steps count as given.
+    """
     done: dict[Value, None] = {}
     for output in outputs:
-        pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
+        # a stack, not recursion: a deep network would exceed Python's limit
+        pending = [output]
         while pending:
             op = pending[-1].op
-            waiting = [x for x in (op.inputs if past else ops.current_inputs(op)) if x not in done]
+            waiting = [
+                x
+                for x in (op.inputs if past else ops.current_inputs(op))
+                if x not in done
+            ]
             if waiting:
                 pending += reversed(waiting)
             else:
@@ -57,7 +65,9 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
 
 
 def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
-    """The random sources in the order of first use, from which their seeds are derived."""
+    """The random sources in the order of first use, from which their seeds are
+    derived.
+    """
     sources: dict[ops.Source, int] = {}
     for value in values:
         of = value.op.weight if isinstance(value.op, ops.Acting) else value.op
@@ -80,12 +90,21 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
 def bind_names(
     values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Check the user's values for the widths and hyperparameters of a program, and return both."""
-    names = {value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)}
+    """Check the user's values for the widths and hyperparameters of a program, and
+    return both.
+    """
+    names = {
+        value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)
+    }
     missing = sorted(names - given.keys())
     if missing:
-        raise ValueError(f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a finite number")
-    numbers = {name: real(number, name) for name, number in given.items() if name in names}
+        raise ValueError(
+            f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a"
+            " finite number"
+        )
+    numbers = {
+        name: real(number, name) for name, number in given.items() if name in names
+    }
     widths = {name: number for name, number in given.items() if name not in names}
     return bind_widths(widths_of(values), widths, allow_inf), numbers
 
@@ -101,7 +120,9 @@ def weights_of(values: Iterable[Value]) -> list[Weight]:
 
 
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
-    """A name for each value and weight: the user's name, or a letter for its kind and a number."""
+    """A name for each value and weight: the user's name, or a letter for its kind and a
+    number.
+    """
     counts: Counter[str] = Counter()
     names: dict[Value | ops.Source, str] = {}
     sources = dict.fromkeys(w.source for w in weights_of(values))
@@ -109,7 +130,11 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
     for source in sources:
         base = source.name or "W"
         counts[base] += 1
-        names[source] = base if given[source.name] == 1 and source.name else f"{base}_{counts[base]}"
+        names[source] = (
+            base
+            if given[source.name] == 1 and source.name
+            else f"{base}_{counts[base]}"
+        )
     for value in values:
         letter = value.op.letter or ("a" if isinstance(value, Scalar) else "u")
         if isinstance(value.op, ops.Dot):
@@ -122,8 +147,9 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 def compose_indices(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs of a program in which an index of an index is a single index.
 
-    A traced program keeps both, because its user may hold the inner one and differentiate with respect to it. Every
-    other reading of the program begins with this rewrite.
+    A traced program keeps both, because its user may hold the inner one and
+    differentiate with respect to it. Every other reading of the program begins with
+    this rewrite.
     """
     new: dict[Value, Value] = {}  # only values that change
     for value in topological_order(outputs):
@@ -148,7 +174,9 @@ def _index_of(value: Value, x: Value, flat: Ints) -> Value:
 
 
 def indexed_value(x: Value, values: Container[Value]) -> tuple[Value, Ints] | None:
-    """The value among these that x is, or is an index of, and the positions of x in it; None if there is none."""
+    """The value among these that x is, or is an index of, and the positions of x in it;
+    None if there is none.
+    """
     places = np.arange(x.size).reshape(x.shape)
     while x not in values:
         if not isinstance(x.op, ops.Take):
@@ -165,8 +193,12 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
         return narrow_with_origins(composed, topological_order(composed))[0]
 
 
-def narrow_with_origins(outputs: Sequence[Value], values: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
-    """The same outputs of a program with these values, narrowed, and the original of each value they then need."""
+def narrow_with_origins(
+    outputs: Sequence[Value], values: Sequence[Value]
+) -> tuple[list[Value], dict[Value, Value]]:
+    """The same outputs of a program with these values, narrowed, and the original of
+    each value they then need.
+    """
     keeps = {output: every(output.shape) for output in outputs}
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
@@ -191,9 +223,21 @@ def narrow_with_origins(outputs: Sequence[Value], values: Sequence[Value]) -> tu
 
     made_from: dict[Value, Value] = {}
     for value in (value for value in values if value in keeps):
-        keep, op, inputs = keeps[value], value.op, [part(x, need) for x, need in needs[value]]
-        shape = value.shape if keep is every(value.shape) else tuple(int(axis.sum()) for axis in keep)
-        if shape == value.shape and len(inputs) == len(op.inputs) and all(map(operator.is_, inputs, op.inputs)):
+        keep, op, inputs = (
+            keeps[value],
+            value.op,
+            [part(x, need) for x, need in needs[value]],
+        )
+        shape = (
+            value.shape
+            if keep is every(value.shape)
+            else tuple(int(axis.sum()) for axis in keep)
+        )
+        if (
+            shape == value.shape
+            and len(inputs) == len(op.inputs)
+            and all(map(operator.is_, inputs, op.inputs))
+        ):
             new[value] = value
         elif isinstance(op, ops.Take):
             places = within(kept(op.flat, keep).ravel(), op.x.shape, needs[value][0][1])
@@ -201,30 +245,46 @@ def narrow_with_origins(outputs: Sequence[Value], values: Sequence[Value]) -> tu
         elif isinstance(op, ops.Join) and len(inputs) == 1:
             new[value] = inputs[0]
         else:
-            new[value] = replace(value, op=op.at(keep).with_inputs(*inputs), shape=shape)
+            new[value] = replace(
+                value, op=op.at(keep).with_inputs(*inputs), shape=shape
+            )
         made_from.setdefault(new[value], value)
     return [new[output] for output in outputs], made_from
 
 
 def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
-    """The entries to compute if these are needed (some axes cannot be sliced), and what they need of each input."""
+    """The entries to compute if these are needed (some axes cannot be sliced), and what
+    they need of each input.
+    """
     whole = keep is every(value.shape)  # the usual case
     if not whole:
         computed = value.op.whole(value.ndim)
-        keep = tuple(np.ones_like(axis) if k in computed else axis for k, axis in enumerate(keep))
+        keep = tuple(
+            np.ones_like(axis) if k in computed else axis for k, axis in enumerate(keep)
+        )
     needs: list[tuple[Value, Keep]] = []
     match value.op:
         case ops.Take(x, flat):
             needs.append((x, around(kept(flat, keep).ravel(), x.shape)))
         case ops.Join(parts) if not whole:
             firsts = zip(parts, _split(keep[0], parts), strict=True)
-            needs += [(part, (first, *keep[1:])) for part, first in firsts if first.any()]
+            needs += [
+                (part, (first, *keep[1:])) for part, first in firsts if first.any()
+            ]
         case op if whole:
             return keep, [(x, every(x.shape)) for x in op.inputs]
         case op:
             for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
                 sizes = zip(x.shape, axes, strict=True)
-                needs.append((x, tuple(np.ones(n, bool) if k is None or n == 1 else keep[k] for n, k in sizes)))
+                needs.append(
+                    (
+                        x,
+                        tuple(
+                            np.ones(n, bool) if k is None or n == 1 else keep[k]
+                            for n, k in sizes
+                        ),
+                    )
+                )
     return keep, [(x, every(x.shape) if is_all(need) else need) for x, need in needs]
 
 
@@ -247,9 +307,16 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
             case ops.Join(parts):
                 for part, some in zip(parts, _split(own, parts), strict=True):
                     asked[part] |= some
-            case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-                live = np.broadcast_to(allowed > 0, value.shape)  # a masked entry is 0, the only entry of a row is 1
-                rows = (own & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
+            case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if (
+                f is MASKED_SOFTMAX
+            ):
+                # a masked entry is 0, the only entry of a row is 1
+                live = np.broadcast_to(allowed > 0, value.shape)
+                rows = (
+                    (own & live).any(axis=-1, keepdims=True)
+                    & live
+                    & (live.sum(axis=-1, keepdims=True) > 1)
+                )
                 asked[p] |= _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)
             case op:
                 for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
@@ -258,8 +325,12 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
 
 
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
-    """Reduce a mask of the result to one of an input with this shape, along the axes that the input has."""
+    """Reduce a mask of the result to one of an input with this shape, along the axes
+    that the input has.
+    """
     needed = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
-    needed = np.expand_dims(needed, tuple(k for k, axis in enumerate(axes) if axis is None))
+    needed = np.expand_dims(
+        needed, tuple(k for k, axis in enumerate(axes) if axis is None)
+    )
     once = tuple(k for k, size in enumerate(shape) if size == 1)
     return np.broadcast_to(np.any(needed, axis=once, keepdims=True), shape)

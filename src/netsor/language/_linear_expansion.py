@@ -1,7 +1,9 @@
-"""Expand every vector of a program as a linear combination, with fixed coefficients, of irreducible vectors.
+"""Expand every vector of a program as a linear combination, with fixed coefficients, of
+irreducible vectors.
 
-The irreducible vectors are the columns: outputs W x of matrices that never act transposed, the standard Gaussian
-vectors E_k of initial vectors, (1, …, 1), data, and the results of all other operations. This reveals cancellations.
+The irreducible vectors are the columns: outputs W x of matrices that never act
+transposed, the standard Gaussian vectors E_k of initial vectors, (1, …, 1), data, and
+the results of all other operations. This reveals cancellations.
 """
 
 from __future__ import annotations
@@ -15,16 +17,29 @@ import scipy  # loads scipy.sparse on first use
 
 from ._array import Ints, Value
 from ._graph import transposed
-from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
+from ._operation import (
+    Add,
+    Constant,
+    Data,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Scale,
+    Source,
+    Take,
+)
 from ._vector import Vector
 
-Table = tuple[Ints, Ints, npt.NDArray[np.float64]]  # positions, column keys, coefficients
+# positions, column keys, coefficients
+Table = tuple[Ints, Ints, npt.NDArray[np.float64]]
 
 
 class Expansion:
     """The columns, and the rows (coefficients) of each vector. Column 0 is (1, …, 1).
 
-    `matrix` is the number of the matrix of each column, or −1. E_k has one too: it has the law of W (1, …, 1).
+    `matrix` is the number of the matrix of each column, or −1. E_k has one too: it has
+    the law of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
@@ -32,7 +47,9 @@ class Expansion:
         vectors = [value for value in values if isinstance(value, Vector)]
         total = 1 + sum(value.size for value in vectors)
         tables = self._columns(vectors, total)
-        keys = np.unique(np.concatenate([[-total], *(key for _, key, _ in tables.values())]))
+        keys = np.unique(
+            np.concatenate([[-total], *(key for _, key, _ in tables.values())])
+        )
         self.matrix: Ints = keys // total
         self.combinations = {value for value in vectors if value not in tables}
         self.rows: dict[Value, scipy.sparse.csr_array] = {}
@@ -42,7 +59,9 @@ class Expansion:
             else:
                 position, key, numbers = tables[value]
                 entries = numbers, (position, np.searchsorted(keys, key))
-                self.rows[value] = scipy.sparse.csr_array(entries, shape=(value.size, len(keys)))
+                self.rows[value] = scipy.sparse.csr_array(
+                    entries, shape=(value.size, len(keys))
+                )
 
     def columns(self, value: Value) -> Ints:
         """The columns that occur in any vector of the array."""
@@ -58,13 +77,19 @@ class Expansion:
         matrix = self.matrix[rows.col]
         some = matrix >= 0
         shape = value.size, int(self.matrix.max()) + 1
-        return scipy.sparse.csr_array((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
+        return scipy.sparse.csr_array(
+            (np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape
+        )
 
     def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
-        """The irreducible vectors. W x has the key matrix·total + x, and (1, …, 1) is x = 0."""
+        """The irreducible vectors. W x has the key matrix·total + x, and (1, …, 1) is x
+        = 0.
+        """
         tables: dict[Value, Table] = {}
-        first: dict[Source, int] = {}  # number of the first matrix of a weight, or of E_0 of an initial vector
-        identity: dict[Value, Ints] = {}  # a number per vector, unchanged by indexing and stacking
+        # number of the first matrix of a weight, or of E_0 of an initial vector
+        first: dict[Source, int] = {}
+        # a number per vector, unchanged by indexing and stacking
+        identity: dict[Value, Ints] = {}
         count, matrices = 1, 0
         for value in vectors:
             identity[value] = count + np.arange(value.size).reshape(value.shape)
@@ -81,20 +106,35 @@ class Expansion:
                 case Gaussian(source, mean, factor):
                     if source not in first:
                         first[source], matrices = matrices, matrices + factor.shape[-1]
-                    table = np.column_stack([mean.ravel(), factor.reshape(value.size, -1)])
+                    table = np.column_stack(
+                        [mean.ravel(), factor.reshape(value.size, -1)]
+                    )
                     position, column = np.nonzero(table)
-                    keys = total * np.append(-1, first[source] + np.arange(factor.shape[-1]))
+                    keys = total * np.append(
+                        -1, first[source] + np.arange(factor.shape[-1])
+                    )
                     tables[value] = position, keys[column], table[position, column]
                     continue
                 case MatMul(weight, x) if weight.source not in self.transposed:
                     if weight.source not in first:
-                        first[weight.source], matrices = matrices, matrices + weight.count
-                    members = weight.members.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
-                    keys = (first[weight.source] + members) * total + np.broadcast_to(identity[x], value.shape)
+                        first[weight.source], matrices = (
+                            matrices,
+                            matrices + weight.count,
+                        )
+                    members = weight.members.reshape(
+                        weight.batch + (1,) * (value.ndim - len(weight.batch))
+                    )
+                    keys = (first[weight.source] + members) * total + np.broadcast_to(
+                        identity[x], value.shape
+                    )
                     present: Any = np.full(value.shape, weight.std > 0)
                 case op:
                     keys = identity[value] - total
-                    present = op.vectors.any(axis=-1) if isinstance(op, Data) else np.ones(value.shape, dtype=bool)
+                    present = (
+                        op.vectors.any(axis=-1)
+                        if isinstance(op, Data)
+                        else np.ones(value.shape, dtype=bool)
+                    )
             position = np.flatnonzero(present)
             tables[value] = position, keys.ravel()[position], np.ones(len(position))
         return tables
@@ -107,15 +147,28 @@ class Expansion:
             case Join(parts):
                 return csr(scipy.sparse.vstack([rows[part] for part in parts]))
             case Add(x, y):
-                total = csr(rows[x][_positions(x, value.shape)] + rows[y][_positions(y, value.shape)])
+                total = csr(
+                    rows[x][_positions(x, value.shape)]
+                    + rows[y][_positions(y, value.shape)]
+                )
             case Scale(Value(op=Constant(numbers)), x):
                 factors = np.broadcast_to(numbers, value.shape).ravel()
-                total = csr(scipy.sparse.diags_array(factors) @ rows[x][_positions(x, value.shape)])
+                total = csr(
+                    scipy.sparse.diags_array(factors)
+                    @ rows[x][_positions(x, value.shape)]
+                )
             case Mix(Value(op=Constant(numbers)), x):
-                coefficients = np.broadcast_to(numbers, (*value.shape, numbers.shape[-1]))
-                mixed = np.broadcast_to(np.arange(x.size).reshape(x.shape)[..., None, :], coefficients.shape)
+                coefficients = np.broadcast_to(
+                    numbers, (*value.shape, numbers.shape[-1])
+                )
+                mixed = np.broadcast_to(
+                    np.arange(x.size).reshape(x.shape)[..., None, :], coefficients.shape
+                )
                 to = np.repeat(np.arange(value.size), numbers.shape[-1])
-                matrix = csr((coefficients.ravel(), (to, mixed.ravel())), shape=(value.size, x.size))
+                matrix = csr(
+                    (coefficients.ravel(), (to, mixed.ravel())),
+                    shape=(value.size, x.size),
+                )
                 total = csr(matrix @ rows[x])
         total.eliminate_zeros()
         return total

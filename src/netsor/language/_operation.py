@@ -1,6 +1,8 @@
-"""The operations of the language. Those of Python operators are defined next to `Vector` and `Scalar`.
+"""The operations of the language. Those of Python operators are defined next to
+`Vector` and `Scalar`.
 
-Each returns an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of the array x.
+Each returns an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar
+at index i of the array x.
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ import numpy as np
 
 from .._validate import TraceError, as_number, shown
 from ..optim import Optimiser, Rate
-from ._array import Axes, Entrywise, Ints, Operation, Source, Take, Value, VectorAccess, align_axes
+from ._array import (
+    Axes,
+    Entrywise,
+    Ints,
+    Operation,
+    Source,
+    Take,
+    Value,
+    VectorAccess,
+    align_axes,
+)
 from ._parameters import Acting, Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
@@ -33,7 +45,9 @@ class Concat(Entrywise):
 
 
 class Split(Entrywise):
-    """V: split vectors into `count` parts along a new axis; the inverse of a Concat along it."""
+    """V: split vectors into `count` parts along a new axis; the inverse of a Concat
+    along it.
+    """
 
     acts, kind = VectorAccess.LINEARLY, "parts"
     x: Vector
@@ -50,7 +64,9 @@ class Split(Entrywise):
 
 
 class Dot(Entrywise):
-    """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
+    """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a
+    mean).
+    """
 
     acts, kind = VectorAccess.BY_PRODUCTS, "dot"
     x: Vector
@@ -60,7 +76,10 @@ class Dot(Entrywise):
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All pairs along the last axes."""
         batch = ndim - 2
-        return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
+        return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (
+            *align_axes(self.y.ndim - 1, batch),
+            ndim - 1,
+        )
 
 
 class Root(Operation):
@@ -72,11 +91,17 @@ class Root(Operation):
 
     def of(self, widths: Mapping[str, float]) -> float:
         """The number; NaN if two widths go to infinity independently."""
-        powers = [(width, 0.5) for width in self.over] + [(width, -0.5) for width in self.under]
-        return math.prod((width.bind(widths) ** power for width, power in powers), start=1.0)
+        powers = [(width, 0.5) for width in self.over] + [
+            (width, -0.5) for width in self.under
+        ]
+        return math.prod(
+            (width.bind(widths) ** power for width, power in powers), start=1.0
+        )
 
     def __str__(self) -> str:
-        over, under = (" ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under))
+        over, under = (
+            " ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under)
+        )
         return f"({over}/{under})^(1/2)" if self.under else f"({over})^(1/2)"
 
 
@@ -87,9 +112,11 @@ class Join(Operation):
     parts: tuple[Value, ...]
 
 
-# Optimiser steps: the update of W is a function of G = Σ_i δ_i x_i^T over all its uses, and of earlier G. The vectors
-# δ_i and x_i are inputs of W' x. The reference interpreter updates the matrix; the exact engine rewrites the operation.
-# As in training, gradients flow from W' x to x, but not to δ_i and x_i, which belong to an earlier step.
+# Optimiser steps: the update of W is a function of G = Σ_i δ_i x_i^T over all its uses,
+# and of earlier G. The vectors δ_i and x_i are inputs of W' x. The reference
+# interpreter updates the matrix; the exact engine rewrites the operation. As in
+# training, gradients flow from W' x to x, but not to δ_i and x_i, which belong to an
+# earlier step.
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,17 +156,26 @@ class OptimiserStep:
             with np.errstate(all="ignore"):
                 made = as_number(rate(*sizes))
         except Exception as error:  # a user's function may raise anything
-            raise TraceError("step", f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}") from error
+            raise TraceError(
+                "step",
+                f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}",
+            ) from error
         if made is None or not math.isfinite(made):
-            raise TraceError("step", f"lr, scale or eps of {self.name} must be finite, got {shown(made)} at {sizes}")
+            raise TraceError(
+                "step",
+                f"lr, scale or eps of {self.name} must be finite, got {shown(made)} at"
+                f" {sizes}",
+            )
         return made
 
 
 @dataclass(frozen=True, eq=False)
 class GradientTerm:
-    """A pair (left, right) of inputs of `SteppedMatMul`: size · Σ_k l[b, k] r[b, k]^T is a term of G.
+    """A pair (left, right) of inputs of `SteppedMatMul`: size · Σ_k l[b, k] r[b, k]^T
+    is a term of G.
 
-    It comes from a use y = W x (√(in/fan) W x, if W has entries N(0, σ²/in)); l or r is √(out·unit) ∂L/∂y.
+    It comes from a use y = W x (√(in/fan) W x, if W has entries N(0, σ²/in)); l or r is
+    √(out·unit) ∂L/∂y.
     """
 
     step: int
@@ -149,8 +185,14 @@ class GradientTerm:
 
     def size(self, widths: Mapping[str, float]) -> float:
         """The factor of l r^T in G."""
-        fan, out, columns = (w.bind(widths) for w in (self.used.fan, self.used.out_width, self.used.drawn.in_width))
-        return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
+        fan, out, columns = (
+            w.bind(widths)
+            for w in (self.used.fan, self.used.out_width, self.used.drawn.in_width)
+        )
+        return float(
+            (columns / fan / out / (1 if self.unit is None else widths[self.unit]))
+            ** 0.5
+        )
 
 
 class SteppedMatMul(Acting):
@@ -159,17 +201,22 @@ class SteppedMatMul(Acting):
     kind = "MatMul after a step"
     left: tuple[Vector, ...]
     right: tuple[Vector, ...]
-    scalars: tuple[Scalar, ...]  # learning rates and weight decays that are scalars of the program
+    # learning rates and weight decays that are scalars of the program
+    scalars: tuple[Scalar, ...]
     parts: tuple[GradientTerm, ...]
     steps: tuple[OptimiserStep, ...]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All uses in earlier steps."""
-        return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in self.inputs[1:])
+        return align_axes(self.x.ndim, ndim), *(
+            (None,) * v.ndim for v in self.inputs[1:]
+        )
 
 
 class SteppedParameter(Operation):
-    """V or S: an initial vector or random scalars after a step; G is the sum of d, √(n·unit) ∂L/∂x or √unit ∂L/∂x."""
+    """V or S: an initial vector or random scalars after a step; G is the sum of d,
+    √(n·unit) ∂L/∂x or √unit ∂L/∂x.
+    """
 
     acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
     x: Value
@@ -181,10 +228,15 @@ class SteppedParameter(Operation):
     def sizes(self, widths: Mapping[str, float]) -> list[float]:
         """The factor of each d in G."""
         own = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
-        return [float((own * (1.0 if unit is None else widths[unit])) ** -0.5) for unit in self.units]
+        return [
+            float((own * (1.0 if unit is None else widths[unit])) ** -0.5)
+            for unit in self.units
+        ]
 
 
-def scalars_of(op: SteppedMatMul | SteppedParameter, number: int = 0) -> list[Scalar | float]:
+def scalars_of(
+    op: SteppedMatMul | SteppedParameter, number: int = 0
+) -> list[Scalar | float]:
     """The scalar factors of η and λ in a step, or 1."""
     steps = op.steps if isinstance(op, SteppedMatMul) else (op.rule,)
     given = iter(op.scalars[sum(sum(rule.scalars) for rule in steps[:number]) :])
@@ -198,7 +250,13 @@ def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
 
 def current_inputs(op: Operation) -> tuple[Value, ...]:
     """The inputs of an operation that do not belong to earlier steps."""
-    return (op.x,) if isinstance(op, SteppedMatMul) else () if isinstance(op, SteppedParameter) else op.inputs
+    return (
+        (op.x,)
+        if isinstance(op, SteppedMatMul)
+        else ()
+        if isinstance(op, SteppedParameter)
+        else op.inputs
+    )
 
 
 def initial_value(value: Value) -> tuple[Value, int]:

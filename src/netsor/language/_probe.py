@@ -1,4 +1,6 @@
-"""Probes: names for values inside a program, for audits to measure. They are not operations and change no law."""
+"""Probes: names for values inside a program, for audits to measure. They are not
+operations and change no law.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ from ._vector import Vector
 TOKENS = Vector, 1, True, "vectors (tokens,)"
 INSIDE = Vector, 1, False, "vectors (…, tokens)"
 SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
-# For each name: the kind of value, its number of last axes, whether leading axes are forbidden, and a description
+# For each name: the kind of value, its number of last axes, whether leading axes are
+# forbidden, and a description
 NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
-    **dict.fromkeys(("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS),
+    **dict.fromkeys(
+        ("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS
+    ),
     **dict.fromkeys(("query", "key", "value", "hidden"), INSIDE),
     **dict.fromkeys(("scores", "weights"), SCORES),
     "experts": (Scalar, 2, True, "scalars (tokens, experts)"),
@@ -35,7 +40,8 @@ class Probe(NamedTuple):
 
     name: str
     value: Value
-    mask: npt.NDArray[np.bool_] | None = None  # scores that take part (None: those of the softmax), or correct words
+    # scores that take part (None: those of the softmax), or correct words
+    mask: npt.NDArray[np.bool_] | None = None
 
 
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
@@ -47,14 +53,17 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     Parameters
     ----------
     name : str
-        What the value is. "embedding" is the stream before the first block. In each block, "attention", "cross"
-        (attention to an encoder) and "mlp" are the outputs of the branches; "middle" is the stream between them if a
-        norm follows each sum; "query", "key", "value" and "hidden" are vectors, "scores", "weights" and "experts"
-        scalars; "stream" ends the block. "logits" or "loss" comes last. A second "embedding" begins a decoder.
+        What the value is. "embedding" is the stream before the first block. In each
+        block, "attention", "cross" (attention to an encoder) and "mlp" are the outputs
+        of the branches; "middle" is the stream between them if a norm follows each sum;
+        "query", "key", "value" and "hidden" are vectors, "scores", "weights" and
+        "experts" scalars; "stream" ends the block. "logits" or "loss" comes last. A
+        second "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
     mask : array_like or str, optional
-        Which scores or weights take part, as in `ns.softmax`; by default the mask of the softmax.
+        Which scores or weights take part, as in `ns.softmax`; by default the mask of
+        the softmax.
 
     Examples
     --------
@@ -73,19 +82,28 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     if not isinstance(x, kind) or x.ndim < axes or (alone and x.ndim > axes):
         raise TraceError("probe", f"{name} must be {words}, got {shown(x)}")
     if not isinstance(probes, list):
-        why = probes or "must be called in a function that @ns.program decorates, while that is called"
+        why = (
+            probes
+            or "must be called in a function that @ns.program decorates, while that is called"
+        )
         raise TraceError("probe", f"{name} {why}")
     if mask is not None and name not in ("scores", "weights"):
         raise TraceError("probe", f"mask is for scores and weights, not for {name}")
     shape = x.shape[-2:]
-    allowed = None if mask is None else np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
+    allowed = (
+        None
+        if mask is None
+        else np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
+    )
     probes.append(Probe(name, x, allowed))
     return x
 
 
 @contextmanager
 def watching(probes: list[Probe] | str) -> Iterator[None]:
-    """Collect the probes set inside the context in a list, or reject them with the given reason."""
+    """Collect the probes set inside the context in a list, or reject them with the
+    given reason.
+    """
     before = _open.set(probes)
     try:
         yield

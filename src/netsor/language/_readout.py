@@ -1,8 +1,10 @@
-"""Readouts by an initial vector: ns.dot(ns.gaussian(n), y) has the law of ns.weight(1, n) @ y.
+"""Readouts by an initial vector: ns.dot(ns.gaussian(n), y) has the law of ns.weight(1,
+n) @ y.
 
-Let r = Σ_k F_k E_k be an initial vector of mean 0 that is used in nothing but scores n^(−1/2) ⟨r, y⟩. Then (E_k) is
-independent of all y, and n^(−1/2) ⟨E_k, y⟩ = W_k y for a 1 × n matrix W_k with entries N(0, 1/n). It makes no
-difference whether a program writes the rows of a matrix or initial vectors.
+Let r = Σ_k F_k E_k be an initial vector of mean 0 that is used in nothing but scores
+n^(−1/2) ⟨r, y⟩. Then (E_k) is independent of all y, and n^(−1/2) ⟨E_k, y⟩ = W_k y for a
+1 × n matrix W_k with entries N(0, 1/n). It makes no difference whether a program writes
+the rows of a matrix or initial vectors.
 """
 
 from __future__ import annotations
@@ -37,19 +39,25 @@ class _Selected(NamedTuple):
 def readouts(
     values: Sequence[Value], outputs: Iterable[Value], returned: Callable[[Value], bool]
 ) -> dict[Value, Readout]:
-    """The scores among the values of a program that are readouts, if `returned` allows it for every use of r.
+    """The scores among the values of a program that are readouts, if `returned` allows
+    it for every use of r.
 
     `returned` says whether a score reaches only outputs.
     """
     selected = _selected(values)
-    uses: dict[Source, list[Value]] = {}  # what reads each initial vector, other than indices of it
+    # what reads each initial vector, other than indices of it
+    uses: dict[Source, list[Value]] = {}
     for value in values:
         if value not in selected:
             for x in dict.fromkeys(value.op.inputs):
                 if x in selected:
                     uses.setdefault(selected[x].initial.source, []).append(value)
-    counts = {one.initial.source: one.initial.factor.shape[-1] for one in selected.values()}
-    given_out = {selected[output].initial.source for output in outputs if output in selected}
+    counts = {
+        one.initial.source: one.initial.factor.shape[-1] for one in selected.values()
+    }
+    given_out = {
+        selected[output].initial.source for output in outputs if output in selected
+    }
     found: dict[Value, Readout] = {}
     taken: set[Source] = set()  # initial vectors that are the y of a readout
     # of two initial vectors the one with more vectors, so that y has fewer
@@ -62,7 +70,11 @@ def readouts(
         if len(made) < len(own) or not found.keys().isdisjoint(scores):
             continue
         found |= dict(zip(scores, made, strict=True))
-        taken |= {selected[readout.y].initial.source for readout in made if readout.y in selected}
+        taken |= {
+            selected[readout.y].initial.source
+            for readout in made
+            if readout.y in selected
+        }
     return found
 
 
@@ -72,17 +84,27 @@ def _selected(values: Iterable[Value]) -> dict[Value, _Selected]:
     for value in values:
         match value.op:
             case Gaussian() as initial:
-                found[value] = _Selected(initial, np.arange(value.size).reshape(value.shape))
+                found[value] = _Selected(
+                    initial, np.arange(value.size).reshape(value.shape)
+                )
             case Take(x, flat) if x in found:
-                found[value] = _Selected(found[x].initial, found[x].places.ravel()[flat])
+                found[value] = _Selected(
+                    found[x].initial, found[x].places.ravel()[flat]
+                )
     return found
 
 
-def _readout(score: Value, source: Source, selected: dict[Value, _Selected]) -> Readout | None:
-    """The score as a readout by the initial vector of this source; None if it is something else."""
+def _readout(
+    score: Value, source: Source, selected: dict[Value, _Selected]
+) -> Readout | None:
+    """The score as a readout by the initial vector of this source; None if it is
+    something else.
+    """
     if not isinstance(score.op, Dot) or score.op.power != 0.5:
         return None
-    by_source = [x in selected and selected[x].initial.source is source for x in score.op.inputs]
+    by_source = [
+        x in selected and selected[x].initial.source is source for x in score.op.inputs
+    ]
     if all(by_source):
         return None
     turned = by_source[1]
@@ -99,7 +121,9 @@ def functions_of_outputs(values: Sequence[Value]) -> Callable[[Value], bool]:
     """Whether a value reaches outputs alone, itself or through functions of scalars."""
     inside: set[Value] = set()  # values that a vector or a score depends on
     for value in reversed(values):
-        scalar_function = isinstance(value, Scalar) and isinstance(value.op, Take | Join | Apply)
+        scalar_function = isinstance(value, Scalar) and isinstance(
+            value.op, Take | Join | Apply
+        )
         if value in inside or not scalar_function:
             inside |= set(value.op.inputs)
     return lambda value: value not in inside

@@ -16,10 +16,12 @@ from ._vector import Vector, as_vector
 
 
 class Stretch(NamedTuple):
-    """RoPE scaling as in Llama 3.1: divide low frequencies of rotary positions by `factor`, and keep high ones.
+    """RoPE scaling as in Llama 3.1: divide low frequencies of rotary positions by
+    `factor`, and keep high ones.
 
-    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept if c > high, divided by `factor`
-    if c < low, and interpolated linearly in c otherwise.
+    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept
+    if c > high, divided by `factor` if c < low, and interpolated linearly in c
+    otherwise.
 
     Parameters
     ----------
@@ -48,11 +50,13 @@ class Stretch(NamedTuple):
 
 
 class Rotate(Entrywise):
-    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
+    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last
+    axis.
 
-    R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f, with
-    θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves the others unchanged. With `interleaved`, the pair is
-    (2f, 2f + 1). Both have the same law until coordinates are grouped or meet numbers that differ between them.
+    R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by
+    the angle t θ_f, with θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves
+    the others unchanged. With `interleaved`, the pair is (2f, 2f + 1). Both have the
+    same law until coordinates are grouped or meet numbers that differ between them.
     """
 
     acts, kind = VectorAccess.ON_PLACES, "rotation"
@@ -64,13 +68,24 @@ class Rotate(Entrywise):
     interleaved: bool = False
 
     def angles(self, width: int) -> Floats:
-        """t_i θ_f, of shape (tokens, r/2), at a finite width. Raises ValueError if r is odd."""
+        """t_i θ_f, of shape (tokens, r/2), at a finite width. Raises ValueError if r is
+        odd.
+        """
         r = round(self.fraction * width)
         if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
-            of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
-            raise ValueError(f"rotary rotates pairs of coordinates, but {of} is not an even number: bind an even width")
+            of = (
+                f"width {width}"
+                if self.fraction == 1
+                else f"{self.fraction:g} of width {width}"
+            )
+            raise ValueError(
+                f"rotary rotates pairs of coordinates, but {of} is not an even number:"
+                " bind an even width"
+            )
         theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
-        return np.outer(self.positions, theta if self.stretch is None else self.stretch.of(theta))
+        return np.outer(
+            self.positions, theta if self.stretch is None else self.stretch.of(theta)
+        )
 
     def at(self, keep: Keep) -> Rotate:
         """Select tokens."""
@@ -84,11 +99,13 @@ def rotary(
     fraction: float = 1.0,
     stretch: Stretch | None = None,
 ) -> Vector:
-    """Apply rotary positions: rotate each vector by the position of its token, the last axis of x.
+    """Apply rotary positions: rotate each vector by the position of its token, the last
+    axis of x.
 
-    At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r), among the first r = fraction ·
-    width coordinates; r must be even at every width that you bind. For a law at infinite width, keep the width of x
-    finite (other widths may be infinite), or extrapolate (``method="extrapolate"``).
+    At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r),
+    among the first r = fraction · width coordinates; r must be even at every width that
+    you bind. For a law at infinite width, keep the width of x finite (other widths may
+    be infinite), or extrapolate (``method="extrapolate"``).
 
     Parameters
     ----------
@@ -110,18 +127,35 @@ def rotary(
     """
     as_vector(x, "rotary")
     if not x.shape:
-        raise TraceError("rotary", "needs an axis of tokens, got one vector: x[None] has one token")
-    at = numbers(np.arange(x.shape[-1]) if positions is None else positions, "rotary", "positions")
+        raise TraceError(
+            "rotary", "needs an axis of tokens, got one vector: x[None] has one token"
+        )
+    at = numbers(
+        np.arange(x.shape[-1]) if positions is None else positions,
+        "rotary",
+        "positions",
+    )
     if at.shape != x.shape[-1:]:
-        raise TraceError("rotary", f"positions of shape {at.shape} must have shape {x.shape[-1:]}, one per token")
+        raise TraceError(
+            "rotary",
+            f"positions of shape {at.shape} must have shape {x.shape[-1:]}, one per"
+            " token",
+        )
     base = real(base, "base", "rotary", above=0)
     if stretch is not None:
         stretch = checked_stretch(stretch, "stretch", "rotary")
         if base <= 1:
-            raise TraceError("rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}")
-    op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch)
+            raise TraceError(
+                "rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}"
+            )
+    op = Rotate(
+        x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch
+    )
     if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
-        raise TraceError("rotary", f"positions={shown(positions)} with base={base:g} make angles above 2^53")
+        raise TraceError(
+            "rotary",
+            f"positions={shown(positions)} with base={base:g} make angles above 2^53",
+        )
     if x.width.name is None:
         try:
             op.angles(x.width.factor)
@@ -133,7 +167,14 @@ def rotary(
 def checked_stretch(stretch: Any, name: str, operation: str = "") -> Stretch:
     """Check the numbers of a RoPE scaling."""
     if isinstance(stretch, tuple) and len(stretch) == 4:
-        checked = Stretch(*(real(number, name, operation, above=0) for number in stretch))
+        checked = Stretch(
+            *(real(number, name, operation, above=0) for number in stretch)
+        )
         if checked.low < checked.high:
             return checked
-    raise refused(name, stretch, "four positive numbers (factor, low, high, original) with low below high", operation)
+    raise refused(
+        name,
+        stretch,
+        "four positive numbers (factor, low, high, original) with low below high",
+        operation,
+    )

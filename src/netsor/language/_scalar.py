@@ -26,12 +26,18 @@ SUBTRACT = Function("subtract", operator.sub, bounded=False, lipschitz=True)
 MULTIPLY = Function("multiply", operator.mul, bounded=False, lipschitz=True)
 MATMUL = Function("matmul", operator.matmul, bounded=False, lipschitz=True)
 INVERSE = Function("reciprocal", lambda x: 1.0 / x, bounded=False, lipschitz=False)
-SUM = Function("sum", lambda x: array_namespace(x).sum(x, axis=-1), bounded=False, lipschitz=True)
-MEAN = Function("mean", lambda x: array_namespace(x).mean(x, axis=-1), bounded=False, lipschitz=True)
+SUM = Function(
+    "sum", lambda x: array_namespace(x).sum(x, axis=-1), bounded=False, lipschitz=True
+)
+MEAN = Function(
+    "mean", lambda x: array_namespace(x).mean(x, axis=-1), bounded=False, lipschitz=True
+)
 
 
 def power(exponent: float) -> Function:
-    """x^k: a polynomial for k = 0, 1, …; otherwise singular at 0, or undefined below 0."""
+    """x^k: a polynomial for k = 0, 1, …; otherwise singular at 0, or undefined below
+    0.
+    """
     lipschitz = exponent >= 0 and float(exponent).is_integer()
     return Function("power", partial(_power, k=exponent), False, lipschitz, (exponent,))
 
@@ -56,7 +62,8 @@ def _operators(f: Function) -> tuple[Operator, Operator]:
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    You can do arithmetic with scalars and numbers. Create scalars with `ns.dot` and `ns.normal`. See `ns.Value`.
+    You can do arithmetic with scalars and numbers. Create scalars with `ns.dot` and
+    `ns.normal`. See `ns.Value`.
 
     Examples
     --------
@@ -85,7 +92,9 @@ class Scalar(Value):
         return applied(power(real(exponent, "exponent", "**")), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
-        """With scalars, the matrix product; with vectors, the combinations y_i = Σ_j a_ij x_j."""
+        """With scalars, the matrix product; with vectors, the combinations y_i = Σ_j
+        a_ij x_j.
+        """
         vectors = isinstance(other, Value) and not isinstance(other, Scalar)
         return NotImplemented if vectors else _matmul(self, as_scalar(other, "@"))
 
@@ -125,7 +134,9 @@ class Hyperparameter(Operation):
 
 
 class Apply(Entrywise):
-    """S: f of scalars, elementwise over all but the last `axes` axes, which f receives whole."""
+    """S: f of scalars, elementwise over all but the last `axes` axes, which f receives
+    whole.
+    """
 
     kind = "function of scalars"
     f: Function
@@ -139,7 +150,10 @@ class Apply(Entrywise):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """The whole last axes."""
-        return tuple((*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
+        return tuple(
+            (*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes)
+            for p in self.scalars
+        )
 
     def whole(self, ndim: int) -> Sequence[int]:
         """The last axes of the result, which f computes together."""
@@ -163,7 +177,9 @@ def constant(c: Floats) -> Scalar:
 def broadcast(operation: str, *values: Value) -> Shape:
     """The shape that the values broadcast to, or a TraceError."""
     shapes = [value.shape for value in values]
-    return broadcast_shapes(operation, f"shapes {' and '.join(map(str, shapes))} do not broadcast", *shapes)
+    return broadcast_shapes(
+        operation, f"shapes {' and '.join(map(str, shapes))} do not broadcast", *shapes
+    )
 
 
 def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
@@ -174,8 +190,12 @@ def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
         raise TraceError(operation, problem) from None
 
 
-def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0) -> Scalar:
-    """f of scalars, a value of the given shape; evaluated immediately if all are numbers."""
+def applied(
+    f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0
+) -> Scalar:
+    """f of scalars, a value of the given shape; evaluated immediately if all are
+    numbers.
+    """
     if not all(isinstance(p.op, Constant) for p in scalars):
         return Scalar(Apply(f, scalars, axes), shape)
     ndim = max(p.ndim for p in scalars)
@@ -188,7 +208,9 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:
-    problem = f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices"
+    problem = (
+        f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices"
+    )
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise TraceError("@", problem)
     batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])

@@ -21,7 +21,8 @@ from ._width import Width
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
-    Shapes (heads, s) and (heads, t) give (heads, s, t); two single vectors give one scalar. Leading axes broadcast.
+    Shapes (heads, s) and (heads, t) give (heads, s, t); two single vectors give one
+    scalar. Leading axes broadcast.
 
     Parameters
     ----------
@@ -64,7 +65,8 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
-    """Concatenate the vectors along an axis: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
+    """Concatenate the vectors along an axis: shape (heads, s) in R^d becomes (s,) in
+    R^(heads·d).
 
     Parameters
     ----------
@@ -80,14 +82,20 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     """
     as_vector(x, "concat")
     axis = as_axis(axis, x.shape, "concat")
-    return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
+    return Vector(
+        Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width
+    )
 
 
 def split(x: Vector, count: int, axis: int) -> Vector:
-    """Split vectors of width count·d into parts along a new axis; the inverse of `concat` along it."""
+    """Split vectors of width count·d into parts along a new axis; the inverse of
+    `concat` along it.
+    """
     factor = x.width.factor // count
     part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
-    return Vector(Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part)
+    return Vector(
+        Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part
+    )
 
 
 def rsqrt(x: Any, eps: float) -> Any:
@@ -120,14 +128,21 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
     # the reciprocal root is Lipschitz away from 0, so for eps > 0
-    f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
+    f = Function(
+        "rsqrt",
+        partial(rsqrt, eps=eps),
+        bounded=eps > 0,
+        lipschitz=eps > 0,
+        parameters=(eps,),
+    )
     normed = applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
     gain = scale(gain, "gain", "rms_norm")
     return normed if gain == 1 else gain * normed
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """Subtract the mean of the coordinates, then apply `rms_norm`. The parameters are those of `rms_norm`.
+    """Subtract the mean of the coordinates, then apply `rms_norm`. The parameters are
+    those of `rms_norm`.
 
     Examples
     --------
@@ -139,7 +154,8 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Join arrays of vectors, or of scalars, along an existing axis, as numpy.concatenate does.
+    """Join arrays of vectors, or of scalars, along an existing axis, as
+    numpy.concatenate does.
 
     Parameters
     ----------
@@ -162,7 +178,8 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of equal shape along a new axis, as numpy.stack does. The other parameters are those of `join`.
+    """Stack arrays of equal shape along a new axis, as numpy.stack does. The other
+    parameters are those of `join`.
 
     Parameters
     ----------
@@ -180,29 +197,51 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     return join([part[key] for part in parts], axis)
 
 
-def _aligned(values: Sequence[V], axis: int, operation: str) -> tuple[tuple[V, ...], int]:
+def _aligned(
+    values: Sequence[V], axis: int, operation: str
+) -> tuple[tuple[V, ...], int]:
     """Check arrays that are to be joined or stacked, and the axis."""
     try:
         parts = tuple(values)
     except Exception:  # iterating over a user's object may raise anything
-        raise TraceError(operation, "values", values, "a list of vectors or of scalars") from None
+        raise TraceError(
+            operation, "values", values, "a list of vectors or of scalars"
+        ) from None
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")
     vectors = [part for part in parts if isinstance(part, Vector)]
-    if (vectors and len(vectors) < len(parts)) or not all(isinstance(part, Value) for part in parts):
-        raise TraceError(operation, f"needs only vectors or only scalars, got {shown(list(parts))}")
+    if (vectors and len(vectors) < len(parts)) or not all(
+        isinstance(part, Value) for part in parts
+    ):
+        raise TraceError(
+            operation, f"needs only vectors or only scalars, got {shown(list(parts))}"
+        )
     if vectors:
         same_width(operation, *vectors)
     new = operation == "stack"
     axis = as_axis(axis, parts[0].shape, operation, new)
     shapes = list(dict.fromkeys(part.shape for part in parts))
-    if len({shape if new else (len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
-        raise TraceError(operation, f"shapes {' and '.join(map(str, shapes[:4]))} do not {operation} along axis {axis}")
+    if (
+        len(
+            {
+                shape if new else (len(shape), shape[:axis], shape[axis + 1 :])
+                for shape in shapes
+            }
+        )
+        > 1
+    ):
+        raise TraceError(
+            operation,
+            f"shapes {' and '.join(map(str, shapes[:4]))} do not {operation} along axis"
+            f" {axis}",
+        )
     return parts, axis
 
 
 class Pool(Operation):
-    """S: `count` numbers, a permutation-invariant function f of all coordinates of all vectors of x."""
+    """S: `count` numbers, a permutation-invariant function f of all coordinates of all
+    vectors of x.
+    """
 
     acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
     f: Function
@@ -211,6 +250,8 @@ class Pool(Operation):
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
-    """`count` scalars: a permutation-invariant f, (replicas, numbers) → (replicas, count), of all coordinates of x."""
+    """`count` scalars: a permutation-invariant f, (replicas, numbers) → (replicas,
+    count), of all coordinates of x.
+    """
     name = getattr(f, "__name__", "f")
     return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

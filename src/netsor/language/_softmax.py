@@ -24,8 +24,9 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     p
         Scalars with at least one axis.
     mask
-        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
-        p (for padding, an array of shape (tokens,) that is False on the padding); all by default.
+        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array
+        that broadcasts to the shape of p (for padding, an array of shape (tokens,) that
+        is False on the padding); all by default.
 
     Examples
     --------
@@ -39,26 +40,42 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
     allowed = checked_mask(mask, p.shape, "softmax")
     allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
-    return applied(MASKED_SOFTMAX, (p, constant(_mask_numbers(allowed.shape, allowed.tobytes()))), p.shape, axes=1)
+    return applied(
+        MASKED_SOFTMAX,
+        (p, constant(_mask_numbers(allowed.shape, allowed.tobytes()))),
+        p.shape,
+        axes=1,
+    )
 
 
-def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
+def checked_mask(
+    mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str
+) -> npt.NDArray[np.bool]:
     """The mask of scores of this shape, as a boolean array that broadcasts to it."""
     if isinstance(mask, str) and mask == "causal":
         if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
+            raise TraceError(
+                operation, f"mask='causal' needs square scores, got shape {shape}"
+            )
         return causal(shape[-1])
     try:
         allowed = np.asarray(mask)
     except Exception:  # rows of different lengths, or an object that numpy cannot read
         allowed = np.asarray(None)
     if allowed.dtype != bool:
-        got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
+        got = (
+            f", got an array of {allowed.dtype}: write mask > 0"
+            if allowed.dtype.kind in "iuf"
+            else ""
+        )
         raise TraceError(operation, "mask", mask, f"'causal' or a boolean array{got}")
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:
-        raise TraceError(operation, f"mask of shape {allowed.shape} does not broadcast to scores {shape}") from None
+        raise TraceError(
+            operation,
+            f"mask of shape {allowed.shape} does not broadcast to scores {shape}",
+        ) from None
     if not allowed.any(axis=-1).all():
         raise TraceError(operation, "mask leaves a row without any entry")
     return allowed

@@ -1,7 +1,9 @@
-"""Values without a backward edge: `stop_gradient`, and cotangents that are multiplied by numbers.
+"""Values without a backward edge: `stop_gradient`, and cotangents that are multiplied
+by numbers.
 
-Only derivatives see these operations. All other readings of a program remove them first (`without_stops`), so laws,
-plans and random numbers are those of the program without them.
+Only derivatives see these operations. All other readings of a program remove them first
+(`without_stops`), so laws, plans and random numbers are those of the program without
+them.
 """
 
 from __future__ import annotations
@@ -23,9 +25,16 @@ Stopped = TypeVar("Stopped", bound="Value | Weight")
 
 
 class ScaledGradient(Entrywise):
-    """V or S: x itself, with a cotangent that is multiplied by `factors`, one number per entry; 0 stops it."""
+    """V or S: x itself, with a cotangent that is multiplied by `factors`, one number
+    per entry; 0 stops it.
+    """
 
-    acts, kind, letter, indexed = VectorAccess.LINEARLY, "gradient scaled", "sg", ("factors",)
+    acts, kind, letter, indexed = (
+        VectorAccess.LINEARLY,
+        "gradient scaled",
+        "sg",
+        ("factors",),
+    )
     x: Value
     factors: Floats
 
@@ -36,16 +45,18 @@ class ScaledGradient(Entrywise):
 
 
 def stop_gradient(x: Stopped) -> Stopped:
-    """The same values as constants of every derivative, like `detach` in PyTorch and `stop_gradient` in JAX.
+    """The same values as constants of every derivative, like `detach` in PyTorch and
+    `stop_gradient` in JAX.
 
-    `ns.grad`, `ns.ntk`, `ns.grad_norm`, `ns.step` and `ns.train` treat the result as given. Laws, draws and random
-    numbers do not change.
+    `ns.grad`, `ns.ntk`, `ns.grad_norm`, `ns.step` and `ns.train` treat the result as
+    given. Laws, draws and random numbers do not change.
 
     Parameters
     ----------
     x : Vector, Scalar or Weight
-        Values of a program. Products with `ns.stop_gradient(W)` pass gradients on to the vectors that W multiplies,
-        but do not contribute to the gradient with respect to W.
+        Values of a program. Products with `ns.stop_gradient(W)` pass gradients on to
+        the vectors that W multiplies, but do not contribute to the gradient with
+        respect to W.
 
     Examples
     --------
@@ -59,12 +70,16 @@ def stop_gradient(x: Stopped) -> Stopped:
     if isinstance(x, Weight):
         return replace(x, frozen=True)
     if not isinstance(x, Value):
-        raise TraceError("stop_gradient", "x", x, "a vector, a scalar or a weight of the program")
+        raise TraceError(
+            "stop_gradient", "x", x, "a vector, a scalar or a weight of the program"
+        )
     return scaled_gradient(x, 0.0)
 
 
 def scaled_gradient(x: V, factors: npt.ArrayLike) -> V:
-    """The same values, with cotangents multiplied by numbers that broadcast to the shape of x."""
+    """The same values, with cotangents multiplied by numbers that broadcast to the
+    shape of x.
+    """
     numbers = np.array(np.broadcast_to(np.asarray(factors, dtype=float), x.shape))
     return x if (numbers == 1).all() else x._like(ScaledGradient(x, numbers), x.shape)
 
@@ -86,7 +101,9 @@ def without_stops(outputs: Sequence[Value]) -> list[Value]:
             continue
         if not new.keys().isdisjoint(op.inputs):
             copy = _on(value, [new.get(x, x) for x in op.inputs])
-        if isinstance(copy.op, Acting) and (copy.op.weight.frozen or copy.op.weight.owner):
+        if isinstance(copy.op, Acting) and (
+            copy.op.weight.frozen or copy.op.weight.owner
+        ):
             weight = replace(copy.op.weight, frozen=False, owner=None)
             copy = replace(copy, op=replace(copy.op, weight=weight))
         if copy is not value:
@@ -95,7 +112,9 @@ def without_stops(outputs: Sequence[Value]) -> list[Value]:
 
 
 def _on(value: Value, inputs: Sequence[Value]) -> Value:
-    """The operation of a value on other inputs; an index of an index becomes one index, as in `Value.take`."""
+    """The operation of a value on other inputs; an index of an index becomes one index,
+    as in `Value.take`.
+    """
     if isinstance(value.op, Take):
         return replace(inputs[0].take(value.op.flat), where=value.where)
     return value.with_inputs(*inputs)

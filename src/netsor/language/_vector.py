@@ -1,4 +1,6 @@
-"""Vectors, their algebra in numpy's notation (`x + y`, `2 * x`, `a @ x`), and its operations."""
+"""Vectors, their algebra in numpy's notation (`x + y`, `2 * x`, `a @ x`), and its
+operations.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,28 @@ import numpy.typing as npt
 from .._validate import TraceError, scaled, shown
 from ..activations import Function
 from ._array import Axes, Entrywise, Source, Value, VectorAccess, align_axes
-from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, broadcast_shapes, reciprocal
+from ._scalar import (
+    MULTIPLY,
+    Constant,
+    Floats,
+    Scalar,
+    ScalarLike,
+    as_scalar,
+    broadcast,
+    broadcast_shapes,
+    reciprocal,
+)
 from ._width import Width, as_width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vector(Value):
-    """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
+    """An array of random vectors of one width: tokens, queries of all heads, hidden
+    layers.
 
-    You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`. `W @ x`
-    applies matrices. It has the attributes of `ns.Value`, and `width`, the dimension of the vectors.
+    You can add vectors, multiply them by numbers and scalars, and combine them over an
+    axis with `a @ x`. `W @ x` applies matrices. It has the attributes of `ns.Value`,
+    and `width`, the dimension of the vectors.
 
     Examples
     --------
@@ -32,18 +46,25 @@ class Vector(Value):
     width: Width
 
     def __repr__(self) -> str:
-        return f"<Vector of shape {self.shape} in R^{self.width}, by {type(self.op).__name__}>"
+        return (
+            f"<Vector of shape {self.shape} in R^{self.width}, by"
+            f" {type(self.op).__name__}>"
+        )
 
     def __add__(self, other: Vector | ScalarLike) -> Vector:
         """Add vectors, or add a number or scalar to every coordinate."""
         if not isinstance(other, Vector):
             other = as_scalar(other, "+") * ones(self.width)
-        return Vector(Add(self, other), broadcast("+", self, other), same_width("+", self, other))
+        return Vector(
+            Add(self, other), broadcast("+", self, other), same_width("+", self, other)
+        )
 
     __radd__ = __add__
 
     def __sub__(self, other: Vector | ScalarLike) -> Vector:
-        return self + (-1.0) * (other if isinstance(other, Vector) else as_scalar(other, "-"))
+        return self + (-1.0) * (
+            other if isinstance(other, Vector) else as_scalar(other, "-")
+        )
 
     def __rsub__(self, other: ScalarLike) -> Vector:
         return (-1.0) * self + other
@@ -52,7 +73,9 @@ class Vector(Value):
         """Multiply by a number or scalar, or by a vector coordinatewise (a Nonlin)."""
         if isinstance(other, Vector):
             width = same_width("*", self, other)
-            return Vector(Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width)
+            return Vector(
+                Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width
+            )
         c = _factor(as_scalar(other, "*"), "*")
         return Vector(Scale(c, self), broadcast("*", c, self), self.width)
 
@@ -60,17 +83,29 @@ class Vector(Value):
 
     def __truediv__(self, other: ScalarLike) -> Vector:
         if isinstance(other, Vector):
-            raise TraceError("/", "a vector is divided by numbers or scalars; for coordinates use ns.nonlin")
+            raise TraceError(
+                "/",
+                "a vector is divided by numbers or scalars; for coordinates use"
+                " ns.nonlin",
+            )
         return self * reciprocal(other)
 
     def __neg__(self) -> Vector:
         return self * -1.0
 
     def __pow__(self, exponent: object) -> NoReturn:
-        raise TraceError("**", f"is for scalars: write x * x, or ns.nonlin(f, x) for other powers; got {self!r}")
+        raise TraceError(
+            "**",
+            "is for scalars: write x * x, or ns.nonlin(f, x) for other powers; got"
+            f" {self!r}",
+        )
 
     def __matmul__(self, other: object) -> NoReturn:
-        raise TraceError("@", f"vectors stand on the right: W @ x; for x @ y write ns.dot(x, y); got {shown(other)}")
+        raise TraceError(
+            "@",
+            "vectors stand on the right: W @ x; for x @ y write ns.dot(x, y); got"
+            f" {shown(other)}",
+        )
 
     def __rmatmul__(self, a: npt.ArrayLike) -> Vector:
         return mix(as_scalar(a, "@"), self)
@@ -87,7 +122,9 @@ class Vector(Value):
 
 
 class Gaussian(Entrywise):
-    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
+    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k
+    standard isotropic.
+    """
 
     acts, kind, letter, indexed = VectorAccess.FRESH, "initial", "h", ("mean", "factor")
     source: Source
@@ -130,14 +167,23 @@ class Mix(Entrywise):
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All j."""
         batch = ndim - 1
-        return (*align_axes(self.a.ndim - 2, batch), batch, None), (*align_axes(self.x.ndim - 1, batch), None)
+        return (*align_axes(self.a.ndim - 2, batch), batch, None), (
+            *align_axes(self.x.ndim - 1, batch),
+            None,
+        )
 
 
 def as_vector(x: object, operation: str, name: str = "") -> Vector:
     """Check that an argument is a vector."""
     if not isinstance(x, Vector):
-        remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
-        raise TraceError(operation, f"needs a vector, got {name and f'{name}='}{shown(x)}{remedy}")
+        remedy = (
+            "; given vectors are written ns.data(…)"
+            if isinstance(x, np.ndarray | list)
+            else ""
+        )
+        raise TraceError(
+            operation, f"needs a vector, got {name and f'{name}='}{shown(x)}{remedy}"
+        )
     return x
 
 
@@ -165,7 +211,9 @@ def ones(width: Width | int) -> Vector:
     >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
     0.10
     """
-    return Vector(Gaussian(Source("1"), np.ones(()), np.zeros((0,))), (), as_width(width, "ones"))
+    return Vector(
+        Gaussian(Source("1"), np.ones(()), np.zeros((0,))), (), as_width(width, "ones")
+    )
 
 
 def mix(a: Scalar, x: Vector) -> Vector:
@@ -180,7 +228,9 @@ def mix(a: Scalar, x: Vector) -> Vector:
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:
-    """Check a factor of vectors. Laws square it, so the squares of numbers must fit in a double."""
+    """Check a factor of vectors. Laws square it, so the squares of numbers must fit in
+    a double.
+    """
     if isinstance(c.op, Constant):
         scaled(c.op.numbers, operation, "factor")
     return c

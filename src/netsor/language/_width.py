@@ -1,4 +1,6 @@
-"""Widths: the dimensions of the spaces R^n of vectors. You bind them when you evaluate a program."""
+"""Widths: the dimensions of the spaces R^n of vectors. You bind them when you evaluate
+a program.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,20 @@ from .._validate import LARGEST, TraceError, as_number, shown, whole
 
 inf = math.inf
 
-# Keywords of the methods that bind widths; a width with such a name could never be bound.
-RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "backend", "device", "precision"}
+# Keywords of the methods that bind widths; a width with such a name could never be
+# bound.
+RESERVED = {
+    "self",
+    "draws",
+    "seed",
+    "workers",
+    "executor",
+    "progress",
+    "coordinates",
+    "backend",
+    "device",
+    "precision",
+}
 
 
 def bindable(name: Any, operation: str) -> str:
@@ -22,13 +36,19 @@ def bindable(name: Any, operation: str) -> str:
     read = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
     if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
         others = ", ".join(sorted(RESERVED))
-        raise TraceError(operation, "name", name, f"a Python identifier other than Python's own words and {others}")
+        raise TraceError(
+            operation,
+            "name",
+            name,
+            f"a Python identifier other than Python's own words and {others}",
+        )
     return read
 
 
 @dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Width:
-    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer `Width(64)`.
+    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an
+    integer `Width(64)`.
 
     Parameters
     ----------
@@ -66,11 +86,18 @@ class Width:
     __rmul__ = __mul__
 
     def _no_arithmetic(self, other: object) -> NoReturn:
-        remedy = 'for its half, make the smaller one the symbol, d = ns.Width("d"), and write 2 * d'
-        raise TraceError("Width", f"{self} can only be multiplied by positive integers: {remedy}")
+        remedy = (
+            'for its half, make the smaller one the symbol, d = ns.Width("d"), and'
+            " write 2 * d"
+        )
+        raise TraceError(
+            "Width", f"{self} can only be multiplied by positive integers: {remedy}"
+        )
 
     __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
-    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = _no_arithmetic
+    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = (
+        _no_arithmetic
+    )
 
     def __str__(self) -> str:
         if self.name is None:
@@ -81,20 +108,34 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The value of this width for the bound symbols: a positive integer or infinity."""
+        """The value of this width for the bound symbols: a positive integer or
+        infinity.
+        """
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
     """A Width from a Width or an integer."""
-    return width if isinstance(width, Width) else Width(whole(width, name, operation, why=" or a Width"))
+    return (
+        width
+        if isinstance(width, Width)
+        else Width(whole(width, name, operation, why=" or a Width"))
+    )
 
 
-def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:
-    """Check the user's values for the width symbols of a program, and return them as int or inf."""
+def bind_widths(
+    used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool
+) -> dict[str, float]:
+    """Check the user's values for the width symbols of a program, and return them as
+    int or inf.
+    """
     used, or_inf = list(used), " or inf" * allow_inf
     names = sorted({width.name for width in used if width.name is not None})
-    known = f"this program's widths are {', '.join(names)}" if names else "this program has no width to bind"
+    known = (
+        f"this program's widths are {', '.join(names)}"
+        if names
+        else "this program has no width to bind"
+    )
     bound: dict[str, float] = {}
     for name, given in widths.items():
         if name not in names:
@@ -103,8 +144,14 @@ def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: b
         bound[name] = inf if infinite else whole(given, f"width {name}", why=or_inf)
     missing = [name for name in names if name not in bound]
     if missing:
-        raise ValueError(f"width {', '.join(missing)} is not bound: give {missing[0]}=…, a positive integer{or_inf}")
+        raise ValueError(
+            f"width {', '.join(missing)} is not bound: give {missing[0]}=…, a positive"
+            f" integer{or_inf}"
+        )
     for width in used:
         if LARGEST <= width.bind(bound) < inf:
-            raise ValueError(f"width {width} at {width.name}={bound[str(width.name)]} must be below 2^53, or inf")
+            raise ValueError(
+                f"width {width} at {width.name}={bound[str(width.name)]} must be below"
+                " 2^53, or inf"
+            )
     return bound

@@ -1,4 +1,6 @@
-"""The law of w, the variance that one head adds to an output, and of sums of w: small rules, one for each sample."""
+"""The law of w, the variance that one head adds to an output, and of sums of w: small
+rules, one for each sample.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,37 @@ KEPT = 64  # most rules of sums that a head keeps, 100 KB each
 
 
 class Head:
-    """The law of w: a rule (nodes and weights) for each of several independent samples, for the error."""
+    """The law of w: a rule (nodes and weights) for each of several independent samples,
+    for the error.
+    """
 
-    # `moments` are E[w], E[w²], … if formulas give them. `tail` makes a sample that has rare large values of w: w and
-    # log weights, both (sets, points). Without it we use the rules themselves.
+    # `moments` are E[w], E[w²], … if formulas give them. `tail` makes a sample that has
+    # rare large values of w: w and log weights, both (sets, points). Without it we use
+    # the rules themselves.
 
     def __init__(
-        self, rules: Sequence[Rule], moments: Array | None = None, tail: Callable[[], Rule] | None = None
+        self,
+        rules: Sequence[Rule],
+        moments: Array | None = None,
+        tail: Callable[[], Rule] | None = None,
     ) -> None:
-        most = max(len(nodes) for nodes, _ in rules)  # a shorter rule repeats its last node, without weight
-        self.nodes = np.stack([np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules])
-        self.weights = np.stack([np.pad(weights, (0, most - len(weights))) for _, weights in rules])
+        # a shorter rule repeats its last node, without weight
+        most = max(len(nodes) for nodes, _ in rules)
+        self.nodes = np.stack(
+            [np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules]
+        )
+        self.weights = np.stack(
+            [np.pad(weights, (0, most - len(weights))) for _, weights in rules]
+        )
         with np.errstate(divide="ignore"):  # log 0 is −∞
             self.plain = self.nodes, np.log(self.weights)
         self.moments, self._tail = moments, tail
         self._kept: dict[tuple[float, ...], Any] = {}
 
     def kept(self, key: tuple[float, ...], make: Callable[[], T]) -> T:
-        """What all laws of sums of w share: made once for each key, unless there were many."""
+        """What all laws of sums of w share: made once for each key, unless there were
+        many.
+        """
         found: T | None = self._kept.get(key)
         if found is None:
             found = make()
@@ -55,20 +70,38 @@ class Head:
     def arrays(self) -> dict[str, Array | None]:
         """Its arrays, for a file."""
         some = self.weights > 0
-        return {"head_nodes": self.nodes[some], "head_weights": self.weights[some], "head_sizes": some.sum(axis=1),
-                "head_moments": self.moments, "head_tail": self.tail[0], "head_tail_weights": self.tail[1]}  # fmt: skip
+        return {
+            "head_nodes": self.nodes[some],
+            "head_weights": self.weights[some],
+            "head_sizes": some.sum(axis=1),
+            "head_moments": self.moments,
+            "head_tail": self.tail[0],
+            "head_tail_weights": self.tail[1],
+        }
 
     @staticmethod
     def from_arrays(arrays: dict[str, Any]) -> Head:
         """The inverse of `arrays`."""
         names = ("nodes", "weights", "sizes", "tail", "tail_weights")
-        nodes, weights, sizes, w, log_weight = (arrays[f"head_{name}"] for name in names)
+        nodes, weights, sizes, w, log_weight = (
+            arrays[f"head_{name}"] for name in names
+        )
         moments = arrays.get("head_moments")
-        shapes = sizes.ndim == 1 and sizes.dtype.kind in "iu" and sizes.size and sizes.min() > 0
+        shapes = (
+            sizes.ndim == 1
+            and sizes.dtype.kind in "iu"
+            and sizes.size
+            and sizes.min() > 0
+        )
         shapes = shapes and nodes.shape == weights.shape == (sizes.sum(),)
         shapes = shapes and w.ndim == 2 and w.size and w.shape == log_weight.shape
-        shapes = shapes and (moments is None or (moments.ndim == 1 and moments.size > 1 and (moments > 0).all()))
-        positive = shapes and all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
+        shapes = shapes and (
+            moments is None
+            or (moments.ndim == 1 and moments.size > 1 and (moments > 0).all())
+        )
+        positive = shapes and all(
+            ((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w)
+        )
         if not positive or not (log_weight < np.inf).all():
             raise ValueError("the rules of a head are not nodes above 0 with weights")
         ends = np.cumsum(sizes)[:-1]
@@ -77,21 +110,37 @@ class Head:
 
 
 def power_moments(head: Head, count: int, order: int) -> Array:
-    """E[(Σ_a w_a / H)^order] for H = count, by sets, from a power of the generating function of w/H."""
+    """E[(Σ_a w_a / H)^order] for H = count, by sets, from a power of the generating
+    function of w/H.
+    """
     top, orders = head.nodes.max(), np.arange(order + 1)[:, None]
-    raw = np.stack([np.sum(head.weights * (head.nodes / top) ** k, axis=1) for k in range(order + 1)])
+    raw = np.stack(
+        [
+            np.sum(head.weights * (head.nodes / top) ** k, axis=1)
+            for k in range(order + 1)
+        ]
+    )
     raw[0] = 1.0
     if head.moments is not None:
         share = min(order, len(head.moments))
-        raw[1 : share + 1] = (head.moments[:share] / top ** np.arange(1, share + 1))[:, None]
+        raw[1 : share + 1] = (head.moments[:share] / top ** np.arange(1, share + 1))[
+            :, None
+        ]
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        return np.asarray(moments_of_sum(raw / float(count) ** orders, count)[order] * top**order)
+        return np.asarray(
+            moments_of_sum(raw / float(count) ** orders, count)[order] * top**order
+        )
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
-    """The moments of a sum of `count` i.i.d. variables, from those of one: orders 0, 1, … along the first axis."""
-    # moments over factorials are the coefficients of a power series; the series of the sum is a power of it
-    factorial = np.array([math.factorial(k) for k in range(len(moments))], dtype=np.float64)
+    """The moments of a sum of `count` i.i.d. variables, from those of one: orders 0, 1,
+    … along the first axis.
+    """
+    # moments over factorials are the coefficients of a power series; the series of the
+    # sum is a power of it
+    factorial = np.array(
+        [math.factorial(k) for k in range(len(moments))], dtype=np.float64
+    )
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
     def product(a: Array, b: Array) -> Array:
@@ -107,10 +156,13 @@ def moments_of_sum(moments: Array, count: int) -> Array:
 
 
 def head_rule(sample: Array, moments: Array | None = None) -> Rule:
-    """A rule of few nodes for a sample of w; it has the moments of w that are known, by a control variate for each."""
-    # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
-    # sample) p_k(nodes)). We do not take the means of the rule instead: wide cells change its high moments, which is no
-    # error of the sample, and correcting it would move mass to and from the smallest nodes.
+    """A rule of few nodes for a sample of w; it has the moments of w that are known, by
+    a control variate for each.
+    """
+    # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k
+    # (E[p_k] − mean of p_k over the sample) p_k(nodes)). We do not take the means of
+    # the rule instead: wide cells change its high moments, which is no error of the
+    # sample, and correcting it would move mass to and from the smallest nodes.
     _, nodes, weights = compress(sample)
     var = 0.0 if moments is None else moments[1] - moments[0] ** 2
     if moments is None or var <= 1e-12 * moments[0] ** 2:
@@ -120,27 +172,39 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
     lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
     for k in range(1, count):
         power *= away
-        central = sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / unit**k
+        central = (
+            sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1))
+            / unit**k
+        )
         lack[k] = central - power.mean()
     root = np.sqrt(weights)
-    q, r = np.linalg.qr(root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count))
-    for some in range(count, 2, -1):  # as many moments as possible with positive weights
-        changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
+    q, r = np.linalg.qr(
+        root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count)
+    )
+    # as many moments as possible with positive weights
+    for some in range(count, 2, -1):
+        changed = np.asarray(
+            weights
+            + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some]))
+        )
         if (changed > 0).all():
             return nodes, changed / changed.sum()
     return nodes, weights / weights.sum()
 
 
 WIDEST = 0.1  # widest cell in log w
-NOTHING = 1e-26  # share of the largest weight below which a weight changes no digit of any result
+# share of the largest weight below which a weight changes no digit of any result
+NOTHING = 1e-26
 
 
 def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
-    """The law of a sum of `count` i.i.d. variables by repeated squaring; every sum is compressed."""
+    """The law of a sum of `count` i.i.d. variables by repeated squaring; every sum is
+    compressed.
+    """
 
     def compressed(nodes: Array, weights: Array, part: int) -> Rule:
-        # m variables are a share m/count of the sum, so their cells may be wider by √(count/m): the errors of all parts
-        # (a fourth power each) still fall with m
+        # m variables are a share m/count of the sum, so their cells may be wider by
+        # √(count/m): the errors of all parts (a fourth power each) still fall with m
         width = min(max(WIDEST, cell), cell * math.sqrt(count / part))
         keep = weights > NOTHING * weights.max()
         _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
@@ -152,7 +216,8 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
             weights = np.triu(2.0 * weights)
             weights.flat[:: len(weights) + 1] /= 2.0
         nodes, weights = compressed(np.add.outer(a[0], b[0]), weights, part)
-        return nodes, weights / weights.sum()  # else rounding errors would grow with every squaring
+        # else rounding errors would grow with every squaring
+        return nodes, weights / weights.sum()
 
     power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
     done, result = count & 1, power
@@ -181,10 +246,13 @@ def alike(k: Array) -> bool:
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if tokens are exchangeable; otherwise None."""
-    # Then the scores are τ z_j plus a common part, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
-    # q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has
-    # the moments of a sum of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
+    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if tokens are
+    exchangeable; otherwise None.
+    """
+    # Then the scores are τ z_j plus a common part, and w = (a − c) q + c with q = Σ_j
+    # a_j². With S = Σ_j e^{τ z_j}, q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k
+    # − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has the moments of a sum
+    # of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     s = len(values)
     if not alike(values) or not alike(scores):
         return None
@@ -196,33 +264,65 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
     decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    sums = moments_of_sum(np.stack([decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]), s)
+    sums = moments_of_sum(
+        np.stack([decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]), s
+    )
     orders = range(1, MOMENTS + 1)
-    q = [1.0, *(du * float(np.sum(np.exp(2 * k * u) * sums[k])) / math.factorial(2 * k - 1) for k in orders)]
-    return np.array([sum(math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)) for k in orders])
+    q = [
+        1.0,
+        *(
+            du * float(np.sum(np.exp(2 * k * u) * sums[k])) / math.factorial(2 * k - 1)
+            for k in orders
+        ),
+    ]
+    return np.array(
+        [
+            sum(
+                math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i]
+                for i in range(k + 1)
+            )
+            for k in orders
+        ]
+    )
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
-SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # shifts of points towards a rare event, in standard deviations
+# shifts of points towards a rare event, in standard deviations
+SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)
 RARE = 2**13  # points in each set for rare events
 
 
 def lazy_head(
-    scores: Array, values: Array, function: Callable[[Array], Array] = row_softmax, points: int | None = None
+    scores: Array,
+    values: Array,
+    function: Callable[[Array], Array] = row_softmax,
+    points: int | None = None,
 ) -> Callable[[], Head]:
-    """A function that makes the law of one head, from the covariance of its scores and the kernel of the values."""
-    exact = function is row_softmax and alike(scores) and alike(values)  # exact moments: fewer points give all digits
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21))
+    """A function that makes the law of one head, from the covariance of its scores and
+    the kernel of the values.
+    """
+    # exact moments: fewer points give all digits
+    exact = function is row_softmax and alike(scores) and alike(values)
+    points = points or 2 ** int(
+        np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21)
+    )
     return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
 
 @lru_cache(maxsize=8)
-def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], points: int) -> Head:
-    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores and from K; cached."""
+def head_law(
+    scores: bytes, values: bytes, function: Callable[[Array], Array], points: int
+) -> Head:
+    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores
+    and from K; cached.
+    """
     s = math.isqrt(len(values) // 8)
     covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
     head = _HeadSampler(covariance, gram, function)
-    samples = (np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)]) for k in range(SETS))
+    samples = (
+        np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)])
+        for k in range(SETS)
+    )
     moments = exchangeable_moments(head.scores, head.values) if head.soft else None
     return Head([head_rule(sample, moments) for sample in samples], moments, head.rare)
 
@@ -230,15 +330,26 @@ def head_law(scores: bytes, values: bytes, function: Callable[[Array], Array], p
 class _HeadSampler:
     """From normals z to w: scores are F z, with F F^T their covariance."""
 
-    def __init__(self, scores: Array, values: Array, function: Callable[[Array], Array]) -> None:
+    def __init__(
+        self, scores: Array, values: Array, function: Callable[[Array], Array]
+    ) -> None:
         s = len(values)
-        self.scores, self.values, self.function, self.soft = scores, values, function, function is row_softmax
+        self.scores, self.values, self.function, self.soft = (
+            scores,
+            values,
+            function,
+            function is row_softmax,
+        )
         self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
-        if self.iid:  # the common part of the scores cancels in a softmax, and no matrix is left
-            self.spread = float(np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0)))
+        # the common part of the scores cancels in a softmax, and no matrix is left
+        if self.iid:
+            self.spread = float(
+                np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0))
+            )
             self.dimension = s
             return
-        # the common part of the scores cancels in a softmax: one dimension less, the rest by falling variance
+        # the common part of the scores cancels in a softmax: one dimension less, the
+        # rest by falling variance
         centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
         eigenvalues, vectors = np.linalg.eigh(centre @ self.scores @ centre)
         keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
@@ -256,15 +367,24 @@ class _HeadSampler:
         return np.asarray(np.maximum(w, 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
-        """w and log weights (sets, points), from normals that are shifted to where w is large."""
-        # Some points stay where they are. We shift the others towards each token's own score (for other functions than
-        # softmax, along the main axes) by several distances. The weights are those of this mixture. One more dimension
-        # of the normals chooses the shift of each point.
+        """w and log weights (sets, points), from normals that are shifted to where w is
+        large.
+        """
+        # Some points stay where they are. We shift the others towards each token's own
+        # score (for other functions than softmax, along the main axes) by several
+        # distances. The weights are those of this mixture. One more dimension of the
+        # normals chooses the shift of each point.
         d = self.dimension
         if self.iid or not self.soft:
-            directions = np.eye(d)[:16] if self.iid else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
+            directions = (
+                np.eye(d)[:16]
+                if self.iid
+                else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
+            )
         else:
-            directions = self.factor[np.argsort(-np.diag(self.values), kind="stable")[:16]]
+            directions = self.factor[
+                np.argsort(-np.diag(self.values), kind="stable")[:16]
+            ]
         length = np.linalg.norm(directions, axis=1, keepdims=True)
         unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
         moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
@@ -273,7 +393,10 @@ class _HeadSampler:
         for number in range(SETS):
             start = 0
             for z in normals(d + 1, points, SETS + number):
-                which = np.minimum((scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp), len(moves) - 1)
+                which = np.minimum(
+                    (scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp),
+                    len(moves) - 1,
+                )
                 z = z[:, 1:] + moves[which]
                 part = slice(start, start := start + len(z))
                 w[number, part] = self(z)
@@ -283,7 +406,9 @@ class _HeadSampler:
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
-    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random if none exists."""
+    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol
+    set, or random if none exists.
+    """
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
     sobol = Sobol(max(dimension, 1), rng) if dimension <= MAX_DIMENSION else None
@@ -292,4 +417,8 @@ def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
         if sobol is None:
             yield rng.standard_normal((count, dimension))
         else:
-            yield np.asarray(scipy.special.ndtri(np.clip(sobol.random(count)[:, :dimension], 1e-15, 1 - 1e-15)))
+            yield np.asarray(
+                scipy.special.ndtri(
+                    np.clip(sobol.random(count)[:, :dimension], 1e-15, 1 - 1e-15)
+                )
+            )

@@ -1,7 +1,8 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores, an output is N(0, v), v = (σ²/H) Σ_a w_a with w_a i.i.d. over heads: equation (9) of docs/theory.md.
-A sample of w becomes a rule of a few hundred nodes, and repeated squaring gives the law of the sum.
+Given its scores, an output is N(0, v), v = (σ²/H) Σ_a w_a with w_a i.i.d. over heads:
+equation (9) of docs/theory.md. A sample of w becomes a rule of a few hundred nodes, and
+repeated squaring gives the law of the sum.
 """
 
 from __future__ import annotations
@@ -26,19 +27,24 @@ from ._mixture_components import CELL, cell_width
 from ._numerics import log_mean
 
 CENTRAL = 6.0  # standard deviations of Y within which we use the plain sample of w
-MAX_UNTILTED_EXPONENT = 1.0  # largest exponent of the tilt for which we use the plain sample in the tails too
-END = 1e5  # standard deviations of Y beyond which the logarithm of the density, below −10⁹, grows like y²
+# largest exponent of the tilt for which we use the plain sample in the tails too
+MAX_UNTILTED_EXPONENT = 1.0
+# standard deviations of Y beyond which the logarithm of the density, below −10⁹, grows
+# like y²
+END = 1e5
 SOFT = 100.0  # ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
-REPLICAS = "seed", "random_numbers", "quadrature_error"  # fields of the replicas' provenance that a file keeps
+# fields of the replicas' provenance that a file keeps
+REPLICAS = "seed", "random_numbers", "quadrature_error"
 RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
 
 
 @single_threaded
 class HeadSum(Law):
-    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
+    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and
+    each with the law of one head.
 
-    It is the law of one coordinate of an attention layer at infinite width, to many digits:
-    `ns.Attention(…).law(heads)` and `Program.law` make it.
+    It is the law of one coordinate of an attention layer at infinite width, to many
+    digits: `ns.Attention(…).law(heads)` and `Program.law` make it.
 
     Parameters
     ----------
@@ -51,7 +57,8 @@ class HeadSum(Law):
     origin : Provenance
         How the law was computed, and its standing.
     mixture : Mixture or callable, optional
-        The same law over replicas of the engine, which couples it with other widths; or a function that makes it.
+        The same law over replicas of the engine, which couples it with other widths; or
+        a function that makes it.
 
     Examples
     --------
@@ -60,7 +67,8 @@ class HeadSum(Law):
     0.646080 0.121659
     """
 
-    _fluctuations: Callable[[], LayerFluctuations | None] | None = None  # set if a program made the law
+    # set if a program made the law
+    _fluctuations: Callable[[], LayerFluctuations | None] | None = None
 
     def __init__(
         self,
@@ -80,24 +88,36 @@ class HeadSum(Law):
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The same law as a mixture over replicas, or None if no program made the law."""
+        """The same law as a mixture over replicas, or None if no program made the
+        law.
+        """
         return self._mixture() if callable(self._mixture) else self._mixture
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
-        law = HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
+        law = HeadSum(
+            self.head, checked_heads(heads, "with_heads"), self.scale, self.origin
+        )
         law._fluctuations = self._fluctuations
         return law
 
     def infinite_heads(self) -> Mixture:
-        """The Gaussian law of the same layer with infinitely many heads; all numbers of heads have its variance."""
+        """The Gaussian law of the same layer with infinitely many heads; all numbers of
+        heads have its variance.
+        """
         value, error = self.with_error.var()
-        origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
+        origin = Provenance(
+            self.status,
+            "infinitely many heads (Hron et al. 2020)",
+            quadrature_error=error / value,
+        )
         return Mixture(0.0, value, origin)
 
     def correction(self) -> Correction:
         layer = self._fluctuations() if self._fluctuations else None
-        return correction(layer, self.heads, self.scale) if layer else super().correction()
+        return (
+            correction(layer, self.heads, self.scale) if layer else super().correction()
+        )
 
     def _moment(self, order: int) -> Estimate:
         if order % 2 or order == 0:
@@ -105,10 +125,19 @@ class HeadSum(Law):
         k = order // 2
         known = self.head.moments is not None and k <= len(self.head.moments)
         with np.errstate(over="ignore"):
-            each = power_moments(self.head, self.heads, k) * normal_moment(order) * self.scale**k
+            each = (
+                power_moments(self.head, self.heads, k)
+                * normal_moment(order)
+                * self.scale**k
+            )
         if not np.isfinite(each).all():
-            raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return Estimate(float(each.mean()), 0.0 if known else float(self._sets.spread(each)))
+            raise OverflowError(
+                f"moment: order={order}: E[Y^{order}] is above the largest double; take"
+                " a lower order"
+            )
+        return Estimate(
+            float(each.mean()), 0.0 if known else float(self._sets.spread(each))
+        )
 
     def _var(self) -> Estimate:
         return self._moment(2)
@@ -122,20 +151,28 @@ class HeadSum(Law):
         if moments is not None:
             each = np.array([moments[1] / moments[0] ** 2 - 1])
         else:
-            each = (weights * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2).sum(axis=1)
+            each = (
+                weights
+                * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2
+            ).sum(axis=1)
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
-        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # if each v moves by ±ε of itself
+        # if each v moves by ±ε of itself
+        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)
         sampling = Replicas(len(each)).spread(each)
         error = combined(sampling, self.origin.quadrature_error * float(worst))
-        return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)  # the law is symmetric
+        # the law is symmetric
+        return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)
 
     # The law as Gaussians over a few variances, by sets
 
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        sets, key = zip(self.head.nodes, self.head.weights, strict=True), (self.heads, self.scale)
+        sets, key = (
+            zip(self.head.nodes, self.head.weights, strict=True),
+            (self.heads, self.scale),
+        )
         rules = (power_rule(*rule, self.heads) for rule in sets)
         return self.head.kept(key, lambda: joined([*rules], self.scale / self.heads))
 
@@ -144,7 +181,9 @@ class HeadSum(Law):
         return Replicas(len(self.head.nodes))
 
     def _logs(self, y: Array, tail: int) -> Array:
-        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); tilted rules give the tails."""
+        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); tilted rules
+        give the tails.
+        """
         size, logs = np.abs(y), np.empty((len(y), len(self.head.nodes)))
         near = size <= CENTRAL * self._std
         each = (self._rule.sf if tail else self._rule.pdf)(size[near]) * logs.shape[1]
@@ -162,23 +201,31 @@ class HeadSum(Law):
 
     def _estimate(self, sets: Replicated) -> Estimate:
         value = sets.rows.mean(axis=0)
-        return Estimate(value, combined(self._sets.spread(sets.rows), self._coarse * value))
+        return Estimate(
+            value, combined(self._sets.spread(sets.rows), self._coarse * value)
+        )
 
     @cached_property
     def _coarse(self) -> float:
-        """The largest relative error of the density from wide cells: (h/2)⁴/3! for each squaring; 0 for fine cells."""
+        """The largest relative error of the density from wide cells: (h/2)⁴/3! for each
+        squaring; 0 for fine cells.
+        """
         width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
-        return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
+        return (
+            (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
+        )
 
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
         lowest = self.head.nodes.min(axis=1)
-        if self.heads == 1 and lowest.max() > SOFT * lowest.min():  # unbounded at 0, and samples do not show it
+        # unbounded at 0, and samples do not show it
+        if self.heads == 1 and lowest.max() > SOFT * lowest.min():
             error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
         return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
-        # the error is that of the smaller tail: in the other, differences are lost in rounding
+        # the error is that of the smaller tail: in the other, differences are lost in
+        # rounding
         tail = Replicated(np.exp(self._logs(y, 1)).T, self._sets.weights)
         return Estimate(self._distribution(y), self._estimate(tail).error)
 
@@ -189,8 +236,13 @@ class HeadSum(Law):
         return self._distribution(-y)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        tail = np.exp(self._logs(y, 1)).mean(axis=1)  # once for both sides, as the law is symmetric
-        return np.where(y > 0, 1 - tail, tail), np.where(y < 0, 1 - tail, tail), self._density(y)
+        # once for both sides, as the law is symmetric
+        tail = np.exp(self._logs(y, 1)).mean(axis=1)
+        return (
+            np.where(y > 0, 1 - tail, tail),
+            np.where(y < 0, 1 - tail, tail),
+            self._density(y),
+        )
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
@@ -202,7 +254,8 @@ class HeadSum(Law):
         return log_mean(self._logs(y, 1))
 
     def _log_error(self, y: Array) -> Array:
-        logs = self._logs(y, 0)  # in the tails the density may underflow, but not the ratios of its sets
+        # in the tails the density may underflow, but not the ratios of its sets
+        logs = self._logs(y, 0)
         part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
         mean, spread = part.mean(axis=0), self._sets.spread(part)
         share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
@@ -215,32 +268,50 @@ class HeadSum(Law):
         return np.zeros(len(scales)), scales
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + e), origin) for e in (error, -error))
+        up, down = (
+            HeadSum(self.head, self.heads, self.scale * (1 + e), origin)
+            for e in (error, -error)
+        )
         return [(up, down)]
 
     # The tails
     #
-    # In the tails, f(y) = E[N(y; v)] comes from large v, which are missing in a plain sample. With v tilted by e^(θv),
-    # f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ = y²/2v*² the exponent −θv − y²/2v is largest at v*, and we choose v*
-    # as the mean of v under the tilt (the saddle point). Heads are independent, so we tilt each alone: E[e^(θv)] is
-    # a power of that of one head. One θ serves all points near a rung of a ladder.
+    # In the tails, f(y) = E[N(y; v)] comes from large v, which are missing in a plain
+    # sample. With v tilted by e^(θv), f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)]. For θ =
+    # y²/2v*² the exponent −θv − y²/2v is largest at v*, and we choose v* as the mean of
+    # v under the tilt (the saddle point). Heads are independent, so we tilt each alone:
+    # E[e^(θv)] is a power of that of one head. One θ serves all points near a rung of a
+    # ladder.
 
     def _tail_logs(self, y: Array, tail: int) -> Array:
         """`_logs` for large y > 0."""
-        y, beyond = np.minimum(y, END * self._std), np.maximum(y / (END * self._std), 1.0)[:, None]
-        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
+        y, beyond = (
+            np.minimum(y, END * self._std),
+            np.maximum(y / (END * self._std), 1.0)[:, None],
+        )
+        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(
+            np.intp
+        )
         logs = np.empty((len(y), len(self.head.nodes)))
         for k in np.unique(rung).tolist():
             mine = rung == k
             at = CENTRAL * self._std * RUNG**k
-            rule, tilt, height = self.head.kept((self.heads, self.scale, k), partial(self._tilted, at))
+            rule, tilt, height = self.head.kept(
+                (self.heads, self.scale, k), partial(self._tilted, at)
+            )
             std = np.sqrt(rule.var)
             z = y[mine, None] / std
-            exponent = scipy.special.log_ndtr(-z) if tail else -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
+            exponent = (
+                scipy.special.log_ndtr(-z)
+                if tail
+                else -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
+            )
             exponent = exponent - tilt * rule.var
             top = exponent.max(axis=1, keepdims=True)
             with np.errstate(divide="ignore"):
-                total = np.log(np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0))
+                total = np.log(
+                    np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0)
+                )
             logs[mine] = height + top + total
         with np.errstate(over="ignore"):
             return np.asarray(logs * beyond**2)
@@ -248,19 +319,27 @@ class HeadSum(Law):
     def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
         """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
         w, log_weight = self.head.plain
-        if y * y / (2 * self.scale * float(w.max()) * self.heads) >= MAX_UNTILTED_EXPONENT:
+        if (
+            y * y / (2 * self.scale * float(w.max()) * self.heads)
+            >= MAX_UNTILTED_EXPONENT
+        ):
             w, log_weight = self.head.tail  # the tilt needs rare values
         low, high = 0.0, self.scale * float(w.max())
-        for _ in range(30):  # v* by bisection in one set, to 9 digits; any tilt gives the right law
+        # v* by bisection in one set, to 9 digits; any tilt gives the right law
+        for _ in range(30):
             v = (low + high) / 2
-            exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
+            exponent = (
+                log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
+            )
             tilted = np.exp(exponent - exponent.max())
-            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v  # the mean falls as v grows
+            # the mean falls as v grows
+            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v
             low, high = (v, high) if below else (low, v)
         tilt = y**2 / (2 * v**2)
         steep = tilt * self.scale / self.heads
         exponent = log_weight + steep * w
-        if steep * float(w.max()) < 1:  # log ψ to all digits, because we multiply it by the number of heads
+        # log ψ to all digits, because we multiply it by the number of heads
+        if steep * float(w.max()) < 1:
             tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
         else:
             tops = scipy.special.logsumexp(exponent, axis=1)
@@ -268,9 +347,14 @@ class HeadSum(Law):
         near = exponent > exponent.max(axis=1, keepdims=True) - 42
         weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
         cell = min(0.01, 0.1 * math.sqrt(v) / y)
-        rules = [power_rule(*rule, self.heads, cell) for rule in zip(w, weights, strict=True)]
+        rules = [
+            power_rule(*rule, self.heads, cell) for rule in zip(w, weights, strict=True)
+        ]
         heights = np.exp(np.minimum(self.heads * (tops - top), 700.0)) * len(w)
-        rules = [(nodes, weights * height) for (nodes, weights), height in zip(rules, heights, strict=True)]
+        rules = [
+            (nodes, weights * height)
+            for (nodes, weights), height in zip(rules, heights, strict=True)
+        ]
         return joined(rules, self.scale / self.heads), tilt, self.heads * top
 
     def _cf(self, t: Array) -> Estimate:
@@ -278,18 +362,33 @@ class HeadSum(Law):
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         rules = zip(self.head.nodes, self.head.weights, strict=True)
-        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in rules]  # ψ − 1
+        # ψ − 1
+        psi = [
+            np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0)
+            for nodes, weights in rules
+        ]
         with np.errstate(divide="ignore"):  # ψ may be 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
-        return Estimate(value.astype(np.complex128), combined(self._sets.spread(each), self._coarse * value))
+        return Estimate(
+            value.astype(np.complex128),
+            combined(self._sets.spread(each), self._coarse * value),
+        )
 
     def latex(self) -> str:
-        """The formula of the program that made the law; without a program, by the variance of each head."""
+        """The formula of the program that made the law; without a program, by the
+        variance of each head.
+        """
         if self._formula is not None:
             return super().latex()
-        var = rf"\frac{{{self.scale:.6g}}}{{{self.heads}}} \sum_{{a=1}}^{{{self.heads}}} w_a"
-        return rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a = \sum_{{j,k}} A_{{aj}} A_{{ak}} K_{{jk}}"
+        var = (
+            rf"\frac{{{self.scale:.6g}}}{{{self.heads}}}"
+            rf" \sum_{{a=1}}^{{{self.heads}}} w_a"
+        )
+        return (
+            rf"Y \mid w \sim \mathcal{{N}}\Bigl(0, {var}\Bigr), \quad w_a ="
+            r" \sum_{j,k} A_{aj} A_{ak} K_{jk}"
+        )
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule times a normal
@@ -298,25 +397,43 @@ class HeadSum(Law):
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:
-        arrays: dict[str, Any] = {"heads": str(self.heads), "scale": self.scale, **self.head.arrays()}
+        arrays: dict[str, Any] = {
+            "heads": str(self.heads),
+            "scale": self.scale,
+            **self.head.arrays(),
+        }
         if self._fluctuations and (layer := self._fluctuations()):
-            arrays |= {f"correction_{name}": value for name, value in vars(layer).items()}
+            arrays |= {
+                f"correction_{name}": value for name, value in vars(layer).items()
+            }
         if self.mixture is not None:
             made = {name: getattr(self.mixture.origin, name) for name in REPLICAS}
-            arrays |= {f"mixture_{name}": value for name, value in (self.mixture._arrays() | made).items()}
+            arrays |= {
+                f"mixture_{name}": value
+                for name, value in (self.mixture._arrays() | made).items()
+            }
         return arrays
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
         own, first = (
-            {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+            {
+                name.removeprefix(prefix): arrays[name]
+                for name in arrays
+                if name.startswith(prefix)
+            }
             for prefix in ("mixture_", "correction_")
         )
         mixture = None
         if own:
             seed, numbers, error = (own.pop(name, None) for name in REPLICAS)
-            about, known = f"replicas of: {origin.method}", None if seed is None else int(seed)
-            made = Provenance(origin.status, about, int(numbers or 0), known, float(error or 0.0))
+            about, known = (
+                f"replicas of: {origin.method}",
+                None if seed is None else int(seed),
+            )
+            made = Provenance(
+                origin.status, about, int(numbers or 0), known, float(error or 0.0)
+            )
             mixture = Mixture(origin=made, **own)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)

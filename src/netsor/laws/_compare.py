@@ -1,4 +1,6 @@
-"""Comparisons of laws, frozen scipy.stats distributions and samples: distances with errors, and a plot."""
+"""Comparisons of laws, frozen scipy.stats distributions and samples: distances with
+errors, and a plot.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from ._distance_estimator import DistanceEstimator
 from ._estimate import Array, Estimate, Replicas, combined
 from ._joint import Joint
 from ._law import Law
-from ._law_base import LawBase, LawError, Provenance, checked_draws, checked_generator, numbers, whole
+from ._law_base import (
+    LawBase,
+    LawError,
+    Provenance,
+    checked_draws,
+    checked_generator,
+    numbers,
+    whole,
+)
 from ._mixture import Mixture
 from ._plot import plot_laws
 
@@ -26,23 +36,39 @@ def as_law(other: Any) -> Law:
     if isinstance(other, Law):
         return other
     if isinstance(other, LawBase):
-        raise LawError("distance", f"is between laws of one variable, got {shown(other)}: take an entry, law[i]")
-    if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
+        raise LawError(
+            "distance",
+            f"is between laws of one variable, got {shown(other)}: take an entry,"
+            " law[i]",
+        )
+    if all(
+        hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")
+    ) and not isinstance(other, np.ndarray):
         return ScipyLaw(other)
     if hasattr(other, "pmf"):
-        raise LawError("distance", f"{shown(other)} is discrete; it needs a law with a density, or an array of draws")
+        raise LawError(
+            "distance",
+            f"{shown(other)} is discrete; it needs a law with a density, or an array of"
+            " draws",
+        )
     if isinstance(other, np.ndarray | list | tuple):
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
     hint = "; compute its law first, net.law(n=…)" if hasattr(other, "law") else ""
-    raise LawError("distance", f"needs laws, frozen distributions or draws, got {type(other).__name__}{hint}")
+    raise LawError(
+        "distance",
+        f"needs laws, frozen distributions or draws, got {type(other).__name__}{hint}",
+    )
 
 
 def as_joint(other: Any, dim: int, operation: str) -> Joint:
-    """Convert a joint law, a frozen multivariate normal or a sample (draws, entries) to a joint law."""
+    """Convert a joint law, a frozen multivariate normal or a sample (draws, entries) to
+    a joint law.
+    """
     if isinstance(other, Joint):
         law = other
-    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
+    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):
+        # multivariate_normal
         origin = Provenance("exact", "scipy.stats normal")
         law = Joint(np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], origin)
     elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
@@ -50,19 +76,33 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
         cov = np.zeros((*draws.shape, draws.shape[1]))
         law = Joint(draws, cov, Provenance("estimated", f"{len(draws)} draws"))
     else:
-        raise LawError(operation, f"needs joint laws, a multivariate_normal or arrays of draws, got {shown(other)}")
+        raise LawError(
+            operation,
+            "needs joint laws, a multivariate_normal or arrays of draws, got"
+            f" {shown(other)}",
+        )
     if law.dim != dim:
-        raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
+        raise LawError(
+            operation, f"joint laws of {dim} and {law.dim} entries; take marginals"
+        )
     return law
 
 
 class ScipyLaw(Law):
-    """A frozen distribution of scipy.stats as a law without errors, for distances and plots."""
+    """A frozen distribution of scipy.stats as a law without errors, for distances and
+    plots.
+    """
 
     def __init__(self, distribution: Any) -> None:
-        self.distribution, self._sf, self._logpdf = distribution, distribution.sf, distribution.logpdf
+        self.distribution, self._sf, self._logpdf = (
+            distribution,
+            distribution.sf,
+            distribution.logpdf,
+        )
         kind = getattr(distribution, "dist", distribution)
-        self.origin = Provenance("exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}")
+        self.origin = Provenance(
+            "exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}"
+        )
 
     def _pdf(self, y: Array) -> Estimate:
         try:
@@ -70,11 +110,17 @@ class ScipyLaw(Law):
         except OverflowError:  # some distributions raise it, others return infinity
             value = np.full(len(y), np.inf)
         if not np.isfinite(value).all():
-            raise LawError("density", f"{self.method} has an infinite density somewhere: take an array of draws")
+            raise LawError(
+                "density",
+                f"{self.method} has an infinite density somewhere: take an array of"
+                " draws",
+            )
         return Estimate(value, np.zeros(len(y)))
 
     def _cdf(self, y: Array) -> Estimate:
-        return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
+        return Estimate(
+            np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y))
+        )
 
     def _moment(self, order: int) -> Estimate:
         assert order == 1, "distances and plots need only the mean"
@@ -90,26 +136,39 @@ class ScipyLaw(Law):
 
 @one_blas_thread()
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
-    """D(p ‖ q), less the bias from the noise of both densities, which also counts as an error."""
-    parts = ((law.component_mean, law.component_cov, law._replicas.weights) for law in (p, q))
-    if p is q or all(map(np.array_equal, *parts)):  # the same law: the divergence is 0, and the noise cancels
+    """D(p ‖ q), less the bias from the noise of both densities, which also counts as an
+    error.
+    """
+    parts = (
+        (law.component_mean, law.component_cov, law._replicas.weights) for law in (p, q)
+    )
+    # the same law: the divergence is 0, and the noise cancels
+    if p is q or all(map(np.array_equal, *parts)):
         return Estimate(0.0, 0.0, p.sources | q.sources)
-    if p.singular.value > 0:  # p has mass where q has none, like an atom in one dimension
+    # p has mass where q has none, like an atom in one dimension
+    if p.singular.value > 0:
         return Estimate(math.inf, 0.0, p.sources | q.sources)
     y = p.rvs(DRAWS, seed)
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
     shares = []
     for law in (p, q):
         density, spread = law._pdf_with_error(y, unseen=False)
-        shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
+        shares.append(
+            np.divide(spread, density, out=np.zeros_like(density), where=density > 0)
+        )
     bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
-    # neighbouring points share the noise of q's density, so it does not average out over draws
+    # neighbouring points share the noise of q's density, so it does not average out
+    # over draws
     common = float(np.mean(np.minimum(shares[1], 1.0)))
     return Estimate(value - bias, combined(error, bias, common), p.sources | q.sources)
 
 
-RANGES = {"kl": (-math.inf, math.inf), "total_variation": (0.0, 1.0), "wasserstein1": (0.0, math.inf),
-          "kolmogorov": (0.0, 1.0)}  # fmt: skip  # an estimate of KL may be negative
+RANGES = {
+    "kl": (-math.inf, math.inf),
+    "total_variation": (0.0, 1.0),
+    "wasserstein1": (0.0, math.inf),
+    "kolmogorov": (0.0, 1.0),
+}  # an estimate of KL may be negative
 Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
@@ -136,7 +195,8 @@ def kl(p: Other, q: Other) -> Estimate:
 
 
 def total_variation(p: Other, q: Other) -> Estimate:
-    """½ ∫ |p − q|, the largest difference in the probability of an event. The parameters are those of `kl`.
+    """½ ∫ |p − q|, the largest difference in the probability of an event. The
+    parameters are those of `kl`.
 
     Examples
     --------
@@ -148,7 +208,8 @@ def total_variation(p: Other, q: Other) -> Estimate:
 
 
 def wasserstein1(p: Other, q: Other) -> Estimate:
-    """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
+    """∫ |P − Q| of the distribution functions, the least mean distance of two variables
+    with these laws.
 
     The parameters are those of `kl`.
 
@@ -162,7 +223,8 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 
 
 def kolmogorov(p: Other, q: Other) -> Estimate:
-    """The largest difference of two distribution functions, sup |P − Q|. The parameters are those of `kl`.
+    """The largest difference of two distribution functions, sup |P − Q|. The parameters
+    are those of `kl`.
 
     Examples
     --------
@@ -174,8 +236,11 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 
 
 @one_blas_thread()
-def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[str, Estimate]:
-    """Several distances of two laws at once, in less time than one by one. Other parameters are those of `kl`.
+def distances(
+    p: Other, q: Other, names: Sequence[str] = tuple(RANGES)
+) -> dict[str, Estimate]:
+    """Several distances of two laws at once, in less time than one by one. Other
+    parameters are those of `kl`.
 
     Parameters
     ----------
@@ -194,30 +259,44 @@ def distances(p: Other, q: Other, names: Sequence[str] = tuple(RANGES)) -> dict[
     kolmogorov 2.6e-03
     """
     first, second = as_law(p), as_law(q)
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n in RANGES for n in names):
-        raise LawError("distances", "names", names, f"a list of some of {', '.join(RANGES)}")
+    if (
+        not isinstance(names, list | tuple)
+        or not names
+        or not all(isinstance(n, str) and n in RANGES for n in names)
+    ):
+        raise LawError(
+            "distances", "names", names, f"a list of some of {', '.join(RANGES)}"
+        )
     pair, sources = DistanceEstimator(first, second), first.sources | second.sources
     found = {name: (pair.distance(name), *RANGES[name]) for name in names}
-    return {name: Estimate(min(max(e.value, low), high), e.error, sources) for name, (e, low, high) in found.items()}
+    return {
+        name: Estimate(min(max(e.value, low), high), e.error, sources)
+        for name, (e, low, high) in found.items()
+    }
 
 
 MAX_DIRECTIONS = 10_000  # each takes a distance
 
 
 @one_blas_thread()
-def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None) -> Estimate:
-    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
+def sliced_wasserstein(
+    p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None
+) -> Estimate:
+    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both
+    laws.
 
     The error has a part from the laws and a part from the directions.
 
     Parameters
     ----------
     p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
-        The two laws; at least one must be a Joint. An array (draws, entries) is a sample.
+        The two laws; at least one must be a Joint. An array (draws, entries) is a
+        sample.
     directions : int
         The number of directions.
     seed, rng : int, or numpy.random.Generator, optional
-        The seed of the directions, or a generator instead of it; seed 2025 if both are None.
+        The seed of the directions, or a generator instead of it; seed 2025 if both are
+        None.
 
     Examples
     --------
@@ -227,22 +306,34 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int | None = 
     """
     joint = [law for law in (p, q) if isinstance(law, Joint)]
     if not joint:
-        raise LawError("sliced_wasserstein", f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1")
+        raise LawError(
+            "sliced_wasserstein",
+            f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1",
+        )
     p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
-    count = whole(directions, "directions", "sliced_wasserstein", least=2, most=MAX_DIRECTIONS)
+    count = whole(
+        directions, "directions", "sliced_wasserstein", least=2, most=MAX_DIRECTIONS
+    )
     seed = 2025 if seed is None and rng is None else seed
-    u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal((count, p.dim))
+    u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal(
+        (count, p.dim)
+    )
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    each, errors = np.array([tuple(wasserstein1(p.combination(w), q.combination(w))) for w in u]).T
-    # all directions share the draws, so their errors are correlated and do not average out
+    each, errors = np.array(
+        [tuple(wasserstein1(p.combination(w), q.combination(w))) for w in u]
+    ).T
+    # all directions share the draws, so their errors are correlated and do not average
+    # out
     error = combined(Replicas(count).spread(each), errors.mean())
     return Estimate(float(each.mean()), error, p.sources | q.sources)
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
-    """Plot densities, and below them the difference of each from the last. Returns the axes.
+    """Plot densities, and below them the difference of each from the last. Returns the
+    axes.
 
-    Arrows are atoms. Show or save the figure as any other: `plt.show()`, `plt.savefig("laws.pdf")`.
+    Arrows are atoms. Show or save the figure as any other: `plt.show()`,
+    `plt.savefig("laws.pdf")`.
 
     Parameters
     ----------
@@ -261,9 +352,16 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     2
     """
     if not laws or any(isinstance(law, Joint) for law in laws):
-        raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
+        raise LawError(
+            "plot",
+            "needs one law of one variable or more; a joint law has joint.plot()",
+        )
     laws = tuple(as_law(law) for law in laws)
     names = [law.method for law in laws] if labels is None else labels
-    if not isinstance(names, list | tuple) or len(names) != len(laws) or not all(isinstance(n, str) for n in names):
+    if (
+        not isinstance(names, list | tuple)
+        or len(names) != len(laws)
+        or not all(isinstance(n, str) for n in names)
+    ):
         raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
     return plot_laws(laws, names, ax)

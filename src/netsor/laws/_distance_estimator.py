@@ -1,4 +1,6 @@
-"""Distances of two laws, with their errors: of sampling, of kernels around draws, of quadrature."""
+"""Distances of two laws, with their errors: of sampling, of kernels around draws, of
+quadrature.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 
-MIN_DENSITY = 1e-290  # below it a density has lost digits, and its logarithm is computed by itself
-TAIL_ATOL = 1e-12  # KL beyond the last node may not grow by more than this as y grows by a factor e
+# below it a density has lost digits, and its logarithm is computed by itself
+MIN_DENSITY = 1e-290
+# KL beyond the last node may not grow by more than this as y grows by a factor e
+TAIL_ATOL = 1e-12
 MIN_POWER = 1e-6  # of y: an integrand over y that falls more slowly has no integral
 W1_RTOL = 1e-9  # relative error of W1 by cubics
 LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
@@ -28,7 +32,12 @@ LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers; None if they are not."""
     other = q.mixture if isinstance(q, HeadSum) and isinstance(p, Mixture) else q
-    if not isinstance(p, Mixture) or not isinstance(other, Mixture) or p.origin.seed is None or p.replicas < 2:
+    if (
+        not isinstance(p, Mixture)
+        or not isinstance(other, Mixture)
+        or p.origin.seed is None
+        or p.replicas < 2
+    ):
         return None
     same = (p.replicas, p.origin.seed) == (other.replicas, other.origin.seed)
     if not same or p.weight is not None or other.weight is not None:
@@ -37,10 +46,17 @@ def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
 
 
 def consistent_with(law: Law, replicas: Mixture) -> bool:
-    """Whether these replicas may have this law: a test by the largest deviation of probabilities and two moments."""
+    """Whether these replicas may have this law: a test by the largest deviation of
+    probabilities and two moments.
+    """
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
     (value, error), (other, other_error) = (
-        np.hstack([np.reshape(tuple(part), (2, -1)) for part in (found.cdf(y), found.moment(2), found.moment(4))])
+        np.hstack(
+            [
+                np.reshape(tuple(part), (2, -1))
+                for part in (found.cdf(y), found.moment(2), found.moment(4))
+            ]
+        )
         for found in (law.with_error, replicas.with_error)
     )
     total = combined(error, other_error, 1e-12 * np.abs(value))
@@ -49,26 +65,53 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
-    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d has D after each node, D before each node, and slopes."""
+    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d has D after each node, D
+    before each node, and slopes.
+    """
     after, before, slope = d.reshape(3, -1)
     a, b, rise, fall = after[:-1], before[1:], slope[:-1] * width, slope[1:] * width
-    cubic = np.stack([a, rise, 3 * (b - a) - 2 * rise - fall, rise + fall - 2 * (b - a)])  # Hermite's, in t on [0, 1]
+    # Hermite's, in t on [0, 1]
+    cubic = np.stack(
+        [a, rise, 3 * (b - a) - 2 * rise - fall, rise + fall - 2 * (b - a)]
+    )
     if name == "wasserstein1":
         crossing, area = a * b < 0, polyint(cubic)
-        t = _root(cubic, np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0), crossing)
+        t = _root(
+            cubic, np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0), crossing
+        )
         left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
         return float(np.sum(width * (np.abs(left) + np.abs(whole - left))))
     slopes = polyder(cubic)
     turns = slopes[0] * slopes.sum(axis=0) < 0  # a cell with an extremum inside
-    t = _root(slopes, np.where(turns, slopes[0] / np.where(turns, slopes[0] - slopes.sum(axis=0), 1.0), 1.0), turns)
+    t = _root(
+        slopes,
+        np.where(
+            turns, slopes[0] / np.where(turns, slopes[0] - slopes.sum(axis=0), 1.0), 1.0
+        ),
+        turns,
+    )
     turn = np.where(turns, polyval(t, cubic, tensor=False), b)
     if name == "total_variation":
-        return float(min(0.5 * sum(np.abs(part).sum() for part in (turn - a, b - turn, after - before)), 1.0))
-    return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
+        return float(
+            min(
+                0.5
+                * sum(
+                    np.abs(part).sum() for part in (turn - a, b - turn, after - before)
+                ),
+                1.0,
+            )
+        )
+    return float(
+        min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0)
+    )
 
 
-def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) -> Array:
-    """Roots in [0, 1] of some polynomials near t, by Newton's method; t itself for the others."""
+def _root(
+    polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]
+) -> Array:
+    """Roots in [0, 1] of some polynomials near t, by Newton's method; t itself for the
+    others.
+    """
     slopes = polyder(polynomials)
     for _ in range(3):
         value, slope = (polyval(t, c, tensor=False) for c in (polynomials, slopes))
@@ -80,28 +123,46 @@ def _root(polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]) 
 class DistanceEstimator:
     """Distances of two laws, coupled if they have the same replicas."""
 
-    def __init__(self, p: Law, q: Law, couple: bool = True, grid: DistanceEstimator | None = None) -> None:
+    def __init__(
+        self, p: Law, q: Law, couple: bool = True, grid: DistanceEstimator | None = None
+    ) -> None:
         self.p, self.q = p, q
-        self._grid = grid  # an estimator for nearly the same laws, whose nodes and quadrature we use too
+        # an estimator for nearly the same laws, whose nodes and quadrature we use too
+        self._grid = grid
         self.coupled = coupled(p, q) if couple else None
-        self._uncoupled = cache(lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False))
-        self._with_kernels, self._distance = cache(self._smoothed), cache(self._computed)
+        self._uncoupled = cache(
+            lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False)
+        )
+        self._with_kernels, self._distance = (
+            cache(self._smoothed),
+            cache(self._computed),
+        )
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
         if name == "wasserstein1":
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
-                    raise LawError("wasserstein1", f"{law.method} has no mean, so no finite distance")
-        steps = name in ("wasserstein1", "kolmogorov")  # by distribution functions, where draws need no kernels
+                    raise LawError(
+                        "wasserstein1",
+                        f"{law.method} has no mean, so no finite distance",
+                    )
+        # by distribution functions, where draws need no kernels
+        steps = name in ("wasserstein1", "kolmogorov")
         value, error = (self if steps else self._with_kernels())._distance(name)
-        smoothed = any(isinstance(law, Empirical) if steps else law._dense(2.0) is not law for law in (self.p, self.q))
+        smoothed = any(
+            isinstance(law, Empirical) if steps else law._dense(2.0) is not law
+            for law in (self.p, self.q)
+        )
         if np.isfinite(value) and smoothed:
-            # twice the variance of the kernels at most doubles their bias: we subtract the change, and the whole bias
-            # counts as an error; without noise, because narrow kernels add noise
+            # twice the variance of the kernels at most doubles their bias: we subtract
+            # the change, and the whole bias counts as an error; without noise, because
+            # narrow kernels add noise
 
             def without_noise(factor: float) -> float:
-                return float(self._with_kernels(factor, couple=False)._distance(name).value)
+                return float(
+                    self._with_kernels(factor, couple=False)._distance(name).value
+                )
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value, error = value - change, combined(error, bias)
@@ -111,15 +172,22 @@ class DistanceEstimator:
         def of(p: Law, q: Law) -> float:
             return float(self._uncoupled(p, q)._distance(name, errors=False).value)
 
-        doubts = self.p.doubt(lambda p: of(p, self.q)), self.q.doubt(lambda q: of(self.p, q))
+        doubts = (
+            self.p.doubt(lambda p: of(p, self.q)),
+            self.q.doubt(lambda q: of(self.p, q)),
+        )
         return Estimate(value, combined(error, *doubts))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
-        """The same for laws with kernels of `factor` bandwidths around draws; itself if there are no draws."""
+        """The same for laws with kernels of `factor` bandwidths around draws; itself if
+        there are no draws.
+        """
         p, q = self.p._dense(factor), self.q._dense(factor)
         if p is self.p and q is self.q and (couple or self.coupled is None):
             return self
-        return DistanceEstimator(p, q, couple, None if factor == 1 and couple else self._with_kernels())
+        return DistanceEstimator(
+            p, q, couple, None if factor == 1 and couple else self._with_kernels()
+        )
 
     @cached_property
     def _nodes(self) -> Array:
@@ -130,33 +198,52 @@ class DistanceEstimator:
         return resolved(*smooth) if smooth else np.zeros(0)
 
     def _computed(self, name: str, errors: bool = True) -> Estimate:
-        """The distance of laws that have their kernels, less the bias from noise; without `errors` as it is."""
+        """The distance of laws that have their kernels, less the bias from noise;
+        without `errors` as it is.
+        """
         if name == "kl":
             return self._kl(errors)
         width, groups = self._groups
-        value, error = bootstrap(lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors)
+        value, error = bootstrap(
+            lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors
+        )
         if name != "wasserstein1" or not len(self._nodes):
             return Estimate(value, error)
-        # Beyond the last node y, a heavy tail P(Y > t) falls like t^(−α), and its integral is y P(Y > y)/(α − 1).
+        # Beyond the last node y, a heavy tail P(Y > t) falls like t^(−α), and its
+        # integral is y P(Y > y)/(α − 1).
         parts, y = np.zeros(2), np.abs(self._nodes[[0, -1]])
         for law, sign in ((self.p, 1), (self.q, -1)):
             (low, _), (_, high), slope = law._read(self._nodes[[0, -1]])
             mass = np.maximum([low, high], MIN_DENSITY)
-            parts += 0.0 if isinstance(law, Mixture) else sign * y * mass / np.maximum(y * slope / mass - 1, MIN_POWER)
+            parts += (
+                0.0
+                if isinstance(law, Mixture)
+                else sign * y * mass / np.maximum(y * slope / mass - 1, MIN_POWER)
+            )
         rest = float(np.abs(parts).sum())
-        return Estimate(value + rest, combined(error, rest if rest > W1_RTOL * value else 0.0))
+        return Estimate(
+            value + rest, combined(error, rest if rest > W1_RTOL * value else 0.0)
+        )
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
-        """The widths of the cells of a grid, and D = P − Q after and before each node and its slope, by blocks."""
+        """The widths of the cells of a grid, and D = P − Q after and before each node
+        and its slope, by blocks.
+        """
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
-        upper, laws = y > y[len(y) // 2], []  # there we take P − 1, which keeps all digits of a heavy tail
+        # there we take P − 1, which keeps all digits of a heavy tail
+        upper, laws = y > y[len(y) // 2], []
         for law in self.coupled or (self.p, self.q):
             after = law._distributions(y)
             before = law._distributions(y, "left") if len(law._jumps()) else after
-            rows = np.concatenate([after.rows - upper, before.rows - upper, law._densities(y).rows], axis=1)
+            rows = np.concatenate(
+                [after.rows - upper, before.rows - upper, law._densities(y).rows],
+                axis=1,
+            )
             if len(rows) == 1 and before is after:
-                rows[0, : 2 * len(y)] = np.tile(np.where(upper, -law._sf(y), after.rows[0]), 2)
+                rows[0, : 2 * len(y)] = np.tile(
+                    np.where(upper, -law._sf(y), after.rows[0]), 2
+                )
             laws.append(Replicated(rows, after.weight))
         a, b = laws
         if self.coupled is not None:
@@ -177,10 +264,14 @@ class DistanceEstimator:
         for end, other in (nodes[[0, -1]], nodes[[-1, 0]]):
             if abs(end) * terms(np.array([end]))[0] <= TAIL_ATOL:
                 continue
-            # p has a heavy tail: the nodes go on until it underflows, and we assume powers of y beyond
-            y = end + (end - other) * 2.0 ** np.arange(math.log2(MAX_MAGNITUDE / (abs(end) + abs(other))))
+            # p has a heavy tail: the nodes go on until it underflows, and we assume
+            # powers of y beyond
+            y = end + (end - other) * 2.0 ** np.arange(
+                math.log2(MAX_MAGNITUDE / (abs(end) + abs(other)))
+            )
             y = y[self.p._density(y) > MIN_DENSITY]
-            nodes, growth = np.union1d(nodes, y), np.abs(y) * terms(y)  # of KL, from y to e·y
+            # of KL, from y to e·y
+            nodes, growth = np.union1d(nodes, y), np.abs(y) * terms(y)
             if len(y) > 1 and growth[-1] > TAIL_ATOL:
                 power = math.log2(growth[-2] / growth[-1])
                 rest += growth[-1] / power if power > MIN_POWER else math.inf
@@ -189,13 +280,17 @@ class DistanceEstimator:
     def _kl(self, errors: bool) -> Estimate:
         p, q = self.p, self.q
         common = dict(q.atoms)
-        value, atom_errors = sum(mass.value for mass in common.values()), []  # by the delta method
+        # by the delta method
+        value, atom_errors = sum(mass.value for mass in common.values()), []
         for at, mass in p.atoms:
             if at not in common:
                 return Estimate(math.inf, 0.0)
             ratio = mass.value / common[at].value
             value += mass.value * math.log(ratio) - mass.value
-            atom_errors += [mass.error * math.log(ratio), common[at].error * (1 - ratio)]
+            atom_errors += [
+                mass.error * math.log(ratio),
+                common[at].error * (1 - ratio),
+            ]
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # p has a density, and q only points
         nodes = self._nodes
@@ -212,7 +307,8 @@ class DistanceEstimator:
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
-            # the limit is known better than from its replicas: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
+            # the limit is known better than from its replicas: f_n = f_∞ + E[N(y; v_n)
+            # − N(y; v_∞)], equation (8)
             if len(parts) == 2 and self.coupled is not None:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
@@ -224,25 +320,37 @@ class DistanceEstimator:
             groups += [] if self.coupled[1] is q else [q._densities(y)]
         log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
         if not errors:
-            return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
+            return Estimate(
+                float(functional(*(group.mean for group in groups))) + value, 0.0
+            )
         density_part = jackknife(functional, groups).corrected()
-        return Estimate(density_part.value + value, combined(density_part.error, *atom_errors))
+        return Estimate(
+            density_part.value + value, combined(density_part.error, *atom_errors)
+        )
 
 
 def log_of_tiny(law: Law, y: Array, rows: Array) -> Array:
-    """log f(y) where a mean over some of the rows (blocks, points) of f may be 0 by rounding; 0 elsewhere."""
-    logs, tiny = np.zeros(len(y)), rows.min(axis=0) <= MIN_DENSITY + 1e-9 * (rows.max(axis=0) - rows.min(axis=0))
+    """log f(y) where a mean over some of the rows (blocks, points) of f may be 0 by
+    rounding; 0 elsewhere.
+    """
+    logs, tiny = (
+        np.zeros(len(y)),
+        rows.min(axis=0) <= MIN_DENSITY + 1e-9 * (rows.max(axis=0) - rows.min(axis=0)),
+    )
     logs[tiny] = law._logpdf(y[tiny])
     return logs
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
-    """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of quadrature cancel with them."""
+    """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of
+    quadrature cancel with them.
+    """
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         log_g = np.where(g > MIN_DENSITY, np.log(np.where(g > 0, g, 1.0)), log_g)
         ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
-        # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 + x) − x
+        # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 +
+        # x) − x
         x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > MIN_DENSITY)
         near = np.abs(x) < 1e-3
         x = np.where(near, x, 0.0)
@@ -251,19 +359,24 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
 
 
 def paper_kl(
-    finite: npt.ArrayLike | Empirical, limit: npt.ArrayLike | Empirical, grid: npt.ArrayLike | None = None
+    finite: npt.ArrayLike | Empirical,
+    limit: npt.ArrayLike | Empirical,
+    grid: npt.ArrayLike | None = None,
 ) -> float:
-    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
+    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500
+    points, from draws of each.
 
-    It adds 1e-12 to both estimates and normalises them by the trapezoidal rule. Its noise hides divergences below about
-    5e-4, which `ns.kl` resolves: see docs/reproduce.md.
+    It adds 1e-12 to both estimates and normalises them by the trapezoidal rule. Its
+    noise hides divergences below about 5e-4, which `ns.kl` resolves: see
+    docs/reproduce.md.
 
     Parameters
     ----------
     finite, limit : array_like or Empirical
         Draws at finite width, and of the limit.
     grid : array_like, optional
-        The points; they span both samples if None (in the paper, the draws of all trials).
+        The points; they span both samples if None (in the paper, the draws of all
+        trials).
 
     Examples
     --------
@@ -272,9 +385,13 @@ def paper_kl(
     >>> print(f"{same:.0e}")
     4e-04
     """
-    a, b = (law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit))
+    a, b = (
+        law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit)
+    )
     if grid is None:
-        grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
+        grid = np.linspace(
+            min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500
+        )
     y = numbers(grid, "paper_kl", "grid")
     if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
         raise LawError("paper_kl", "grid", grid, "two or more increasing points")

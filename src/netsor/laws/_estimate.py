@@ -15,16 +15,19 @@ from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-_Part = tuple[object, Sources]  # an error of unit size, equal only to itself, and the draws that it comes from
+# an error of unit size, equal only to itself, and the draws that it comes from
+_Part = tuple[object, Sources]
 SHOWN = 12  # entries of an array that a notebook shows
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
-    """A value and its standard error: `value, error = estimate`, `estimate.value`, `float(estimate)`.
+    """A value and its standard error: `value, error = estimate`, `estimate.value`,
+    `float(estimate)`.
 
-    The error is 0 where the value is exact up to rounding, and infinite where nothing is known about it. You can add,
-    subtract, multiply, divide and compare estimates, numbers and arrays; `log`, `exp` and `sqrt` are methods, and work
-    as numpy's functions too. Errors remember their sources: `e − e` is 0 ± 0.
+    The error is 0 where the value is exact up to rounding, and infinite where nothing
+    is known about it. You can add, subtract, multiply, divide and compare estimates,
+    numbers and arrays; `log`, `exp` and `sqrt` are methods, and work as numpy's
+    functions too. Errors remember their sources: `e − e` is 0 ± 0.
 
     Parameters
     ----------
@@ -33,7 +36,8 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     error : float or numpy.ndarray
         Its standard error, in the same shape.
     sources : frozenset
-        The sources of the error: errors with a common source add linearly, others in squares.
+        The sources of the error: errors with a common source add linearly, others in
+        squares.
 
     Examples
     --------
@@ -69,9 +73,18 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
             return repr(self)
         if self.error == math.inf:
             return f"{self.value:.3g} ± inf (too few draws for an error)"
-        if self.value == 0 or self.error == 0 or not np.isfinite([self.value, self.error]).all():
+        if (
+            self.value == 0
+            or self.error == 0
+            or not np.isfinite([self.value, self.error]).all()
+        ):
             return f"{self.value:.6g} ± {self.error:.2g}"
-        digits = math.floor(math.log10(abs(self.value))) - math.floor(math.log10(self.error)) + 2  # two of the error
+        # two of the error
+        digits = (
+            math.floor(math.log10(abs(self.value)))
+            - math.floor(math.log10(self.error))
+            + 2
+        )
         return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"
 
     def __format__(self, spec: str) -> str:
@@ -86,22 +99,37 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
             return table([[str(self)]])
         value, error = np.broadcast_arrays(self.value, self.error)
         some = list(np.ndindex(value.shape))[:SHOWN]
-        rows = [[", ".join(map(str, at)), str(Estimate(value[at].item(), error[at].item()))] for at in some]
-        rest = note(f"and {value.size - SHOWN} more, of shape {value.shape}") if value.size > SHOWN else ""
+        rows = [
+            [", ".join(map(str, at)), str(Estimate(value[at].item(), error[at].item()))]
+            for at in some
+        ]
+        rest = (
+            note(f"and {value.size - SHOWN} more, of shape {value.shape}")
+            if value.size > SHOWN
+            else ""
+        )
         return table(rows, ["entry", "value ± error"]) + rest
 
     def __float__(self) -> float:
         return float(self.value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """The value alone; otherwise numpy would make an array of the two numbers (value, error)."""
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        """The value alone; otherwise numpy would make an array of the two numbers
+        (value, error).
+        """
         return np.array(self.value, dtype=dtype)
 
-    # A number is compared with the value; two estimates are equal if their errors are equal too
+    # A number is compared with the value; two estimates are equal if their errors are
+    # equal too
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, Estimate):
-            return bool(np.array_equal(self.value, other.value) and np.array_equal(self.error, other.error))
+            return bool(
+                np.array_equal(self.value, other.value)
+                and np.array_equal(self.error, other.error)
+            )
         return tuple(self) == other if isinstance(other, tuple) else self.value == other
 
     def __ne__(self, other: object) -> Any:
@@ -113,28 +141,40 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    # Arithmetic: the operators of the mixin call numpy's functions, which call this method
+    # Arithmetic: the operators of the mixin call numpy's functions, which call this
+    # method
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
         values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
         if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
             return NotImplemented  # numpy's error names the function
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
         if ufunc is np.power and isinstance(inputs[1], Estimate):
-            raise TypeError("an estimate to the power of an estimate: take (log(a) * b).exp()")
+            raise TypeError(
+                "an estimate to the power of an estimate: take (log(a) * b).exp()"
+            )
         if ufunc is np.divide and not np.all(values[1]):
             raise ZeroDivisionError("division of an estimate by 0")
-        if (ufunc is np.log and not np.all(values[0] > 0)) or (ufunc is np.sqrt and np.any(values[0] < 0)):
+        if (ufunc is np.log and not np.all(values[0] > 0)) or (
+            ufunc is np.sqrt and np.any(values[0] < 0)
+        ):
             allowed = "above 0" if ufunc is np.log else "0 or more"
-            raise ValueError(f"{ufunc.__name__} of {inputs[0]}: the value must be {allowed}")
+            raise ValueError(
+                f"{ufunc.__name__} of {inputs[0]}: the value must be {allowed}"
+            )
         with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
             slopes = _SLOPES[ufunc](*values)
         parts: dict[_Part, Any] = {}
         for term, slope in zip(inputs, slopes, strict=True):
             for part, size in term._parts.items() if isinstance(term, Estimate) else ():
-                none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)  # 0 times infinity is 0 here, not NaN
-                parts[part] = parts.get(part, 0.0) + np.where(none, 0.0, np.where(none, 0.0, slope) * size)
+                # 0 times infinity is 0 here, not NaN
+                none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)
+                parts[part] = parts.get(part, 0.0) + np.where(
+                    none, 0.0, np.where(none, 0.0, slope) * size
+                )
         value = ufunc(*values)
         result = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
         result._parts = parts
@@ -167,11 +207,20 @@ _SLOPES: dict[Any, Callable[..., tuple[Any, ...]]] = {
     np.log: lambda x: (1 / x,),
     np.sqrt: lambda x: (0.5 / np.sqrt(x),),
 }
-_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_COMPARISONS = (
+    np.less,
+    np.less_equal,
+    np.greater,
+    np.greater_equal,
+    np.equal,
+    np.not_equal,
+)
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, which is the worst case; others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, which is the
+    worst case; others in squares.
+    """
     groups: list[tuple[Sources, Any]] = []
     for (_, sources), size in parts.items():
         total = np.abs(size)
@@ -182,11 +231,15 @@ def _size(parts: dict[_Part, Any]) -> Any:
     return combined(*(total for _, total in groups))
 
 
-MANY = 10**4  # from here on a series in 1/count gives all digits of Student's quantile, and scipy.special loads slowly
+# from here on a series in 1/count gives all digits of Student's quantile, and
+# scipy.special loads slowly
+MANY = 10**4
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """The factor that makes a standard error from `count` values cover like a normal law's: one error in 68 %."""
+    """The factor that makes a standard error from `count` values cover like a normal
+    law's: one error in 68 %.
+    """
     if count < 2:
         return math.inf
     if count > MANY:
@@ -199,24 +252,40 @@ def student(count: int, errors: float = 1.0) -> float:
 def combined(*errors: Any) -> Any:
     """The total of independent errors: the root of the sum of their squares."""
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
+        total = np.sqrt(
+            sum(
+                (np.asarray(e, dtype=np.float64) ** 2 for e in errors),
+                start=np.zeros(()),
+            )
+        )
     return float(total) if np.ndim(total) == 0 else total
 
 
-STEEPER = 1.0  # standard errors by which we assume a decisive tail to be heavier than it looks
-STEEPER_OF_MANY = 2.0  # the same for a mean or a variance of many draws: errors of those are small if the tail is light
-TAIL = 20  # largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
+# standard errors by which we assume a decisive tail to be heavier than it looks
+STEEPER = 1.0
+# the same for a mean or a variance of many draws: errors of those are small if the tail
+# is light
+STEEPER_OF_MANY = 2.0
+# largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
+TAIL = 20
 FEWEST = 5  # least number of these deviations, however few the draws
-SAME = 1e-12  # share of the largest deviation below which a deviation is rounding, for example in draws from an atom
+# share of the largest deviation below which a deviation is rounding, for example in
+# draws from an atom
+SAME = 1e-12
 LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 
 
-def tail_error(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:
-    """How much of the mean of each column may lie beyond its draws, which are worth `count` draws of equal weight."""
-    # We assume that deviations from the median are lognormal beyond x_p, which a share p of them exceeds:
-    # log x = log x_p + σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p.
-    # We raise it by `steeper` of its standard errors, 1/√(number beyond x_p). The part of the mean beyond the last of n
-    # draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
+def tail_error(
+    samples: Array, share: Array | None, count: float, steeper: float = 0.0
+) -> Array:
+    """How much of the mean of each column may lie beyond its draws, which are worth
+    `count` draws of equal weight.
+    """
+    # We assume that deviations from the median are lognormal beyond x_p, which a share
+    # p of them exceeds: log x = log x_p + σ (z − z_p) with z standard normal. So σ =
+    # E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p. We raise it by `steeper` of
+    # its standard errors, 1/√(number beyond x_p). The part of the mean beyond the last
+    # of n draws is then x_p e^(σ²/2 − σ z_p) Φ(σ − z_n), z_n = Φ⁻¹(1 − 1/n).
     if count < 2 * FEWEST:  # too few to show a tail
         return np.zeros(samples.shape[1:])
     if share is not None and not share.all():  # draws without weight show nothing
@@ -224,37 +293,62 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     flat, parts = samples.reshape(len(samples), -1), []
     for columns in batches(flat.T, len(flat), 2**22):
         size, each, differ = _largest(columns.T, share)
-        # at most half of the draws that differ are the tail; the other half shows where it begins
-        some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
+        # at most half of the draws that differ are the tail; the other half shows where
+        # it begins
+        some = (
+            np.clip(
+                np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2),
+                1,
+                None,
+            )
+            / count
+        )
         mass, column = np.cumsum(each, axis=0), np.arange(size.shape[1])
-        last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
+        # beyond x_p
+        last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)
         p, start = mass[last, column], size[last + 1, column]
         # two values alone have no tail
         start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
-        beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start)) - np.log(start), 0.0)
+        beyond = np.where(
+            np.arange(len(size))[:, None] <= last,
+            np.log(np.maximum(size, start)) - np.log(start),
+            0.0,
+        )
         z = -_quantile(np.clip(p, 1e-300, 0.5))
-        slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
+        slope = np.sum(each * beyond, axis=0) / (
+            np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z
+        )
         slope = slope * (1 + steeper / np.sqrt(p * count))
-        exponent = np.log(start) + slope**2 / 2 - slope * z + np.log(_cdf(slope + _quantile(1 / count)))
+        exponent = (
+            np.log(start)
+            + slope**2 / 2
+            - slope * z
+            + np.log(_cdf(slope + _quantile(1 / count)))
+        )
         exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
         parts.append(np.where(size[0] > 0, np.exp(exponent), 0.0))
     return np.concatenate(parts).reshape(samples.shape[1:])
 
 
 def tail_index(samples: Array) -> Array:
-    """Hill's estimate of the index of the tail of each column of positive numbers; from 1 on the mean is infinite."""
+    """Hill's estimate of the index of the tail of each column of positive numbers; from
+    1 on the mean is infinite.
+    """
     largest = np.sort(samples, axis=0)[::-1][: TAIL + 1]
     logs = np.log(np.maximum(largest, np.finfo(float).tiny))
     return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
 
 
-# Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a second to load
+# Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a
+# second to load
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
 _cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
 
 
 def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
-    """The largest deviations from the median of each column, falling; their weights; the weight of all that differ."""
+    """The largest deviations from the median of each column, falling; their weights;
+    the weight of all that differ.
+    """
     if share is None:
         size = np.abs(samples - np.median(samples, axis=0))
         differ = np.mean(size > SAME * size.max(axis=0), axis=0)
@@ -264,7 +358,9 @@ def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
     order = np.argsort(samples, axis=0)
     middle = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
     column = np.arange(samples.shape[1])
-    size = np.abs(samples - samples[order[np.minimum(middle, len(order) - 1), column], column])
+    size = np.abs(
+        samples - samples[order[np.minimum(middle, len(order) - 1), column], column]
+    )
     differ = share @ (size > SAME * size.max(axis=0))
     order = np.argsort(-size, axis=0)
     return np.take_along_axis(size, order, axis=0), share[order], differ
@@ -274,13 +370,17 @@ BLOCKS = 40  # blocks of replicas that give the errors of quantities other than 
 
 
 def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
-    """Parts of an array, at least one, whose tables (part, width) have about `entries` entries, to bound memory."""
+    """Parts of an array, at least one, whose tables (part, width) have about `entries`
+    entries, to bound memory.
+    """
     step = max(1, entries // max(width, 1))
     return (y[k : k + step] for k in range(0, max(len(y), 1), step))
 
 
 class Replicated(NamedTuple):
-    """A quantity at points, for each independent block of a law's replicas: rows (blocks, points), and weights."""
+    """A quantity at points, for each independent block of a law's replicas: rows
+    (blocks, points), and weights.
+    """
 
     rows: Array
     weight: Array
@@ -292,12 +392,23 @@ class Replicated(NamedTuple):
 
 
 class Replicas:
-    """Averages over replicas (the first axis), with weights of sum 1 or equal ones; `count` is their number."""
+    """Averages over replicas (the first axis), with weights of sum 1 or equal ones;
+    `count` is their number.
+    """
 
-    def __init__(self, number: int, weight: Array | None = None, count: float | None = None) -> None:
-        self.weight, self.weights = weight, np.full(number, 1 / number) if weight is None else weight
-        self.count = count or (number if weight is None else float(1 / np.sum(weight**2)))  # the effective number
-        self._square = self.weights / count if count else self.weights**2  # Σ w² over the replicas of each component
+    def __init__(
+        self, number: int, weight: Array | None = None, count: float | None = None
+    ) -> None:
+        self.weight, self.weights = (
+            weight,
+            np.full(number, 1 / number) if weight is None else weight,
+        )
+        # the effective number
+        self.count = count or (
+            number if weight is None else float(1 / np.sum(weight**2))
+        )
+        # Σ w² over the replicas of each component
+        self._square = self.weights / count if count else self.weights**2
 
     def choose(self, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
         """Components drawn by weight."""
@@ -306,22 +417,35 @@ class Replicas:
         return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
-        return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
+        return np.asarray(
+            samples.mean(axis=0)
+            if self.weight is None
+            else np.tensordot(self.weight, samples, axes=1)
+        )
 
     def spread(self, samples: Array) -> Array:
-        """The standard error of the mean, from the spread of the replicas; 0 for one replica, which is exact."""
+        """The standard error of the mean, from the spread of the replicas; 0 for one
+        replica, which is exact.
+        """
         if self.count == 1:
             return np.zeros(samples.shape[1:])
         off = samples - self.mean(samples)
         scale = np.abs(off).max(axis=0)
         unit = off / np.where(scale > 0, scale, 1.0)
-        factor = student(max(2, math.floor(self.count))) * math.sqrt(self.count / max(self.count - 1, 0.5))
-        return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
+        factor = student(max(2, math.floor(self.count))) * math.sqrt(
+            self.count / max(self.count - 1, 0.5)
+        )
+        return np.asarray(
+            factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1))
+        )
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """The largest contribution to the mean of a tail beyond these replicas (`tail_error`)."""
-        # With a hundred replicas, a fifth of them shows the tail. There most laws look heavier than further out, so we
-        # take the tail as it looks. A decisive tail, such as that of a fourth moment, always counts as heavier.
+        """The largest contribution to the mean of a tail beyond these replicas
+        (`tail_error`).
+        """
+        # With a hundred replicas, a fifth of them shows the tail. There most laws look
+        # heavier than further out, so we take the tail as it looks. A decisive tail,
+        # such as that of a fourth moment, always counts as heavier.
         if not decisive:
             many = STEEPER_OF_MANY * max(0.0, 1 - 5 * TAIL / self.count)
             return tail_error(samples, self.weight, self.count, many)
@@ -330,16 +454,24 @@ class Replicas:
         return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
-        value, error = self.mean(samples), combined(self.spread(samples), self.unseen(samples, decisive))
-        return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
+        value, error = (
+            self.mean(samples),
+            combined(self.spread(samples), self.unseen(samples, decisive)),
+        )
+        return (
+            Estimate(float(value), float(error))
+            if np.ndim(value) == 0
+            else Estimate(value, error)
+        )
 
 
 def proportion_error(share: Any, count: float) -> Any:
     """The error of a share of `count` draws; it is positive even if the share is 0."""
     if count == 1:
         return np.zeros_like(share)
-    # Wilson's interval is (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n). We combine the offset of its middle with
-    # half its width, for z = 1, or take half of the same for z = 2 if that is more.
+    # Wilson's interval is (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n). We combine
+    # the offset of its middle with half its width, for z = 1, or take half of the same
+    # for z = 2 if that is more.
     errors = []
     for z in (1.0, 2.0):
         half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -361,13 +493,18 @@ class Jackknife(NamedTuple):
     blocks: int  # the least number of blocks in a group; 0 if all are exact
 
     def corrected(self) -> Estimate:
-        """The value less its bias, which counts as an error; with too few blocks to know the bias, the value itself."""
-        # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it the error: the bias is left
+        """The value less its bias, which counts as an error; with too few blocks to
+        know the bias, the value itself.
+        """
+        # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it
+        # the error: the bias is left
         off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
         return Estimate(self.value - off, combined(self.error, self.bias))
 
 
-def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) -> Jackknife:
+def jackknife(
+    functional: Callable[..., Array], groups: Sequence[Replicated]
+) -> Jackknife:
     """A smooth function of the means of the groups, (…, points) each."""
     means = [group.mean for group in groups]
     value = float(functional(*means))
@@ -376,18 +513,31 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
         count = len(group.rows)
         if count < 2 or not np.isfinite(value):
             continue
-        rest = (means[k] - group.weight[:, None] * group.rows) / (1 - group.weight[:, None])
-        without = np.asarray(functional(*(rest if i == k else mean for i, mean in enumerate(means))))
+        rest = (means[k] - group.weight[:, None] * group.rows) / (
+            1 - group.weight[:, None]
+        )
+        without = np.asarray(
+            functional(*(rest if i == k else mean for i, mean in enumerate(means)))
+        )
         bias += float(np.sum((1 - group.weight) * (without - value)))
-        errors.append(student(count) * float(np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))))
+        errors.append(
+            student(count)
+            * float(
+                np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))
+            )
+        )
     counts = [len(group.rows) for group in groups if len(group.rows) > 1]
     return Jackknife(value, bias, combined(*errors), min(counts, default=0))
 
 
-def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True) -> Estimate:
-    """A function with kinks of the means of the groups, less its bias from noise, with its error; or just its value."""
-    # More noise of the same size shows the bias. Where the truth is 0, it shows the smaller half of it, so we count one
-    # and a half times what we find as an error.
+def bootstrap(
+    functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True
+) -> Estimate:
+    """A function with kinks of the means of the groups, less its bias from noise, with
+    its error; or just its value.
+    """
+    # More noise of the same size shows the bias. Where the truth is 0, it shows the
+    # smaller half of it, so we count one and a half times what we find as an error.
     value = functional(*(group.mean for group in groups))
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
@@ -397,11 +547,20 @@ def bootstrap(functional: Callable[..., float], groups: Sequence[Replicated], er
         count = len(group.rows)
         drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
         drawn = drawn / drawn.sum(axis=1, keepdims=True)
-        if count > 1:  # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
-            drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
+        # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
+        if count > 1:
+            drawn = group.weight + (drawn - group.weight) * np.sqrt(
+                (count + 1) / (count - 1)
+            )
         weights.append(drawn)
-    redrawn = ([w @ group.rows for w, group in zip(each, groups, strict=True)] for each in zip(*weights, strict=True))
+    redrawn = (
+        [w @ group.rows for w, group in zip(each, groups, strict=True)]
+        for each in zip(*weights, strict=True)
+    )
     again = np.array([functional(*means) for means in redrawn])
     bias = float(again.mean()) - value
     off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
-    return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))
+    return Estimate(
+        value - off,
+        combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)),
+    )

@@ -1,4 +1,6 @@
-"""Weighted sums of Gaussians, of numbers and of vectors: densities, probabilities, probabilities of rectangles."""
+"""Weighted sums of Gaussians, of numbers and of vectors: densities, probabilities,
+probabilities of rectangles.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,25 @@ import scipy
 from ._estimate import FEWEST, Array, batches, tail_error
 from ._law_base import MAX_MAGNITUDE, LawError
 
-VECTOR_ENTRIES_PER_BATCH = 2**17  # entries of a table (points × components × k) computed at a time: 1 MiB, in cache
-NARROW = 1e-4  # the least variance over the median: if it is above this, no density diverges
-HEAVIEST = 0.8  # Hill's estimate from the √n largest of n numbers, above which we assume that they have no mean
-FAR = 1e6  # standard deviations between means above which points are compared with each mean separately, to keep digits
-SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
+# entries of a table (points × components × k) computed at a time: 1 MiB, in cache
+VECTOR_ENTRIES_PER_BATCH = 2**17
+# the least variance over the median: if it is above this, no density diverges
+NARROW = 1e-4
+# Hill's estimate from the √n largest of n numbers, above which we assume that they have
+# no mean
+HEAVIEST = 0.8
+# standard deviations between means above which points are compared with each mean
+# separately, to keep digits
+FAR = 1e6
+# eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
+SINGULAR = 1e-13
 ROOT = float(np.sqrt(2 * np.pi))
-UNDERFLOW = 1e-100  # largest value of a kernel below which we compare logarithms: the others may underflow to 0
-ALONE = 0.75  # share of a sum of fewer than ten components in one of them, from which it tells little about the rest
+# largest value of a kernel below which we compare logarithms: the others may underflow
+# to 0
+UNDERFLOW = 1e-100
+# share of a sum of fewer than ten components in one of them, from which it tells little
+# about the rest
+ALONE = 0.75
 
 
 def normal_moment(k: int) -> float:
@@ -29,20 +42,29 @@ def normal_moment(k: int) -> float:
 
 
 def weighted(table: Array, weight: Array) -> Array:
-    """Σ_i table[p, i] weight[i] for each point p; its last digits do not depend on the other points."""
-    # in a product of the whole table they would: BLAS adds in another order for one row than for many
+    """Σ_i table[p, i] weight[i] for each point p; its last digits do not depend on the
+    other points.
+    """
+    # in a product of the whole table they would: BLAS adds in another order for one row
+    # than for many
     return np.asarray((table[:, None, :] @ np.asfortranarray(weight))[:, 0])
 
 
 class GaussianMixture1D(NamedTuple):
-    """Σ_i w_i N(m_i, v_i) with v > 0; weights are (n,), or (n, sums) for several sums over the same components."""
+    """Σ_i w_i N(m_i, v_i) with v > 0; weights are (n,), or (n, sums) for several sums
+    over the same components.
+    """
 
     mean: Array
     var: Array
     weight: Array
 
-    def _tables(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Iterator[Array]:
-        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time; kernels may work in place."""
+    def _tables(
+        self, y: Array, kernel: Callable[[Array, Array], Array]
+    ) -> Iterator[Array]:
+        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time;
+        kernels may work in place.
+        """
         std = np.sqrt(self.var)
         for part in batches(y[:, None], len(std)):
             z = part - self.mean
@@ -51,7 +73,9 @@ class GaussianMixture1D(NamedTuple):
 
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
-        return np.concatenate([weighted(table, self.weight) for table in self._tables(y, kernel)])
+        return np.concatenate(
+            [weighted(table, self.weight) for table in self._tables(y, kernel)]
+        )
 
     def pdf(self, y: Array) -> Array:
         return self._sum(y, _KERNELS["pdf"])
@@ -61,17 +85,23 @@ class GaussianMixture1D(NamedTuple):
 
     def sf(self, y: Array) -> Array:
         """1 minus the distribution function, accurate where it is small."""
-        return self._sum(y, lambda z, _: scipy.special.ndtr(np.negative(z, out=z), out=z))
+        return self._sum(
+            y, lambda z, _: scipy.special.ndtr(np.negative(z, out=z), out=z)
+        )
 
     def squares(self, y: Array, kernel: str) -> tuple[Array, Array]:
         """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i."""
         square = self._replace(weight=self.weight**2)
-        return square._sum(y, lambda z, std: _KERNELS[kernel](z, std) ** 2), square._sum(y, _KERNELS[kernel])
+        return square._sum(
+            y, lambda z, std: _KERNELS[kernel](z, std) ** 2
+        ), square._sum(y, _KERNELS[kernel])
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """The possible contribution of components beyond `count` draws to the sum; see `tail_error`.
+        """The possible contribution of components beyond `count` draws to the sum; see
+        `tail_error`.
 
-        It is infinite where the density underflows, unless all components agree on how small it is.
+        It is infinite where the density underflows, unless all components agree on how
+        small it is.
         """
         total = self.weight.sum()
         share = None if np.ptp(self.weight) == 0 else self.weight / total
@@ -86,11 +116,15 @@ class GaussianMixture1D(NamedTuple):
         far = top < UNDERFLOW
         if far.any():
             logs = self._tables(y[far], _LOG_KERNELS[kernel])
-            tail[far] = np.concatenate([tail_of_logs(each, share, count * total) for each in logs])
-        # one more draw adds at most 1/count times its height: that of the narrowest Gaussian, or for a distribution
-        # function 1 (1/2 if all means are 0)
+            tail[far] = np.concatenate(
+                [tail_of_logs(each, share, count * total) for each in logs]
+            )
+        # one more draw adds at most 1/count times its height: that of the narrowest
+        # Gaussian, or for a distribution function 1 (1/2 if all means are 0)
         if kernel == "cdf":
-            return np.asarray(np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count))
+            return np.asarray(
+                np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count)
+            )
         most = 1 / (ROOT * np.sqrt(self.var.min()))
         unknown = (top == 0) & (total * tail > most / count)
         if self.var.min() < NARROW * np.median(self.var):
@@ -98,12 +132,23 @@ class GaussianMixture1D(NamedTuple):
         return np.where(unknown, np.inf, np.minimum(total * tail, most / count))
 
     def _diverges(self, y: float, count: float) -> bool:
-        """Whether heights of components at y seem to have no mean: shares x^(−α) of them are above x, and α ≤ 1."""
+        """Whether heights of components at y seem to have no mean: shares x^(−α) of
+        them are above x, and α ≤ 1.
+        """
         log_height = -((y - self.mean) ** 2) / (2 * self.var) - 0.5 * np.log(self.var)
         order = np.argsort(-log_height)
-        last = int(np.searchsorted(np.cumsum(self.weight[order]), self.weight.sum() / math.sqrt(count)))
-        top = order[:last]  # Hill's estimate of 1/α is the mean of log(x/x_p) beyond x_p
-        return last > 0 and np.average(log_height[top], weights=self.weight[top]) > log_height[order[last]] + HEAVIEST
+        last = int(
+            np.searchsorted(
+                np.cumsum(self.weight[order]), self.weight.sum() / math.sqrt(count)
+            )
+        )
+        # Hill's estimate of 1/α is the mean of log(x/x_p) beyond x_p
+        top = order[:last]
+        return (
+            last > 0
+            and np.average(log_height[top], weights=self.weight[top])
+            > log_height[order[last]] + HEAVIEST
+        )
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, accurate at any distance."""
@@ -117,7 +162,9 @@ class GaussianMixture1D(NamedTuple):
         logs = []  # scipy's logsumexp takes seven times as long
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(self.weight)
-            for exponent in self._tables(y, lambda z, std: log_weight + log_kernel(z, std)):
+            for exponent in self._tables(
+                y, lambda z, std: log_weight + log_kernel(z, std)
+            ):
                 top = exponent.max(axis=1, initial=-np.inf)
                 logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
         return np.concatenate(logs)
@@ -148,32 +195,41 @@ _LOG_KERNELS = {"pdf": _log_density, "cdf": _log_probability}
 
 
 def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
-    """Whether one of a few components makes most of the mean of the sizes (points, components), for each point."""
+    """Whether one of a few components makes most of the mean of the sizes (points,
+    components), for each point.
+    """
     parts = sizes if share is None else sizes * share
     most = np.asarray(parts.max(axis=1) > ALONE * parts.sum(axis=1))
     return most if sizes.shape[1] > 1 else np.zeros_like(most)
 
 
 def _below_the_largest(sizes: Array, share: Array | None, count: float) -> Array:
-    """The largest of the sizes (points, components) beyond one draw of `count`, for each point."""
+    """The largest of the sizes (points, components) beyond one draw of `count`, for
+    each point.
+    """
     if share is None:
         second = min(1, sizes.shape[1] - 1)
         return np.asarray(-np.partition(-sizes, second, axis=1)[:, second])
     order = np.argsort(-sizes, axis=1)
     above = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
     place = np.minimum(above.sum(axis=1) + 1, sizes.shape[1] - 1)  # as in `tail_error`
-    return np.asarray(np.take_along_axis(sizes, order, axis=1)[np.arange(len(sizes)), place])
+    return np.asarray(
+        np.take_along_axis(sizes, order, axis=1)[np.arange(len(sizes)), place]
+    )
 
 
 def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
-    """`tail_error` of e^logs (points, components) for each point, also where e^logs underflows."""
+    """`tail_error` of e^logs (points, components) for each point, also where e^logs
+    underflows.
+    """
     if share is not None:  # components without weight show nothing
         logs, share = logs[:, share > 0], share[share > 0]
     top = logs.max(axis=1)
     nowhere = np.isneginf(top)  # at infinity
     top = np.where(nowhere, 0.0, top)
     scaled = np.exp(logs - top[:, None])
-    # a tail shows in the draws below the largest: it does not if they underflow even beside the largest
+    # a tail shows in the draws below the largest: it does not if they underflow even
+    # beside the largest
     unknown = _below_the_largest(scaled, share, count) == 0
     if count < 2 * FEWEST:
         unknown |= rests_on_one(scaled, share)
@@ -183,43 +239,72 @@ def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
 
 
 class GaussianVectors:
-    """Σ_r w_r N(m_r, C_r) of vectors with k entries; a component whose C_r is singular has no density."""
+    """Σ_r w_r N(m_r, C_r) of vectors with k entries; a component whose C_r is singular
+    has no density.
+    """
 
     def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
         self.mean = mean
         std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2), 0.0))
         unit = np.where(std > 0, std, 1.0)
-        values, vectors = np.linalg.eigh(cov / (unit[:, :, None] * unit[:, None, :]))  # of the correlations
-        self.singular = np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+        # of the correlations
+        values, vectors = np.linalg.eigh(cov / (unit[:, :, None] * unit[:, None, :]))
+        self.singular = np.asarray(
+            (values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1)
+        )
         std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
-        whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
+        whiten = np.where(
+            self.singular[:, None, None],
+            0.0,
+            vectors / np.sqrt(values)[:, None, :] / std[:, :, None],
+        )
         self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(np.where(self.singular, 0.0, weight))
-        self.height = log_weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
+        self.height = (
+            log_weight
+            - 0.5 * np.log(2 * np.pi * values).sum(axis=1)
+            - np.log(std).sum(axis=1)
+        )
 
     def log_terms(self, y: Array) -> Iterator[Array]:
-        """The logarithm of w_r times the density of component r, (points, components), some points (·, k) at a time."""
+        """The logarithm of w_r times the density of component r, (points, components),
+        some points (·, k) at a time.
+        """
         if self.singular.all():
-            raise LawError("density", "every replica has a singular covariance: take a marginal, or entries one by one")
+            raise LawError(
+                "density",
+                "every replica has a singular covariance: take a marginal, or entries"
+                " one by one",
+            )
         centre = self.mean.mean(axis=0)
         shift = np.einsum("ri,ijr->jr", self.mean - centre, self.whiten)
         near = np.abs(shift).max() < FAR
         for part in batches(y, shift.size, VECTOR_ENTRIES_PER_BATCH):
-            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, and NaN
+            # points at infinity, and NaN
+            with np.errstate(invalid="ignore", over="ignore"):
                 if near:  # one matrix product for all points and components
-                    z = ((part - centre) @ self.whiten.reshape(len(centre), -1)).reshape(-1, *shift.shape)
+                    z = (
+                        (part - centre) @ self.whiten.reshape(len(centre), -1)
+                    ).reshape(-1, *shift.shape)
                     z -= shift
                 else:
-                    z = np.einsum("pri,ijr->pjr", part[:, None] - self.mean, self.whiten)
+                    z = np.einsum(
+                        "pri,ijr->pjr", part[:, None] - self.mean, self.whiten
+                    )
                 terms = self.height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
-            terms[(np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)] = -np.inf
+            terms[
+                (np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)
+            ] = -np.inf
             yield terms
 
 
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
-    """Unbiased values of P(lower < N(0, cov) ≤ upper), one for each of the uniforms (many, components, k − 1)."""
-    # Genz's sequential conditioning. In the Cholesky factor, a direction without variance has a column of zeros.
+    """Unbiased values of P(lower < N(0, cov) ≤ upper), one for each of the uniforms
+    (many, components, k − 1).
+    """
+    # Genz's sequential conditioning. In the Cholesky factor, a direction without
+    # variance has a column of zeros.
     z = np.zeros((*u.shape[:2], cov.shape[1]))
     probability, rest, root = np.ones(u.shape[:2]), cov.copy(), np.zeros_like(cov)
     for j in range(cov.shape[1]):
@@ -229,10 +314,16 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
         rest -= root[:, :, None, j] * root[:, None, :, j]
         shift = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
         a, b = (
-            np.where(random, scipy.special.ndtr((end[:, j] - shift) / scale), end[:, j] >= shift)
+            np.where(
+                random,
+                scipy.special.ndtr((end[:, j] - shift) / scale),
+                end[:, j] >= shift,
+            )
             for end in (lower, upper)
         )
         probability *= b - a
         if j < cov.shape[1] - 1:
-            z[..., j] = scipy.special.ndtri(np.clip(a + u[..., j] * (b - a), 1e-300, 1 - 1e-16))
+            z[..., j] = scipy.special.ndtri(
+                np.clip(a + u[..., j] * (b - a), 1e-300, 1 - 1e-16)
+            )
     return probability

@@ -1,4 +1,6 @@
-"""Joint laws: mixtures of Gaussian vectors over replicas, for several outputs at once."""
+"""Joint laws: mixtures of Gaussian vectors over replicas, for several outputs at
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,23 @@ from ._likelihood import conditioned
 from ._mixture import Mixture
 from ._plot import card, plot_joint
 
-SURE = 1e-12  # distance of a probability from 0 or 1 below which its spread over replicas is rounding
-RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
+# distance of a probability from 0 or 1 below which its spread over replicas is rounding
+SURE = 1e-12
+# quasi-random points for the probability of a rectangle, over all replicas
+RECTANGLE = 2**14
 
 
 @single_threaded
 class Joint(LawBase):
-    """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
+    """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate
+    of each output vector.
 
-    It has the entries of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
-    one entry, `law.combination(w)` the law of Σ_i w_i Y_i, and `law.condition({i: y})` the law given data. `with_error`
-    has mean, var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries, `replicas` the number of
-    replicas (1 if nothing random is left), and `effective` the effective sample size of their weights, 1/Σ w².
-    `Program.law` makes it.
+    It has the entries of all outputs (tokens, heads, scalars), flattened in numpy's
+    order. `law[i]` is the law of one entry, `law.combination(w)` the law of Σ_i w_i
+    Y_i, and `law.condition({i: y})` the law given data. `with_error` has mean, var,
+    cov, corr, pdf and cdf with standard errors. `dim` is the number of entries,
+    `replicas` the number of replicas (1 if nothing random is left), and `effective` the
+    effective sample size of their weights, 1/Σ w². `Program.law` makes it.
 
     Parameters
     ----------
@@ -48,7 +54,8 @@ class Joint(LawBase):
     log_evidence : Estimate, optional
         The logarithm of the density of the data that the law was conditioned on.
     mean_error : array_like, optional
-        The errors of the means of the entries, beside those of sampling and of `origin`; 0 if None.
+        The errors of the means of the entries, beside those of sampling and of
+        `origin`; 0 if None.
 
     Examples
     --------
@@ -78,18 +85,33 @@ class Joint(LawBase):
         mean_error: npt.ArrayLike | None = None,
     ) -> None:
         self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
-        self.component_cov = base.numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
+        # (replicas, entries, entries)
+        self.component_cov = base.numbers(cov, "Joint", "cov")
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if len(shape) != 3 or self.component_cov.shape != shape:
             shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
-            raise LawError("Joint", f"mean and cov of shape {shapes} must be (replicas, k) and (replicas, k, k)")
+            raise LawError(
+                "Joint",
+                f"mean and cov of shape {shapes} must be (replicas, k) and (replicas,"
+                " k, k)",
+            )
         # from the largest and the smallest entry: np.abs would copy the covariances
-        largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
+        largest_mean, largest_cov = (
+            max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov)
+        )
         if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
-            raise LawError("Joint", f"mean must be below {MAX_MAGNITUDE:g} in size, cov below {MAX_MAGNITUDE**2:g}")
+            raise LawError(
+                "Joint",
+                f"mean must be below {MAX_MAGNITUDE:g} in size, cov below"
+                f" {MAX_MAGNITUDE**2:g}",
+            )
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
-        if smallest < -1e-9 * largest_cov:  # conditioning may leave a 0 with a rounding error
-            raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
+        # conditioning may leave a 0 with a rounding error
+        if smallest < -1e-9 * largest_cov:
+            raise LawError(
+                "Joint",
+                "cov has a variance below 0; covariances must be positive semidefinite",
+            )
         self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = base.checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
@@ -98,7 +120,9 @@ class Joint(LawBase):
         if mean_error is not None:
             self.mean_error = base.numbers(mean_error, "Joint", "mean_error")
             if self.mean_error.shape != (self.dim,) or (self.mean_error < 0).any():
-                raise LawError("Joint", "mean_error", mean_error, f"{self.dim} numbers, 0 or more")
+                raise LawError(
+                    "Joint", "mean_error", mean_error, f"{self.dim} numbers, 0 or more"
+                )
         self._replicas = Replicas(self.replicas, self.weight)
         self.effective = float(self._replicas.count)
 
@@ -108,20 +132,30 @@ class Joint(LawBase):
     def __getitem__(self, entry: int) -> Mixture:
         k = as_whole(entry)
         if k is None:
-            raise TypeError(f"entry {shown(entry)} of a joint law must be an integer; several: law.marginal([…])")
+            raise TypeError(
+                f"entry {shown(entry)} of a joint law must be an integer; several:"
+                " law.marginal([…])"
+            )
         if not -self.dim <= k < self.dim:
-            raise IndexError(f"entry {shown(entry)} of a joint law of {self.dim} entries (all outputs, flattened)")
+            raise IndexError(
+                f"entry {shown(entry)} of a joint law of {self.dim} entries (all"
+                " outputs, flattened)"
+            )
         var = np.maximum(self.component_cov[:, k, k], 0.0)
         return self._mixture(self.component_mean[:, k], var, self.mean_error[k])
 
     def _mixture(self, mean: Array, var: Array, mean_error: float) -> Mixture:
-        """The law of one entry or combination; its origin has the error of its mean too."""
+        """The law of one entry or combination; its origin has the error of its mean
+        too.
+        """
         law = Mixture(mean, var, self.origin, self.weight)
         size = law.std() if law.std() > CONSTANT * abs(law.mean()) else abs(law.mean())
         if mean_error == 0 or size == 0:
             return law
         error = combined(self.origin.quadrature_error, mean_error / size)
-        return Mixture(mean, var, replace(self.origin, quadrature_error=error), self.weight)
+        return Mixture(
+            mean, var, replace(self.origin, quadrature_error=error), self.weight
+        )
 
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
@@ -130,39 +164,76 @@ class Joint(LawBase):
 
     @property
     def _words(self) -> list[str]:
-        given = f"given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
+        given = (
+            f"given data, log evidence {self.log_evidence}, effective sample size"
+            f" {self.effective:.0f}"
+        )
         return super()._words + ([] if self.log_evidence is None else [given])
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         several = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        right = (several == np.round(several)) & (several >= -self.dim) & (several < self.dim)
+        right = (
+            (several == np.round(several))
+            & (several >= -self.dim)
+            & (several < self.dim)
+        )
         if several.ndim != 1 or not several.size or not right.all():
-            raise LawError("marginal", "entries", entries, f"integers from 0 to {self.dim - 1}")
+            raise LawError(
+                "marginal", "entries", entries, f"integers from 0 to {self.dim - 1}"
+            )
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         mean_error = self.mean_error[chosen]
-        return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence, mean_error)
+        return Joint(
+            self.component_mean[:, chosen],
+            cov,
+            self.origin,
+            self.weight,
+            self.log_evidence,
+            mean_error,
+        )
 
     def combination(self, weights: npt.ArrayLike) -> Any:
-        """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
+        """The law of a linear combination of the entries, or the joint law of several
+        (one for each row of weights).
+        """
         w = base.numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
-            raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
+            raise LawError(
+                "combination",
+                f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})",
+            )
         if np.abs(w).max() > SCALE:
-            raise LawError("combination", "weights", weights, f"at most {SCALE:g} in size")
+            raise LawError(
+                "combination", "weights", weights, f"at most {SCALE:g} in size"
+            )
         if w.ndim == 2:
             cov = w @ self.component_cov @ w.T
             mean_error = np.abs(w) @ self.mean_error
-            return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence, mean_error)
+            return Joint(
+                self.component_mean @ w.T,
+                cov,
+                self.origin,
+                self.weight,
+                self.log_evidence,
+                mean_error,
+            )
         var = np.einsum("rj,j->r", self.component_cov @ w, w)
-        return self._mixture(self.component_mean @ w, np.maximum(var, 0.0), float(np.abs(w) @ self.mean_error))
+        return self._mixture(
+            self.component_mean @ w,
+            np.maximum(var, 0.0),
+            float(np.abs(w) @ self.mean_error),
+        )
 
-    def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
+    def condition(
+        self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0
+    ) -> Joint:
         """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density of the data under it. If only few replicas have
-        weight, you get a warning; use `Program.posterior` then.
+        Each replica is conditioned, and weighted by the density of the data under it.
+        If only few replicas have weight, you get a warning; use `Program.posterior`
+        then.
 
         Parameters
         ----------
@@ -177,7 +248,9 @@ class Joint(LawBase):
         """The Gaussian with this law's mean and covariance."""
         value, error = self.with_error.cov()
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
-        share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
+        share = np.divide(
+            error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error)
+        )
         about = f"the Gaussian with mean and covariance of: {self.method}"
         origin = Provenance(self.status, about, quadrature_error=float(share.max()))
         return Joint(self.mean()[None], value[None], origin)
@@ -209,46 +282,64 @@ class Joint(LawBase):
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix, with NaN in rows and columns of entries without variance."""
+        """The correlation matrix, with NaN in rows and columns of entries without
+        variance.
+        """
         return np.asarray(self.with_error.corr().value)
 
     # Densities and probabilities
 
     @cached_property
     def _gaussians(self) -> GaussianVectors:
-        return GaussianVectors(self.component_mean, self.component_cov, self._replicas.weights)
+        return GaussianVectors(
+            self.component_mean, self.component_cov, self._replicas.weights
+        )
 
     @property
     def singular(self) -> Estimate:
-        """The probability that the covariance is singular, so that no joint density exists.
+        """The probability that the covariance is singular, so that no joint density
+        exists.
 
-        Rounding causes it: one token can take a whole attention row, and the weights of the others underflow.
+        Rounding causes it: one token can take a whole attention row, and the weights of
+        the others underflow.
         """
         singular = self._gaussians.singular
         if singular.all() or not singular.any():
             return Estimate(float(singular.all()), 0.0, self.sources)
         share = float(singular @ self._replicas.weights)
-        return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
+        return Estimate(
+            share, float(proportion_error(share, self.effective)), self.sources
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks about the law."""
         if not 0 < self.singular.value < 1:
             return super().notes
-        without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density describes the rest"
+        without = (
+            f"P(Y has no joint density) = {self.singular}: a singular covariance; the"
+            " density describes the rest"
+        )
         return (*super().notes, without)
 
     def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:
         """Points (·, entries), and the shape that the user gave them."""
         at = base.points(y, "y", name)
         if at.ndim == 0 or at.shape[-1] != self.dim:
-            raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
+            raise LawError(
+                name,
+                f"y of shape {at.shape} must have {self.dim} entries along the last"
+                " axis",
+            )
         return at.reshape(-1, self.dim), at.shape[:-1]
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density."""
         at, shape = self._at("logpdf", y)
-        logs = [scipy.special.logsumexp(terms, axis=1) for terms in self._gaussians.log_terms(at)]
+        logs = [
+            scipy.special.logsumexp(terms, axis=1)
+            for terms in self._gaussians.log_terms(at)
+        ]
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
@@ -258,24 +349,33 @@ class Joint(LawBase):
         return np.concatenate(parts).reshape(shape)[()]
 
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
-        """The density at points (·, k) with its standard error; with `unseen`, also what other replicas may add."""
+        """The density at points (·, k) with its standard error; with `unseen`, also
+        what other replicas may add.
+        """
         replicas, values, errors = self._replicas, [], []
         weight = replicas.weights
         with np.errstate(divide="ignore"):  # of replicas without weight
             log_weight = np.log(weight)
         seen = np.flatnonzero((weight > 0) & ~self._gaussians.singular)
-        highest = float(np.exp(self._gaussians.height - log_weight)[seen].max(initial=0.0))
+        highest = float(
+            np.exp(self._gaussians.height - log_weight)[seen].max(initial=0.0)
+        )
         for terms in self._gaussians.log_terms(y):
-            each = np.divide(np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0)
+            each = np.divide(
+                np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0
+            )
             values.append(replicas.mean(each.T))
             error = replicas.spread(each.T)
             if unseen and self.replicas > 1:
                 with np.errstate(invalid="ignore"):  # −∞ + ∞
                     logs = np.where(weight > 0, terms - log_weight, -np.inf)
                 tail = tail_of_logs(logs, self.weight, replicas.count)
-                most = highest / replicas.count  # what one more draw adds at most, if it is no narrower than these
+                # what one more draw adds at most, if it is no narrower than these
+                most = highest / replicas.count
                 unknown = (each.max(axis=1) == 0) & (tail > most)
-                error = combined(error, np.where(unknown, np.inf, np.minimum(tail, most)))
+                error = combined(
+                    error, np.where(unknown, np.inf, np.minimum(tail, most))
+                )
             errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
@@ -294,30 +394,53 @@ class Joint(LawBase):
     @property
     def _varies(self) -> bool:
         """Whether the replicas differ."""
-        return bool(np.ptp(self.component_mean, axis=0).any() or np.ptp(self.component_cov, axis=0).any())
+        return bool(
+            np.ptp(self.component_mean, axis=0).any()
+            or np.ptp(self.component_cov, axis=0).any()
+        )
 
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
-        """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random points."""
+        """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random
+        points.
+        """
         count, k = self.component_mean.shape
         many = max(1, RECTANGLE // count) if k > 1 else 1
-        u = Sobol(max(k - 1, 1), np.random.default_rng(2020)).random(many * count).reshape(many, count, -1)
-        values = rectangles(self.component_cov, lower - self.component_mean, upper - self.component_mean, u)
+        u = (
+            Sobol(max(k - 1, 1), np.random.default_rng(2020))
+            .random(many * count)
+            .reshape(many, count, -1)
+        )
+        values = rectangles(
+            self.component_cov,
+            lower - self.component_mean,
+            upper - self.component_mean,
+            u,
+        )
         each = values.mean(axis=0)
-        value, error = float(self._replicas.mean(each)), float(self._replicas.spread(each))
+        value, error = (
+            float(self._replicas.mean(each)),
+            float(self._replicas.spread(each)),
+        )
         if self.replicas > 1 and not (np.isneginf(lower) & np.isposinf(upper)).all():
             one_more = 1 / self._replicas.count  # what one more draw adds at most
             alike = min(value, 1 - value) < SURE and self._varies
-            unseen = one_more if alike else min(float(self._replicas.unseen(each)), one_more)
+            unseen = (
+                one_more if alike else min(float(self._replicas.unseen(each)), one_more)
+            )
             error = combined(error, unseen)
         if many > 1:  # the error of the points, by their spread
-            error = combined(error, float(Replicas(many).spread(values @ self._replicas.weights)))
+            error = combined(
+                error, float(Replicas(many).spread(values @ self._replicas.weights))
+            )
         return Estimate(value, error)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = self._replicas.choose(size, rng)
         values, vectors = np.linalg.eigh(self.component_cov[chosen])
         scaled = np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(values.shape)
-        return np.asarray(self.component_mean[chosen] + (vectors @ scaled[..., None])[..., 0])
+        return np.asarray(
+            self.component_mean[chosen] + (vectors @ scaled[..., None])[..., 0]
+        )
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -333,20 +456,40 @@ class Joint(LawBase):
 
     def _arrays(self) -> dict[str, Any]:
         evidence = None if self.log_evidence is None else tuple(self.log_evidence)
-        arrays = {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
-        return {**arrays, "mean_error": self.mean_error if self.mean_error.any() else None}
+        arrays = {
+            "mean": self.component_mean,
+            "cov": self.component_cov,
+            "weight": self.weight,
+            "evidence": evidence,
+        }
+        return {
+            **arrays,
+            "mean_error": self.mean_error if self.mean_error.any() else None,
+        }
 
     @classmethod
-    def _from_arrays(cls, origin: Provenance, evidence: Array | None = None, **arrays: Any) -> Joint:
-        log_evidence = None if evidence is None else Estimate(float(evidence[0]), float(evidence[1]))
+    def _from_arrays(
+        cls, origin: Provenance, evidence: Array | None = None, **arrays: Any
+    ) -> Joint:
+        log_evidence = (
+            None
+            if evidence is None
+            else Estimate(float(evidence[0]), float(evidence[1]))
+        )
         if log_evidence is not None and log_evidence.error < 0:
-            raise LawError("Joint", f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or more")
+            raise LawError(
+                "Joint",
+                f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or"
+                " more",
+            )
         return cls(**arrays, origin=origin, log_evidence=log_evidence)
 
 
 @single_threaded
 class JointWithError:
-    """Methods of a joint law; each returns an Estimate, a value with its standard error."""
+    """Methods of a joint law; each returns an Estimate, a value with its standard
+    error.
+    """
 
     def __init__(self, law: Joint) -> None:
         self._law = law
@@ -363,11 +506,17 @@ class JointWithError:
         law = self._law
         value, error = law._replicas.average(law._second())
         std = np.sqrt(np.maximum(np.diag(value), 0.0))
-        return Estimate(value, combined(error, law.origin.quadrature_error * np.outer(std, std)), law.sources)
+        return Estimate(
+            value,
+            combined(error, law.origin.quadrature_error * np.outer(std, std)),
+            law.sources,
+        )
 
     def var(self) -> Estimate:
         value, error = self.cov()
-        return Estimate(np.maximum(np.diag(value), 0.0), np.diag(error).copy(), self._law.sources)
+        return Estimate(
+            np.maximum(np.diag(value), 0.0), np.diag(error).copy(), self._law.sources
+        )
 
     def corr(self) -> Estimate:
         law = self._law
@@ -377,29 +526,47 @@ class JointWithError:
         unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)
-        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
+        # delta method
+        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])
         error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
         np.fill_diagonal(rho, std / std)
-        return Estimate(rho, combined(error, law.origin.quadrature_error * (1 - rho**2)), law.sources)
+        return Estimate(
+            rho,
+            combined(error, law.origin.quadrature_error * (1 - rho**2)),
+            law.sources,
+        )
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         at, shape = self._law._at("pdf", y)
         value, error = self._law._pdf_with_error(at)
         changes = [np.abs(other.pdf(at) - value) for other in self._off()]
         total = np.asarray(combined(error, np.max(changes, axis=0, initial=0.0)))
-        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources)
+        return Estimate(
+            value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources
+        )
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
-        upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
+        upper, low = (
+            self._corner("y", y),
+            self._corner("lower", -math.inf if lower is None else lower),
+        )
         if not (low <= upper).all():
-            raise LawError("cdf", "lower", lower, f"at most y={shown(y)}, in every entry")
+            raise LawError(
+                "cdf", "lower", lower, f"at most y={shown(y)}, in every entry"
+            )
         value, error = self._law._rectangle(low, upper)
-        changes = [abs(other._rectangle(low, upper).value - value) for other in self._off()]
-        return Estimate(value, combined(error, max(changes, default=0.0)), self._law.sources)
+        changes = [
+            abs(other._rectangle(low, upper).value - value) for other in self._off()
+        ]
+        return Estimate(
+            value, combined(error, max(changes, default=0.0)), self._law.sources
+        )
 
     def _off(self) -> list[Joint]:
-        """The law with covariances moved up and down by the error of Gaussian expectations; none if exact."""
+        """The law with covariances moved up and down by the error of Gaussian
+        expectations; none if exact.
+        """
         law, error = self._law, self._law.origin.quadrature_error
         covs = [law.component_cov * (1 + e) for e in (error, -error) if error > 1e-14]
         return [Joint(law.component_mean, cov, law.origin, law.weight) for cov in covs]
@@ -408,5 +575,9 @@ class JointWithError:
         """A corner of a rectangle: a number for each entry, or one for all."""
         corner = base.points(value, name, "cdf")
         if corner.shape not in ((), (1,), (self._law.dim,)):
-            raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
+            raise LawError(
+                "cdf",
+                f"{name} of shape {corner.shape} must be a number, or"
+                f" ({self._law.dim},)",
+            )
         return np.broadcast_to(corner, (self._law.dim,))

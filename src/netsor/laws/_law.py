@@ -1,4 +1,6 @@
-"""Laws of one variable, with the methods of scipy.stats: a subclass defines densities, probabilities and moments."""
+"""Laws of one variable, with the methods of scipy.stats: a subclass defines densities,
+probabilities and moments.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ from ._plot import card, plot_law
 
 @single_threaded
 class Law(LawBase):
-    """A law of one variable, with the methods of scipy.stats and a standard error for every number.
+    """A law of one variable, with the methods of scipy.stats and a standard error for
+    every number.
 
-    Points may be numbers or arrays. `law.with_error` has the same methods; each returns an `Estimate`. `status` says
-    what is proved, and `method` how the law was computed. Programs make laws; you do not call this class.
+    Points may be numbers or arrays. `law.with_error` has the same methods; each returns
+    an `Estimate`. `status` says what is proved, and `method` how the law was computed.
+    Programs make laws; you do not call this class.
 
     Examples
     --------
@@ -44,7 +48,8 @@ class Law(LawBase):
     0.40 ± 0.01
     """
 
-    # A subclass defines these. y and t are points (k,), and an Estimate has the errors of sampling.
+    # A subclass defines these. y and t are points (k,), and an Estimate has the errors
+    # of sampling.
 
     _pdf: Callable[[Array], Estimate]  # the density
     _cdf: Callable[[Array], Estimate]  # the distribution function
@@ -53,10 +58,14 @@ class Law(LawBase):
     _cf: Callable[[Array], Estimate]  # the characteristic function
     _moment: Callable[[int], Estimate]  # E[Y^order]
     _var: Callable[[], Estimate]
-    _shape: Callable[[], tuple[Estimate, Estimate]]  # skewness and excess kurtosis, with all their errors
-    _log_tail: Callable[[Array, int], Array]  # log P(Y > y) where P underflows; for −Y and −y if the sign is −1
-    _scales: Callable[[], tuple[Array, Array]]  # locations and scales of the features of the density
-    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]  # `_perturbed` for this error
+    # skewness and excess kurtosis, with all their errors
+    _shape: Callable[[], tuple[Estimate, Estimate]]
+    # log P(Y > y) where P underflows; for −Y and −y if the sign is −1
+    _log_tail: Callable[[Array, int], Array]
+    # locations and scales of the features of the density
+    _scales: Callable[[], tuple[Array, Array]]
+    # `_perturbed` for this error
+    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]
 
     # Defaults; a subclass may have a better way
 
@@ -71,18 +80,30 @@ class Law(LawBase):
         return np.asarray(self._cdf(y).value)
 
     def _log_side(self, y: Array, sign: int) -> Array:
-        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate where it is near 0 or 1."""
+        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate where it is near 0
+        or 1.
+        """
         share, rest = (self._sf(y), self._distribution(y))[::sign]
         with np.errstate(divide="ignore"):
-            logs = np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+            logs = np.where(
+                share < 0.5,
+                np.log(np.maximum(share, 0.0)),
+                np.log1p(-np.minimum(rest, 1.0)),
+            )
         if (tiny := np.isneginf(logs)).any():
             logs[tiny] = self._log_tail(y[tiny], sign)
         return logs
 
     def _log_error(self, y: Array) -> Array:
-        """The error of the logarithm of the density: the relative error of the density."""
+        """The error of the logarithm of the density: the relative error of the
+        density.
+        """
         value, error = self._pdf(y)
-        return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
+        return np.asarray(
+            np.divide(
+                error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0
+            )
+        )
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles, or with `upper` the inverse of P(Y > y)."""
@@ -91,7 +112,9 @@ class Law(LawBase):
     # For distances; these defaults suit an exact law with a smooth density
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels of `factor` bandwidths around its draws; the law itself if it has no draws."""
+        """This law with kernels of `factor` bandwidths around its draws; the law itself
+        if it has no draws.
+        """
         return self
 
     def _densities(self, y: Array) -> Replicated:
@@ -99,7 +122,9 @@ class Law(LawBase):
         return Replicated(self._density(y)[None], np.ones(1))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        """The distribution function by blocks: P(Y < y), or with side right P(Y ≤ y)."""
+        """The distribution function by blocks: P(Y < y), or with side right P(Y ≤
+        y).
+        """
         return Replicated(self._distribution(y)[None], np.ones(1))
 
     def _jumps(self) -> Array:
@@ -107,12 +132,16 @@ class Law(LawBase):
         return np.zeros(0)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        """The distribution function, 1 minus it, and its slope, of the part without jumps."""
+        """The distribution function, 1 minus it, and its slope, of the part without
+        jumps.
+        """
         return self._distribution(y), self._sf(y), self._density(y)
 
     @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
-        """Pairs of laws that differ from this one by ±ε, one pair for each quantity with an error ε."""
+        """Pairs of laws that differ from this one by ±ε, one pair for each quantity
+        with an error ε.
+        """
         error = self.origin.quadrature_error
         exact = Provenance(self.status, self.method, seed=self.origin.seed)
         return () if error < 1e-14 else self._moved(error, exact)
@@ -123,9 +152,13 @@ class Law(LawBase):
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """The largest change of a number when the components of the law move by its quadrature error."""
+        """The largest change of a number when the components of the law move by its
+        quadrature error.
+        """
         value = read(self) if self._perturbed else 0.0
-        changes = ([np.abs(read(law) - value) for law in pair] for pair in self._perturbed)
+        changes = (
+            [np.abs(read(law) - value) for law in pair] for pair in self._perturbed
+        )
         return combined(*(np.maximum(*pair) for pair in changes))
 
     # The public methods
@@ -205,9 +238,14 @@ class Law(LawBase):
     def stats(self, moments: str = "mv") -> Any:
         """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
-        if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
+        if (
+            not isinstance(moments, str)
+            or not moments
+            or not set(moments) <= set(known)
+        ):
             raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-        chosen = tuple(known[letter]() for letter in known if letter in moments)  # in this order, as in scipy
+        # in this order, as in scipy
+        chosen = tuple(known[letter]() for letter in known if letter in moments)
         return chosen if len(chosen) > 1 else chosen[0]
 
     def expect(self, func: Callable[[Any], Any]) -> float:
@@ -223,18 +261,32 @@ class Law(LawBase):
         return self.with_error.cf(t).value
 
     def gaussian(self) -> Any:
-        """The Gaussian with this law's mean and variance, a `Mixture` of one component."""
+        """The Gaussian with this law's mean and variance, a `Mixture` of one
+        component.
+        """
         value, error = self.with_error.var()
         known = error / value if value > 0 and math.isfinite(error) else 0.0
         about = f"the Gaussian with mean and variance of: {self.method}"
-        return KINDS["Mixture"](self.mean(), value, Provenance(self.status, about, quadrature_error=known))
+        return KINDS["Mixture"](
+            self.mean(), value, Provenance(self.status, about, quadrature_error=known)
+        )
 
     def support(self) -> tuple[float, float]:
-        """The ends of the support; for a law that consists of points, the smallest and the largest."""
+        """The ends of the support; for a law that consists of points, the smallest and
+        the largest.
+        """
         return -math.inf, math.inf
 
-    def plot(self, ax: Any = None, label: str | None = None, *, gaussian: bool = True, log: bool = False) -> Any:
-        """The density, with its error as a band, and the Gaussian of equal mean and variance, dashed.
+    def plot(
+        self,
+        ax: Any = None,
+        label: str | None = None,
+        *,
+        gaussian: bool = True,
+        log: bool = False,
+    ) -> Any:
+        """The density, with its error as a band, and the Gaussian of equal mean and
+        variance, dashed.
 
         Parameters
         ----------
@@ -245,7 +297,8 @@ class Law(LawBase):
         gaussian : bool
             Whether to show the Gaussian.
         log : bool
-            A logarithmic scale for the density, and more of the tails, where a law differs most from a Gaussian.
+            A logarithmic scale for the density, and more of the tails, where a law
+            differs most from a Gaussian.
         """
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 
@@ -253,7 +306,9 @@ class Law(LawBase):
 
     def __repr__(self) -> str:
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
-        points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
+        points = "".join(
+            f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3]
+        )
         return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._words)}>"
 
 
@@ -263,7 +318,9 @@ WIDE = 1.96  # standard errors to each side that hold 95 %
 
 @single_threaded
 class WithError:
-    """The methods of a law; each returns an Estimate, the value and its standard error."""
+    """The methods of a law; each returns an Estimate, the value and its standard
+    error.
+    """
 
     def __init__(self, law: Law) -> None:
         self._law = law
@@ -272,15 +329,25 @@ class WithError:
     def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
         """Numbers of the law, with the errors of sampling and of quadrature."""
         value, error = f(self._law)
-        return Estimate(value, combined(error, self._law.doubt(lambda law: f(law).value)), self._law.sources)
+        return Estimate(
+            value,
+            combined(error, self._law.doubt(lambda law: f(law).value)),
+            self._law.sources,
+        )
 
-    def _at(self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike) -> Estimate:
+    def _at(
+        self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike
+    ) -> Estimate:
         """The same for a function of the law and of points."""
-        value, error = pointwise(operation, lambda p: self._of(lambda law: f(law, p)), y)
+        value, error = pointwise(
+            operation, lambda p: self._of(lambda law: f(law, p)), y
+        )
         return Estimate(value, error, self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile, with its change as the level moves by the error of the distribution function, in log odds."""
+        """The quantile, with its change as the level moves by the error of the
+        distribution function, in log odds.
+        """
         law = self._law
         level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
@@ -288,11 +355,15 @@ class WithError:
         if atoms:  # a level may miss an atom on either side
             error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
         step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
-        for wide in (-WIDE, -1.0, 1.0, WIDE):  # a jump of the quantile may lie between one error and two
-            moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
+        # a jump of the quantile may lie between one error and two
+        for wide in (-WIDE, -1.0, 1.0, WIDE):
+            moved = np.asarray(
+                law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step))
+            )
             with np.errstate(invalid="ignore"):
                 reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
-        # at least the error over the density, which steps of draws would hide; an atom has no density
+        # at least the error over the density, which steps of draws would hide; an atom
+        # has no density
         slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
@@ -300,12 +371,18 @@ class WithError:
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
-        """The characteristic function; its error is the radius of a circle in the plane."""
+        """The characteristic function; its error is the radius of a circle in the
+        plane.
+        """
         at = base.points(t, "t", "cf")
         if (np.abs(at) > base.MAX_MAGNITUDE).any():
-            raise LawError("cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size")
+            raise LawError(
+                "cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size"
+            )
         value, error = self._of(lambda law: law._cf(at.ravel()))
-        return Estimate(value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources)
+        return Estimate(
+            value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources
+        )
 
     def moment(self, order: int) -> Estimate:
         k = base.checked_order(order)
@@ -313,7 +390,9 @@ class WithError:
 
     def std(self) -> Estimate:
         value, error = self.var()
-        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
+        return Estimate(
+            value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources
+        )
 
     def _shape(self, which: int) -> Estimate:
         value, error = self._law._shape()[which]
@@ -330,6 +409,11 @@ class WithError:
     entropy = partialmethod(_of, entropy)
     pdf = partialmethod(_at, "pdf", lambda law, y: law._pdf(y))
     cdf = partialmethod(_at, "cdf", lambda law, y: law._cdf(y))
-    sf = partialmethod(_at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error))
-    # where the density underflows, the error of its logarithm is infinite if the law is known by draws alone
-    logpdf = partialmethod(_at, "logpdf", lambda law, y: Estimate(law._logpdf(y), law._log_error(y)))
+    sf = partialmethod(
+        _at, "sf", lambda law, y: Estimate(law._sf(y), law._cdf(y).error)
+    )
+    # where the density underflows, the error of its logarithm is infinite if the law is
+    # known by draws alone
+    logpdf = partialmethod(
+        _at, "logpdf", lambda law, y: Estimate(law._logpdf(y), law._log_error(y))
+    )

@@ -1,4 +1,6 @@
-"""The base class of all laws: provenance, notes, saving and loading; and the validation of arguments."""
+"""The base class of all laws: provenance, notes, saving and loading; and the validation
+of arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ from ._estimate import Array, Sources
 class Provenance:
     """How a law was computed, and its standing.
 
-    `quadrature_error`, of Gaussian expectations or of single precision, is relative: every component's covariance is
-    known up to this share of itself, and its mean up to this share of its standard deviation (of the law's, for outputs
-    known by draws; of itself, if it is not random).
+    `quadrature_error`, of Gaussian expectations or of single precision, is relative:
+    every component's covariance is known up to this share of itself, and its mean up to
+    this share of its standard deviation (of the law's, for outputs known by draws; of
+    itself, if it is not random).
     """
 
     status: str
@@ -39,7 +42,8 @@ class Provenance:
 
 
 class LawError(PlacedError):
-    """A law cannot answer the question, or the numbers do not make a law. It is a ValueError.
+    """A law cannot answer the question, or the numbers do not make a law. It is a
+    ValueError.
 
     The parameters are those of `TraceError`.
 
@@ -53,7 +57,8 @@ class LawError(PlacedError):
 
 
 FORMAT = 1
-REASON = 200  # most characters of an error's text in a message: some errors repeat the whole file
+# most characters of an error's text in a message: some errors repeat the whole file
+REASON = 200
 KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
 
 
@@ -84,30 +89,57 @@ def load(path: str | os.PathLike[str]) -> Any:
     with file:
         try:
             archive = np.load(file, allow_pickle=False)
-            if sum(info.file_size for info in archive.zip.infolist()) > os.fstat(file.fileno()).st_size:
+            if (
+                sum(info.file_size for info in archive.zip.infolist())
+                > os.fstat(file.fileno()).st_size
+            ):
                 raise ValueError("its arrays are compressed or overlap")
             arrays = dict(archive)
             about = parsed(str(arrays.pop("about")).encode(), "its description")
             if about["format"] != FORMAT:
-                raise ValueError(f"its format is {shown(about['format'])}; this version reads {FORMAT}")
+                raise ValueError(
+                    f"its format is {shown(about['format'])}; this version reads"
+                    f" {FORMAT}"
+                )
             if (kind := str(about["kind"])) not in KINDS:
                 raise ValueError(f"its kind is {shown(kind)}")
             return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
         except Exception as error:  # the errors of a damaged archive are not documented
             text = error.plain if isinstance(error, LawError) else str(error)
-            why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
+            why = (
+                f"it has no {text}"
+                if isinstance(error, KeyError)
+                else " ".join(text.split())[:REASON]
+            )
             damage = f"is not a law, or is damaged ({why or type(error).__name__})"
-            raise LawError("load", f"{named(path)} {damage}: it must be a file that law.save(path) wrote") from None
+            raise LawError(
+                "load",
+                f"{named(path)} {damage}: it must be a file that law.save(path) wrote",
+            ) from None
 
 
-def _origin(notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any) -> Provenance:
-    """The provenance that a file describes; every field must be there, and no other field."""
+def _origin(
+    notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any
+) -> Provenance:
+    """The provenance that a file describes; every field must be there, and no other
+    field.
+    """
     texts = [*words.values(), *(notes if isinstance(notes, list) else [None])]
     wholes = [random_numbers, 0 if seed is None else seed]
     error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
-    if not all(isinstance(text, str) for text in texts) or None in map(as_whole, wholes) or not error >= 0:
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or None in map(as_whole, wholes)
+        or not error >= 0
+    ):
         raise ValueError("its origin has a field of a wrong type")
-    return Provenance(**words, random_numbers=random_numbers, seed=seed, quadrature_error=float(error), notes=(*notes,))
+    return Provenance(
+        **words,
+        random_numbers=random_numbers,
+        seed=seed,
+        quadrature_error=float(error),
+        notes=(*notes,),
+    )
 
 
 class LawBase:
@@ -116,7 +148,8 @@ class LawBase:
     origin: Provenance
     _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
     _arrays: Callable[[], dict[str, Any]]  # written by `save`, read by `_from_arrays`
-    _formula: Callable[[], str] | None = None  # set by the program that has this law at infinite width
+    # set by the program that has this law at infinite width
+    _formula: Callable[[], str] | None = None
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.__name__] = cls
@@ -127,7 +160,9 @@ class LawBase:
 
     @property
     def status(self) -> str:
-        """The standing of the law: `proved`, `exact`, `same limit`, `conjectured` or `estimated`."""
+        """The standing of the law: `proved`, `exact`, `same limit`, `conjectured` or
+        `estimated`.
+        """
         return self.origin.status
 
     @property
@@ -143,63 +178,124 @@ class LawBase:
     @property
     def _words(self) -> list[str]:
         """The words of its representations."""
-        numbers = [f"{self.random_numbers:,} random numbers per replica"] if self.random_numbers else []
+        numbers = (
+            [f"{self.random_numbers:,} random numbers per replica"]
+            if self.random_numbers
+            else []
+        )
         return [self.method, self.status, *numbers]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks about the law, such as activations that were treated as the identity."""
+        """Remarks about the law, such as activations that were treated as the
+        identity.
+        """
         error = self.origin.quadrature_error
-        about = f"Gaussian expectations, or numbers in single precision, have a relative error of about {error:.1g}"
+        about = (
+            "Gaussian expectations, or numbers in single precision, have a relative"
+            f" error of about {error:.1g}"
+        )
         doubt = (f"{about}, or more for a function with jumps or poles",)
         return self.origin.notes + (doubt if error >= 1e-6 else ())
 
     @property
     def sources(self) -> Sources:
-        """The source of the errors of this law, its seed or itself: errors with a common source are correlated."""
-        return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
+        """The source of the errors of this law, its seed or itself: errors with a
+        common source are correlated.
+        """
+        return frozenset(
+            [
+                (
+                    self.origin.seed
+                    if self.origin.seed is not None
+                    else (type(self).__name__, id(self))
+                )
+            ]
+        )
 
     def latex(self) -> str:
-        """The formula of the law and of everything it depends on, for LaTeX's math mode, if the width is infinite."""
+        """The formula of the law and of everything it depends on, for LaTeX's math
+        mode, if the width is infinite.
+        """
         if self._formula is None:
-            raise LawError("latex", f"no formula is known for a law by the {self.method}; laws at width inf have one")
+            raise LawError(
+                "latex",
+                f"no formula is known for a law by the {self.method}; laws at width inf"
+                " have one",
+            )
         return self._formula()
 
     def correction(self) -> Any:
-        """The terms of order 1/n of the law at width n: of density, variance and kurtosis, and of distances."""
-        needs = "the limit of one plain attention layer, made by a program of one width that uses each matrix once"
+        """The terms of order 1/n of the law at width n: of density, variance and
+        kurtosis, and of distances.
+        """
+        needs = (
+            "the limit of one plain attention layer, made by a program of one width"
+            " that uses each matrix once"
+        )
         tokens = "up to eight Gaussian tokens that are both keys and values"
-        raise LawError("correction", f"needs {needs}, and {tokens}; ns.width_needed compares any law with its limit")
+        raise LawError(
+            "correction",
+            f"needs {needs}, and {tokens}; ns.width_needed compares any law with its"
+            " limit",
+        )
 
     @one_blas_thread()
-    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None, rng: Rng = None) -> Any:
+    def rvs(
+        self,
+        size: int | tuple[int, ...] | None = None,
+        seed: int | None = None,
+        rng: Rng = None,
+    ) -> Any:
         """Independent draws of the law; of a joint law, all entries along a last axis.
 
-        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
-        new replicas.
+        A law made from replicas draws from these, so the draws are not more accurate
+        than the law. `Program.draw` makes new replicas.
 
         Parameters
         ----------
         size : int or tuple of int, optional
             The shape of the result; a single draw if None.
         seed, rng : int, or numpy.random.Generator, optional
-            The seed, or as in scipy a generator; the draws differ each time if both are None.
+            The seed, or as in scipy a generator; the draws differ each time if both are
+            None.
         """
-        sizes = () if size is None else size if isinstance(size, tuple | list) else (size,)
-        shape = tuple(length for length in map(as_whole, sizes) if length is not None and 0 <= length <= NUMBERS)
+        sizes = (
+            () if size is None else size if isinstance(size, tuple | list) else (size,)
+        )
+        shape = tuple(
+            length
+            for length in map(as_whole, sizes)
+            if length is not None and 0 <= length <= NUMBERS
+        )
         if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
-            raise LawError("rvs", "size", size, f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}")
+            raise LawError(
+                "rvs",
+                "size",
+                size,
+                f"an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}",
+            )
         draws = self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng))
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has the same data as a file, without the functions that made the law."""
+        """A copy in another process has the same data as a file, without the functions
+        that made the law.
+        """
         return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
-        arrays = {name: np.asarray(value) for name, value in self._arrays().items() if value is not None}
-        about = {"format": FORMAT, "kind": type(self).__name__, "origin": asdict(self.origin)}
+        arrays = {
+            name: np.asarray(value)
+            for name, value in self._arrays().items()
+            if value is not None
+        }
+        about = {
+            "format": FORMAT,
+            "kind": type(self).__name__,
+            "origin": asdict(self.origin),
+        }
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
         write(Path(path), file.getvalue())
@@ -210,9 +306,12 @@ class LawBase:
 numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
-CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
-MAX_MAGNITUDE = 1e150  # largest mean, draw, standard deviation or point: its square is still a finite double
-HIGHEST = 300  # highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
+# standard deviation over mean: a law that varies by less counts as not random
+CONSTANT = 1e-9
+# largest mean, draw, standard deviation or point: its square is still a finite double
+MAX_MAGNITUDE = 1e150
+# highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
+HIGHEST = 300
 HEADS = 2**63  # largest number of heads; with more, the law is as for infinitely many
 
 
@@ -228,24 +327,43 @@ def checked_draws(argument: Any) -> Array:
     """At least two draws that are not all equal."""
     draws = as_floats(argument)
     if draws is None:
-        allowed = "not be masked: take draws.compressed()" if np.ma.is_masked(argument) else "be real numbers"
-    elif draws.size < 2 or not (np.abs(draws) <= MAX_MAGNITUDE).all() or draws.min() == draws.max():
-        allowed = f"be at least two finite numbers, not all equal and at most {MAX_MAGNITUDE:g} in size"
+        allowed = (
+            "not be masked: take draws.compressed()"
+            if np.ma.is_masked(argument)
+            else "be real numbers"
+        )
+    elif (
+        draws.size < 2
+        or not (np.abs(draws) <= MAX_MAGNITUDE).all()
+        or draws.min() == draws.max()
+    ):
+        allowed = (
+            "be at least two finite numbers, not all equal and at most"
+            f" {MAX_MAGNITUDE:g} in size"
+        )
     else:
         return draws.ravel()
     raise LawError("draws", f"{shown(argument)} must {allowed}")
 
 
-def checked_weights(argument: Any, count: int, operation: str, name: str = "weight") -> Array | None:
+def checked_weights(
+    argument: Any, count: int, operation: str, name: str = "weight"
+) -> Array | None:
     """Weights of sum 1, or None for equal weights."""
     if argument is None:
         return None
     w = numbers(argument, operation, name)
     if w.shape != (count,) or (w < 0).any() or not w.any():
-        raise LawError(operation, name, argument, f"{count} finite numbers, 0 or more and not all 0")
+        raise LawError(
+            operation,
+            name,
+            argument,
+            f"{count} finite numbers, 0 or more and not all 0",
+        )
     w = w if w.max() < MAX_MAGNITUDE else w / w.max()
     total = float(w.sum())
-    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
+    # a copy keeps every digit
+    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)
 
 
 def checked_origin(argument: Any, operation: str) -> Provenance:
@@ -257,11 +375,21 @@ def checked_origin(argument: Any, operation: str) -> Provenance:
 
 def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads below 2^63."""
-    return whole(argument, "heads", operation, most=HEADS - 1, why="; for more than 2^63, infinite_heads()")
+    return whole(
+        argument,
+        "heads",
+        operation,
+        most=HEADS - 1,
+        why="; for more than 2^63, infinite_heads()",
+    )
 
 
-def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.Generator:
-    """A generator with this seed, or the given one; one with a fresh seed if both are None."""
+def checked_generator(
+    seed: Any, operation: str, rng: Rng = None
+) -> np.random.Generator:
+    """A generator with this seed, or the given one; one with a fresh seed if both are
+    None.
+    """
     if seed is None and (rng is None or isinstance(rng, np.random.Generator)):
         return rng or np.random.default_rng()
     try:
@@ -272,7 +400,14 @@ def checked_generator(seed: Any, operation: str, rng: Rng = None) -> np.random.G
 
 def checked_order(argument: Any) -> int:
     """The order of a moment."""
-    return whole(argument, "order", "moment", 0, most=HIGHEST, why=": beyond it even a normal's moment overflows")
+    return whole(
+        argument,
+        "order",
+        "moment",
+        0,
+        most=HIGHEST,
+        why=": beyond it even a normal's moment overflows",
+    )
 
 
 def levels(argument: Any, operation: str) -> Array:

@@ -1,9 +1,12 @@
-"""Elliptical slice sampling: moves of standard normals z that leave N(z; 0, I) L(z) invariant.
+"""Elliptical slice sampling: moves of standard normals z that leave N(z; 0, I) L(z)
+invariant.
 
-A second point ν ~ N(0, I) defines an ellipse z cos θ + ν sin θ, on which the prior is constant. We draw a height below
-L(z), and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
-Informative data make brackets small, so we draw ellipses around a Student t that is nearer to the posterior (Nishihara,
-Murray, Adams 2014); around a Gaussian, chains would not reach a tail that is heavier than its own.
+A second point ν ~ N(0, I) defines an ellipse z cos θ + ν sin θ, on which the prior is
+constant. We draw a height below L(z), and θ from a bracket that shrinks towards z until
+L is above the height (Murray, Adams, MacKay 2010). Informative data make brackets
+small, so we draw ellipses around a Student t that is nearer to the posterior
+(Nishihara, Murray, Adams 2014); around a Gaussian, chains would not reach a tail that
+is heavier than its own.
 """
 
 from __future__ import annotations
@@ -24,16 +27,22 @@ Generator = np.random.Generator
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
 Report = Callable[..., None]  # called after every step
 
-SHRINKS = 200  # most times that a bracket shrinks: each time by about a half, and doubles have 53 bits
-SEEN = 4.0  # standard errors from which a mean, a variance or a correlation of particles differs from the prior's
+# most times that a bracket shrinks: each time by about a half, and doubles have 53 bits
+SHRINKS = 200
+# standard errors from which a mean, a variance or a correlation of particles differs
+# from the prior's
+SEEN = 4.0
 EACH = 4  # least number of particles for each coordinate whose covariances we estimate
-ROUNDED = 1e-10  # share of variances that we add: coordinates may be nearly functions of each other
+# share of variances that we add: coordinates may be nearly functions of each other
+ROUNDED = 1e-10
 COVARIANCE_INFLATION = 1.2  # Σ over the covariance of the particles
 FREEDOM = 8.0  # ν
 
 
 class Reference(NamedTuple):
-    """Student's t with location μ and scale L L^T for some coordinates; the others have the prior's N(0, 1)."""
+    """Student's t with location μ and scale L L^T for some coordinates; the others have
+    the prior's N(0, 1).
+    """
 
     places: npt.NDArray[np.intp]
     mean: Array
@@ -41,7 +50,9 @@ class Reference(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """The points of chains, (chains, size); their log likelihoods; and the number of all evaluations so far."""
+    """The points of chains, (chains, size); their log likelihoods; and the number of
+    all evaluations so far.
+    """
 
     z: Array
     height: Array
@@ -53,8 +64,9 @@ PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 
 def reference(z: Array) -> Reference:
     """Student's t for the coordinates of particles (k, size) that the data inform."""
-    # Covariances of many coordinates from few particles are noise, so we take only the clearest. We do not shrink them:
-    # that would widen the directions that data make narrow, and slow chains down.
+    # Covariances of many coordinates from few particles are noise, so we take only the
+    # clearest. We do not shrink them: that would widen the directions that data make
+    # narrow, and slow chains down.
     count = len(np.unique(z[:, 0]))  # repeated particles add no information
     mean, std = z.mean(axis=0), z.std(axis=0)
     ready = (z - mean) / np.where(std > 0, std, 1.0)
@@ -83,9 +95,15 @@ def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
 
 
 def advance_chains(
-    log_likelihood: LogLikelihood, chains: Chains, rng: Generator, power: float = 1.0, around: Reference = PRIOR
+    log_likelihood: LogLikelihood,
+    chains: Chains,
+    rng: Generator,
+    power: float = 1.0,
+    around: Reference = PRIOR,
 ) -> Chains:
-    """One move of every chain on ellipses around a reference, with a power of the likelihood for tempering."""
+    """One move of every chain on ellipses around a reference, with a power of the
+    likelihood for tempering.
+    """
     places, mean, lower = around
     degrees = FREEDOM + len(places)
 
@@ -93,8 +111,14 @@ def advance_chains(
         return np.asarray(np.sum(w[:, places] ** 2, axis=1))
 
     def level_of(z: Array, w: Array, height: Array) -> Array:
-        """The log ratio of target and reference up to a constant; w are coordinates with location 0 and scale I."""
-        return np.asarray(power * height + 0.5 * degrees * np.log1p(square(w) / FREEDOM) - 0.5 * square(z))
+        """The log ratio of target and reference up to a constant; w are coordinates
+        with location 0 and scale I.
+        """
+        return np.asarray(
+            power * height
+            + 0.5 * degrees * np.log1p(square(w) / FREEDOM)
+            - 0.5 * square(z)
+        )
 
     count = len(chains.z)
     z, height, calls = chains.z.copy(), chains.height.copy(), chains.asked
@@ -123,16 +147,25 @@ def advance_chains(
         low[left] = np.where(theta[left] < 0, theta[left], low[left])
         high[left] = np.where(theta[left] < 0, high[left], theta[left])
         theta[left] = rng.uniform(low[left], high[left])
-    raise LawError("posterior", "the likelihood has a jump, or is so steep that rounding hides it; give more noise")
+    raise LawError(
+        "posterior",
+        "the likelihood has a jump, or is so steep that rounding hides it; give more"
+        " noise",
+    )
 
 
-TARGET_ESS_FRACTION = 0.6  # effective sample size after the weights of one step, over the number of particles
-STEPS = 2.2  # steps of the power for each factor e of growth: measured, right within a factor of 2
-LEAST, SLOWEST = 1e-30, 1e-6  # least step of the power, and least step over the power: it always grows
+# effective sample size after the weights of one step, over the number of particles
+TARGET_ESS_FRACTION = 0.6
+# steps of the power for each factor e of growth: measured, right within a factor of 2
+STEPS = 2.2
+# least step of the power, and least step over the power: it always grows
+LEAST, SLOWEST = 1e-30, 1e-6
 
 
 class Path(NamedTuple):
-    """Powers 0 = β_0 < … < 1, the reference for the moves at each power but the first, and the last particles."""
+    """Powers 0 = β_0 < … < 1, the reference for the moves at each power but the first,
+    and the last particles.
+    """
 
     powers: Array
     around: list[Reference]
@@ -140,9 +173,16 @@ class Path(NamedTuple):
 
 
 def adapt_schedule(
-    ask: LogLikelihood, particles: int, size: int, moves: int, rng: Generator, report: Report = lambda power: None
+    ask: LogLikelihood,
+    particles: int,
+    size: int,
+    moves: int,
+    rng: Generator,
+    report: Report = lambda power: None,
 ) -> Path:
-    """A first run, which finds powers whose steps keep an effective share TARGET_ESS_FRACTION of the particles."""
+    """A first run, which finds powers whose steps keep an effective share
+    TARGET_ESS_FRACTION of the particles.
+    """
     chains = init_chains(ask, rng.standard_normal((particles, size)))
     powers, around = [0.0], []
     while powers[-1] < 1.0:
@@ -157,12 +197,24 @@ def adapt_schedule(
 
 
 def evidences(
-    ask: LogLikelihood, path: Path, runs: int, particles: int, moves: int, rng: Generator, report: Report
+    ask: LogLikelihood,
+    path: Path,
+    runs: int,
+    particles: int,
+    moves: int,
+    rng: Generator,
+    report: Report,
 ) -> tuple[Array, Array]:
-    """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
-    chains = init_chains(ask, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
+    """The log evidence of each independent run along a path, and the last particles
+    (runs · particles, size).
+    """
+    chains = init_chains(
+        ask, rng.standard_normal((runs * particles, path.chains.z.shape[1]))
+    )
     total = np.zeros(runs)
-    for step, power, around in zip(np.diff(path.powers), path.powers[1:], path.around, strict=True):
+    for step, power, around in zip(
+        np.diff(path.powers), path.powers[1:], path.around, strict=True
+    ):
         total += log_mean(step * chains.height.reshape(runs, particles))
         chains = _resample(chains, step, runs, rng)
         for _ in range(moves):
@@ -188,7 +240,9 @@ def step_from(power: float, height: Array) -> float:
 
 
 def steps_after(first: float) -> int:
-    """The approximate number of steps after a first one: measured, proportional to its logarithm."""
+    """The approximate number of steps after a first one: measured, proportional to its
+    logarithm.
+    """
     return math.ceil(-STEPS * math.log(first))
 
 
@@ -198,21 +252,35 @@ def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
     weight = step * chains.height.reshape(runs, count)
     ends = np.cumsum(scipy.special.softmax(weight, axis=1), axis=1)
     at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
-    chosen = np.concatenate([r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1) for r in range(runs)])
+    chosen = np.concatenate(
+        [
+            r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1)
+            for r in range(runs)
+        ]
+    )
     return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
 
 
 def mean_of_logs(logs: Array) -> tuple[float, float, float]:
-    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean."""
+    """log of the mean of exp over independent runs, its error, and their spread:
+    standard deviation over mean.
+    """
     top = float(logs.max())
     each = np.exp(logs - top)
     spread = float(each.std(ddof=1) / each.mean())
-    # two errors cover the truth in 95 % of all cases, so one covers it in more than 68 %: in 74 % for eight runs
-    return top + math.log(each.mean()), student(len(logs), 2.0) * spread / math.sqrt(len(logs)), spread
+    # two errors cover the truth in 95 % of all cases, so one covers it in more than 68
+    # %: in 74 % for eight runs
+    return (
+        top + math.log(each.mean()),
+        student(len(logs), 2.0) * spread / math.sqrt(len(logs)),
+        spread,
+    )
 
 
 def r_hat(draws: Array) -> Array:
-    """R-hat of each quantity: the larger of that of the ranks and that of the ranks of distances to the median."""
+    """R-hat of each quantity: the larger of that of the ranks and that of the ranks of
+    distances to the median.
+    """
     ratios = []
     for values in (draws, np.abs(draws - np.median(draws, axis=(0, 1)))):
         x, within, between = _ranked(values)
@@ -223,28 +291,41 @@ def r_hat(draws: Array) -> Array:
 
 
 def effective(draws: Array) -> Array:
-    """The effective sample size for the mean of each quantity's ranks, after Geyer (1992)."""
+    """The effective sample size for the mean of each quantity's ranks, after Geyer
+    (1992).
+    """
     x, within, between = _ranked(draws)
     chains, length, _ = x.shape
     total = chains * length
     spectrum = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * length, axis=1)
-    auto = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length].mean(axis=0) / length  # (lags, quantities)
+    # (lags, quantities)
+    auto = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length].mean(axis=0) / length
     whole = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
-        rho = np.where(whole > 0, 1 - (within - auto * length / (length - 1)) / whole, 0.0)
+        rho = np.where(
+            whole > 0, 1 - (within - auto * length / (length - 1)) / whole, 0.0
+        )
     rho[0] = 1.0
     pairs = rho[: length - length % 2].reshape(length // 2, 2, -1).sum(axis=1)
-    # sums of neighbours are positive and fall; from the first that does not, only noise is left
-    pairs = np.minimum.accumulate(np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0), axis=0)
+    # sums of neighbours are positive and fall; from the first that does not, only noise
+    # is left
+    pairs = np.minimum.accumulate(
+        np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0), axis=0
+    )
     time = np.maximum(-1 + 2 * pairs.sum(axis=0), 1 / np.log10(max(total, 10)))
     return np.asarray(np.minimum(total / time, total * np.log10(max(total, 10))))
 
 
 def _ranked(draws: Array) -> tuple[Array, Array, Array]:
-    """Normal scores of the ranks over all chains, and their variances within chains and of the means of chains."""
-    # scores always have a mean and a variance; split in two halves, a chain that drifts disagrees with itself
+    """Normal scores of the ranks over all chains, and their variances within chains and
+    of the means of chains.
+    """
+    # scores always have a mean and a variance; split in two halves, a chain that drifts
+    # disagrees with itself
     half = draws.shape[1] // 2
     x = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
-    x = np.asarray(scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25)))
+    x = np.asarray(
+        scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25))
+    )
     return x, x.var(axis=1, ddof=1).mean(axis=0), x.mean(axis=1).var(axis=0, ddof=1)

@@ -1,7 +1,9 @@
-"""Mixtures of Gaussians: laws that are Gaussian given the replica (Rao–Blackwell), equation (4) of docs/theory.md.
+"""Mixtures of Gaussians: laws that are Gaussian given the replica (Rao–Blackwell),
+equation (4) of docs/theory.md.
 
-A replica without variance is a point. Points that repeat are atoms: they have a probability, and the density is that of
-the rest. The others are draws of a quantity that is known by draws alone, such as a norm, with a kernel estimate.
+A replica without variance is a point. Points that repeat are atoms: they have a
+probability, and the density is that of the rest. The others are draws of a quantity
+that is known by draws alone, such as a norm, with a kernel estimate.
 """
 
 from __future__ import annotations
@@ -15,25 +17,43 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import single_threaded
-from ._estimate import Array, Estimate, Replicated, batches, combined, proportion_error, student
+from ._estimate import (
+    Array,
+    Estimate,
+    Replicated,
+    batches,
+    combined,
+    proportion_error,
+    student,
+)
 from ._gaussian_mixture import normal_moment
 from ._law import Law
-from ._law_base import CONSTANT, MAX_MAGNITUDE, LawError, Provenance, checked_draws, real
+from ._law_base import (
+    CONSTANT,
+    MAX_MAGNITUDE,
+    LawError,
+    Provenance,
+    checked_draws,
+    real,
+)
 from ._mixture_components import Components, Points
 from ._numerics import kernel_bias
 
 
 @single_threaded
 class Mixture(Components, Law):
-    """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
+    """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights
+    are given.
 
-    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian. `replicas` is the
-    number of replicas (1 if nothing random is left), and `effective` the effective sample size of the weights, 1/Σ w².
+    `Program.law` returns it for one output: given the rest of the network, a coordinate
+    is Gaussian. `replicas` is the number of replicas (1 if nothing random is left), and
+    `effective` the effective sample size of the weights, 1/Σ w².
 
     Parameters
     ----------
     mean, var : array_like
-        The mean and the variance of each component, or one for all; a component of variance 0 is a point.
+        The mean and the variance of each component, or one for all; a component of
+        variance 0 is a point.
     origin : Provenance
         How the law was computed, and its standing.
     weight : array_like, optional
@@ -41,7 +61,8 @@ class Mixture(Components, Law):
     count : array_like, optional
         The number of replicas that each component represents, instead of weights.
     binning : float
-        With `count`, the error of the density that this causes, relative to its largest value.
+        With `count`, the error of the density that this causes, relative to its largest
+        value.
 
     Examples
     --------
@@ -53,7 +74,9 @@ class Mixture(Components, Law):
     """
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
-        """The law with a Gaussian kernel of `factor` bandwidths around each draw; the law itself if it has no draws."""
+        """The law with a Gaussian kernel of `factor` bandwidths around each draw; the
+        law itself if it has no draws.
+        """
         draws = self._points.draws
         if not len(draws):
             return self
@@ -68,7 +91,14 @@ class Mixture(Components, Law):
         """The points with positive probability, each with that probability."""
         points = self._points
         return tuple(
-            (float(at), Estimate(float(mass), float(proportion_error(mass, self.effective)), self.sources))
+            (
+                float(at),
+                Estimate(
+                    float(mass),
+                    float(proportion_error(mass, self.effective)),
+                    self.sources,
+                ),
+            )
             for at, mass in zip(points.atoms, points.masses, strict=True)
         )
 
@@ -77,11 +107,22 @@ class Mixture(Components, Law):
         """Remarks about the law."""
         more = []
         if len(self._points.draws):
-            more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
+            more.append(
+                "known by draws: its density is a kernel estimate of bandwidth"
+                f" {self.bandwidth:.3g}"
+            )
         if self.count is not None:
-            many = f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
-            more.append(f"{many}, which moves the density by {self.binning:.0e} of its largest value")
-        more += [f"P(Y = {at:g}) = {mass}; the density describes the rest" for at, mass in self.atoms[:3]]
+            many = (
+                f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
+            )
+            more.append(
+                f"{many}, which moves the density by {self.binning:.0e} of its largest"
+                " value"
+            )
+        more += [
+            f"P(Y = {at:g}) = {mass}; the density describes the rest"
+            for at, mass in self.atoms[:3]
+        ]
         return (*super().notes, *more)
 
     # Densities and distribution functions
@@ -91,35 +132,62 @@ class Mixture(Components, Law):
         return bool(len(self._smooth) or len(self._points.draws))
 
     def _with_density(self, name: str) -> Mixture:
-        """The law with kernels around draws; an error if it has no density all the same."""
+        """The law with kernels around draws; an error if it has no density all the
+        same.
+        """
         if not self._has_density:
             at = [f"{at:g}" for at in self._points.atoms]
             points = ", ".join(at[:3] + ["…"] * (len(at) > 3))
             many = "made of point masses at" if len(at) > 1 else "the point mass at"
-            raise LawError(name, f"this law is {many} {points}, which has no density; law.atoms has their masses")
+            raise LawError(
+                name,
+                f"this law is {many} {points}, which has no density; law.atoms has"
+                " their masses",
+            )
         return self.smoothed()
 
-    def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
-        """The standard error of Σ_r w_r k_r, where k is 1 for a share `points` of them; for −Y if the sign is −1."""
+    def _error(
+        self,
+        value: Array,
+        y: Array,
+        kernel: str,
+        points: Array | float = 0.0,
+        sign: int = 1,
+    ) -> Array:
+        """The standard error of Σ_r w_r k_r, where k is 1 for a share `points` of them;
+        for −Y if the sign is −1.
+        """
         if self.replicas == 1:
             return np.zeros_like(value)
         few, n = self._compressed, self.effective
-        # w_i² of each replica is w_i/N if all weights are equal, also where one component stands for several replicas
+        # w_i² of each replica is w_i/N if all weights are equal, also where one
+        # component stands for several replicas
         alike = self.weight is None or self.count is not None
         weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
         turned = few._replace(mean=sign * few.mean)
         square, cross = turned._replace(weight=weight).squares(sign * y, kernel)
-        variance = square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
-        spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
+        variance = (
+            square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
+        )
+        spread = student(max(2, int(n))) * np.sqrt(
+            np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
+        )
         return np.asarray(combined(spread, turned.unseen(sign * y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
         if len(self._points.draws):
             value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(value, lambda f: self.smoothed(f)._compressed.pdf(y), self.bandwidth, self.effective)
+            bias = kernel_bias(
+                value,
+                lambda f: self.smoothed(f)._compressed.pdf(y),
+                self.bandwidth,
+                self.effective,
+            )
             return Estimate(value, combined(error, bias))
         value = self._density(y)
-        binned = self.binning and self.binning * float(self._compressed.pdf(self._scales()[0]).max())
+        binned = self.binning and self.binning * float(
+            self._compressed.pdf(self._scales()[0]).max()
+        )
         return Estimate(value, combined(self._error(value, y, "pdf"), binned))
 
     def _density(self, y: Array) -> Array:
@@ -139,7 +207,9 @@ class Mixture(Components, Law):
         return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
 
     def _log_tail(self, y: Array, sign: int) -> Array:
-        return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(sign * y)
+        return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(
+            sign * y
+        )
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -150,8 +220,12 @@ class Mixture(Components, Law):
             return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
-        # from the smaller tail: in the other the squares are near 1, and their differences are rounding errors
-        sides = (~upper, 1, value, steps[:-1]), (upper, -1, self._sf(y), steps[-1] - steps[:-1])
+        # from the smaller tail: in the other the squares are near 1, and their
+        # differences are rounding errors
+        sides = (
+            (~upper, 1, value, steps[:-1]),
+            (upper, -1, self._sf(y), steps[-1] - steps[:-1]),
+        )
         for part, sign, tail, points in sides:
             error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
         return Estimate(value, combined(error, self.binning))
@@ -195,15 +269,23 @@ class Mixture(Components, Law):
         weight = None if self.count is not None else self.weight
 
         def moved(by: Array | float, share: float) -> Mixture:
-            """The law with moved means, and with variances changed by a share of themselves."""
+            """The law with moved means, and with variances changed by a share of
+            themselves.
+            """
             var = self.component_var * max(1 + share, 0.0)
-            return Mixture(self.component_mean + by, var, origin, weight, count=self.count)
+            return Mixture(
+                self.component_mean + by, var, origin, weight, count=self.count
+            )
 
-        pairs: list[tuple[Law, Law]] = [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
+        pairs: list[tuple[Law, Law]] = (
+            [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
+        )
         if not self.centred:
             std, size = self.std(), abs(self.mean())
             whole = std if std > CONSTANT * size else size
-            by = error * np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
+            by = error * np.where(
+                self.component_var > 0, np.sqrt(self.component_var), whole
+            )
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
 
@@ -211,11 +293,17 @@ class Mixture(Components, Law):
         mean, var = self.component_mean, self.component_var
         total = np.zeros_like(mean)
         with np.errstate(over="ignore"):
-            for k in range(0, order + 1, 2):  # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
+            # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
+            for k in range(0, order + 1, 2):
                 if k == order or mean.any():
-                    total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
+                    total = total + math.comb(order, k) * mean ** (order - k) * var ** (
+                        k // 2
+                    ) * normal_moment(k)
         if not np.isfinite(total).all():
-            raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
+            raise OverflowError(
+                f"moment: order={order}: E[Y^{order}] is above the largest double; take"
+                " a lower order"
+            )
         return self._replicas.average(total, decisive=order > 2)
 
     def _central(self) -> Array:
@@ -228,32 +316,73 @@ class Mixture(Components, Law):
         std = self.std()
         if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
-        replicas, mean, var = self._replicas, self._central() / std, self.component_var / self.var()
-        second, third, fourth = var + mean**2, 3 * mean * var + mean**3, 3 * var**2 + 6 * var * mean**2 + mean**4
+        replicas, mean, var = (
+            self._replicas,
+            self._central() / std,
+            self.component_var / self.var(),
+        )
+        second, third, fourth = (
+            var + mean**2,
+            3 * mean * var + mean**3,
+            3 * var**2 + 6 * var * mean**2 + mean**4,
+        )
         m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
-        tail2, tail3, tail4 = (float(replicas.unseen(moment, decisive=True)) for moment in (second, third, fourth))
-        # by the delta method, since mean and variance are estimated too; then the changes with each variance
-        influences = third - 3 * mean - 1.5 * m3 * second, fourth - 2 * m4 * second - 4 * m3 * mean
-        changes = 3 * mean * var - 1.5 * m3 * var, 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
-        beyond = (  # the contribution of a tail beyond the replicas; it increases the second moment too
-            (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3) if math.isfinite(tail3) else math.inf,
+        tail2, tail3, tail4 = (
+            float(replicas.unseen(moment, decisive=True))
+            for moment in (second, third, fourth)
+        )
+        # by the delta method, since mean and variance are estimated too; then the
+        # changes with each variance
+        influences = (
+            third - 3 * mean - 1.5 * m3 * second,
+            fourth - 2 * m4 * second - 4 * m3 * mean,
+        )
+        changes = (
+            3 * mean * var - 1.5 * m3 * var,
+            6 * var**2 + 6 * var * mean**2 - 2 * m4 * var,
+        )
+        # the contribution of a tail beyond the replicas; it increases the second moment
+        # too
+        beyond = (
+            (
+                (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3)
+                if math.isfinite(tail3)
+                else math.inf
+            ),
             (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
         )
         errors = [
-            combined(replicas.spread(influence), unseen, self.origin.quadrature_error * replicas.mean(np.abs(change)))
-            for influence, unseen, change in zip(influences, beyond, changes, strict=True)
+            combined(
+                replicas.spread(influence),
+                unseen,
+                self.origin.quadrature_error * replicas.mean(np.abs(change)),
+            )
+            for influence, unseen, change in zip(
+                influences, beyond, changes, strict=True
+            )
         ]
         return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
 
     def support(self) -> tuple[float, float]:
-        """The ends of the support; for a law that consists of points, the smallest and the largest."""
+        """The ends of the support; for a law that consists of points, the smallest and
+        the largest.
+        """
         smooth = self.component_var.any()
-        return super().support() if smooth else (float(self.component_mean.min()), float(self.component_mean.max()))
+        return (
+            super().support()
+            if smooth
+            else (float(self.component_mean.min()), float(self.component_mean.max()))
+        )
 
     def latex(self) -> str:
-        """The formula of the program at infinite width, or N(m, v) for a single component."""
+        """The formula of the program at infinite width, or N(m, v) for a single
+        component.
+        """
         if self._formula is None and len(self.component_var) == 1:
-            return rf"Y \sim \mathcal{{N}}({self.component_mean[0]:.6g}, {self.component_var[0]:.6g})"
+            return (
+                rf"Y \sim \mathcal{{N}}({self.component_mean[0]:.6g},"
+                rf" {self.component_var[0]:.6g})"
+            )
         return super().latex()
 
     def _cf(self, t: Array) -> Estimate:
@@ -261,9 +390,16 @@ class Mixture(Components, Law):
         values, errors = [], []
         for p in batches(t, len(self.component_var)):
             with np.errstate(over="ignore"):  # e^(−∞) is 0
-                terms = np.exp(1j * np.outer(self.component_mean, p) - np.outer(self.component_var, p**2) / 2)
+                terms = np.exp(
+                    1j * np.outer(self.component_mean, p)
+                    - np.outer(self.component_var, p**2) / 2
+                )
             values.append(self._replicas.mean(terms))
-            errors.append(combined(self._replicas.spread(terms.real), self._replicas.spread(terms.imag)))
+            errors.append(
+                combined(
+                    self._replicas.spread(terms.real), self._replicas.spread(terms.imag)
+                )
+            )
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
@@ -272,7 +408,11 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
-        share = {"weight": self.weight} if self.count is None else {"count": self.count, "binning": self.binning}
+        share = (
+            {"weight": self.weight}
+            if self.count is None
+            else {"count": self.count, "binning": self.binning}
+        )
         return {"mean": self.component_mean, "var": self.component_var, **share}
 
 
@@ -284,7 +424,8 @@ class Empirical(Mixture):
     draws : array_like
         The sample, two numbers or more that are not all the same.
     bandwidth : float, optional
-        The standard deviation of the Gaussian kernels: Scott's, n^(−1/5) σ, unless given.
+        The standard deviation of the Gaussian kernels: Scott's, n^(−1/5) σ, unless
+        given.
 
     Examples
     --------
@@ -296,7 +437,8 @@ class Empirical(Mixture):
     'estimated'
     """
 
-    lattice = 32  # the paper takes logarithms of densities, which need more digits than distances
+    # the paper takes logarithms of densities, which need more digits than distances
+    lattice = 32
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
         given = checked_draws(draws)
@@ -304,20 +446,31 @@ class Empirical(Mixture):
             h = float(given.std(ddof=1) * given.size ** (-0.2))
         else:
             h = real(bandwidth, "bandwidth", "Empirical", above=0.0, most=MAX_MAGNITUDE)
-        origin = Provenance("estimated", f"Gaussian kernel estimate from {given.size} draws")
+        origin = Provenance(
+            "estimated", f"Gaussian kernel estimate from {given.size} draws"
+        )
         super().__init__(given, h**2, origin)
-        self.draws, self.bandwidth, self._kernels = np.sort(given), h, np.arange(given.size)
+        self.draws, self.bandwidth, self._kernels = (
+            np.sort(given),
+            h,
+            np.arange(given.size),
+        )
 
     @cached_property
     def _sample(self) -> Mixture:
         """The draws without kernels; their density is the same kernel estimate."""
         sample = Mixture(self.component_mean, 0.0, self.origin)
-        sample._points = Points(self._kernels, np.zeros(0), np.zeros(0))  # draws even if they repeat or are few
+        # draws even if they repeat or are few
+        sample._points = Points(self._kernels, np.zeros(0), np.zeros(0))
         sample.bandwidth = self.bandwidth
         return sample
 
     def _dense(self, factor: float = 1.0) -> Empirical:
-        return self if factor == 1.0 else Empirical(self.component_mean, factor * self.bandwidth)
+        return (
+            self
+            if factor == 1.0
+            else Empirical(self.component_mean, factor * self.bandwidth)
+        )
 
     def _pdf(self, y: Array) -> Estimate:
         return Estimate(self._density(y), self._sample._pdf(y).error)
@@ -327,7 +480,8 @@ class Empirical(Mixture):
         bias = np.abs(self._dense(math.sqrt(2))._distribution(y) - value)
         return Estimate(value, combined(proportion_error(value, self.replicas), bias))
 
-    # Numbers of the kernel estimate; the change that the kernels make counts as an error
+    # Numbers of the kernel estimate; the change that the kernels make counts as an
+    # error
 
     def _moment(self, order: int) -> Estimate:
         return _biased(super()._moment(order), self._sample._moment(order))
@@ -351,4 +505,7 @@ class Empirical(Mixture):
 
 
 def _biased(estimate: Estimate, of_sample: Estimate) -> Estimate:
-    return Estimate(estimate.value, combined(of_sample.error, np.abs(estimate.value - of_sample.value)))
+    return Estimate(
+        estimate.value,
+        combined(of_sample.error, np.abs(estimate.value - of_sample.value)),
+    )

@@ -1,4 +1,5 @@
-"""Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data.
+"""Real transformers at initialisation: descriptions, readers of configurations, and
+well-known models as data.
 
 Examples
 --------

@@ -1,4 +1,6 @@
-"""The configuration reader: every field is used, known to be irrelevant, or raises an error that names it."""
+"""The configuration reader: every field is used, known to be irrelevant, or raises an
+error that names it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from typing import Any, NoReturn
 from .._validate import SHOWN, shown
 from ..language._rotary import Stretch
 
-# Fields that do not change a network at initialisation, unless its family reads them: names, token ids, dropout,
-# caches, precision, pooling, summaries, generation, biases (initialised to 0), training of routers.
+# Fields that do not change a network at initialisation, unless its family reads them:
+# names, token ids, dropout, caches, precision, pooling, summaries, generation, biases
+# (initialised to 0), training of routers.
 IMMATERIAL = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_bias
     attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
@@ -27,11 +30,16 @@ IMMATERIAL = """
     tokenizer_class top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p use_bfloat16
     use_cache
 """
-# Fields that any configuration may have at a neutral value, as objects of older versions do.
+# Fields that any configuration may have at a neutral value, as objects of older
+# versions do.
 INERT: dict[str, Any] = {"cross_attention_hidden_size": None, "pruned_heads": {}}
-INERT |= dict.fromkeys(("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"), False)
-# Field names of Hugging Face's configurations. `initializer_range` is missing: it also scales the matrices that a
-# family initialises smaller, while `std` sets all of them to the same value.
+INERT |= dict.fromkeys(
+    ("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"),
+    False,
+)
+# Field names of Hugging Face's configurations. `initializer_range` is missing: it also
+# scales the matrices that a family initialises smaller, while `std` sets all of them to
+# the same value.
 HUGGING_FACE_NAMES = {
     "layers": "n_layer num_hidden_layers num_layers",
     "width": "n_embd hidden_size d_model",
@@ -53,8 +61,18 @@ HUGGING_FACE_NAMES = {
     "score_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping",
 }
-ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
-ACTIVATION = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
+ALIASES = {
+    alias: name
+    for name, aliases in HUGGING_FACE_NAMES.items()
+    for alias in aliases.split()
+}
+ACTIVATION = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
 ACTIVATION |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
 MISSING = object()
 MAX_EXACT_INT = 2**53
@@ -70,22 +88,33 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Config:
-    """The fields of a configuration, read one by one; `reject_unread` raises an error for fields that were not read."""
+    """The fields of a configuration, read one by one; `reject_unread` raises an error
+    for fields that were not read.
+    """
 
-    def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
+    def __init__(
+        self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()
+    ) -> None:
         self.family = family
         self._immaterial = {*IMMATERIAL.split(), *immaterial}
         self.unread = dict(given)  # fields not yet read by `take`
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
-        """Read a field, and mark it as read; `kind` is one of `KINDS`, and None is a valid default."""
+        """Read a field, and mark it as read; `kind` is one of `KINDS`, and None is a
+        valid default.
+        """
         value = self.unread.pop(field, default)
         if value is MISSING:
-            raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
+            raise ValueError(
+                f"{field} is missing from this {self.family} configuration, and has no"
+                " default"
+            )
         if kind is None or (value is None and default is None):
             return value
         types, words = KINDS[kind]
-        right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        right = isinstance(value, types) and (
+            kind is bool or not isinstance(value, bool)
+        )
         if right and kind in (int, float):
             right = abs(value) < MAX_EXACT_INT and (kind is float or value >= 1)
         if not right:
@@ -94,25 +123,44 @@ class Config:
 
     def refuse(self, field: str, value: Any, allowed: str) -> NoReturn:
         """Raise an error for the value of a field."""
-        raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {allowed}")
+        raise ValueError(
+            f"{field}={shown(value)} of this {self.family} configuration must be"
+            f" {allowed}"
+        )
 
     def require(self, **needed: Any) -> None:
-        """Reject values that would change the network in a way that a description cannot express."""
+        """Reject values that would change the network in a way that a description
+        cannot express.
+        """
         for field, allowed in needed.items():
             value = self.take(field, allowed)
             if value != allowed:
-                given = f"{field}={shown(value)} of this {self.family} configuration is not known here"
-                raise ValueError(f"{given}: it must be {allowed!r}. Write it with netsor.nn, or change the field")
+                given = (
+                    f"{field}={shown(value)} of this {self.family} configuration is not"
+                    " known here"
+                )
+                raise ValueError(
+                    f"{given}: it must be {allowed!r}. Write it with netsor.nn, or"
+                    " change the field"
+                )
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by their names there; a type in place of a default marks a required field."""
+        """Fields of a description, by their names there; a type in place of a default
+        marks a required field.
+        """
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
             missing, own = isinstance(default, type), ALIASES[name]
-            fields[own] = self.take(name, kind=default) if missing else self.take(name, default, type(default))
+            fields[own] = (
+                self.take(name, kind=default)
+                if missing
+                else self.take(name, default, type(default))
+            )
             if own == "activation":
                 if fields[own] not in ACTIVATION:
-                    self.refuse(name, fields[own], f"one of {', '.join(sorted(ACTIVATION))}")
+                    self.refuse(
+                        name, fields[own], f"one of {', '.join(sorted(ACTIVATION))}"
+                    )
                 fields[own] = ACTIVATION[fields[own]]
         return fields
 
@@ -121,34 +169,63 @@ class Config:
         return float(self.take("initializer_range", 0.02, float)) or 0.02
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:
-        """The id whose embedding is zero (padding_idx); negative values index from the end, as in PyTorch."""
+        """The id whose embedding is zero (padding_idx); negative values index from the
+        end, as in PyTorch.
+        """
         value = self.take("pad_token_id", default)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
-            self.refuse("pad_token_id", value, f"null or an id of the vocabulary, which has {vocabulary}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not -vocabulary <= value < vocabulary
+        ):
+            self.refuse(
+                "pad_token_id",
+                value,
+                f"null or an id of the vocabulary, which has {vocabulary}",
+            )
         return value % vocabulary
 
-    def rotary(self, head_dim: int | None = None, fraction: float = 1.0) -> dict[str, Any]:
-        """Rotary positions, in the older form (rope_scaling, which takes precedence) or the newer (rope_parameters).
+    def rotary(
+        self, head_dim: int | None = None, fraction: float = 1.0
+    ) -> dict[str, Any]:
+        """Rotary positions, in the older form (rope_scaling, which takes precedence) or
+        the newer (rope_parameters).
 
-        Families that rotate part of each head pass its dimension and the default of partial_rotary_factor.
+        Families that rotate part of each head pass its dimension and the default of
+        partial_rotary_factor.
         """
-        self.unread.pop("max_position_embeddings", None)  # rotary positions have no table
-        new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
+        # rotary positions have no table
+        self.unread.pop("max_position_embeddings", None)
+        new, old = (
+            self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling")
+        )
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
-        rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
+        rope = Config(
+            f"rotary positions of a {self.family}", {**outside, **(old or new or {})}
+        )
         kind = rope.take("type", "default")
         kind = rope.take("rope_type", kind)
-        fields: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
+        fields: dict[str, Any] = {
+            "positions": "rotary",
+            "rotary_base": float(rope.take("rope_theta", kind=float)),
+        }
         if head_dim is None:
             rope.require(partial_rotary_factor=1.0)
         else:  # Hugging Face's code rounds down
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
             fields["rotary_fraction"] = turned / head_dim
         if kind == "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            fields["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
+            names = (
+                "factor",
+                "low_freq_factor",
+                "high_freq_factor",
+                "original_max_position_embeddings",
+            )
+            fields["rotary_stretch"] = Stretch(
+                *(float(rope.take(name, kind=float)) for name in names)
+            )
         elif kind != "default":
             self.refuse("rope_type", kind, "'default' or 'llama3'")
         rope.reject_unread()
@@ -160,9 +237,21 @@ class Config:
         for field in sorted(self.unread.keys() - self._immaterial, key=str):
             value = self.unread[field]
             if field not in INERT or value != INERT[field]:
-                short = isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN  # a key may be any text
+                # a key may be any text
+                short = (
+                    isinstance(field, str)
+                    and field.isidentifier()
+                    and len(field) <= SHOWN
+                )
                 named.append(f"{field if short else shown(field)}={shown(value)}")
         if named:
-            fields = ", ".join(named[:MOST_NAMED]) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
-            unknown = f"the {self.family} configuration has fields that are not known here and may matter"
-            raise ValueError(f"{unknown} at initialisation: {fields}. Remove them if they do not")
+            fields = ", ".join(
+                named[:MOST_NAMED]
+            ) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
+            unknown = (
+                f"the {self.family} configuration has fields that are not known here"
+                " and may matter"
+            )
+            raise ValueError(
+                f"{unknown} at initialisation: {fields}. Remove them if they do not"
+            )

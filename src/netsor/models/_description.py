@@ -1,4 +1,6 @@
-"""The description of a transformer at initialisation: its sizes, order of operations and distribution of weights."""
+"""The description of a transformer at initialisation: its sizes, order of operations
+and distribution of weights.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,29 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
-from .._validate import ArgumentError, Positive, check_fields, choice, counted, listed, real, shown, whole
+from .._validate import (
+    ArgumentError,
+    Positive,
+    check_fields,
+    choice,
+    counted,
+    listed,
+    real,
+    shown,
+    whole,
+)
 from ..language._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
-# Bounds on the numbers of a description: their squares, and products with the root of any width, stay doubles.
+# Bounds on the numbers of a description: their squares, and products with the root of
+# any width, stay doubles.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
 Index = Annotated[int, partial(whole, least=0)]
 Size = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE)]
-Std = Annotated[float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)]
+Std = Annotated[
+    float, partial(real, least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
+]
 PARSERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
@@ -29,18 +44,36 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
     Stretch: lambda text: Stretch(*map(float, text.split(","))),
 }
 
-# The fields that `std` sets: matrices, embeddings and positions with one std in a plain initialisation.
-STDS = tuple(f"std_{name}" for name in ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits"))
+# The fields that `std` sets: matrices, embeddings and positions with one std in a plain
+# initialisation.
+STDS = tuple(
+    f"std_{name}"
+    for name in (
+        "q",
+        "k",
+        "v",
+        "o",
+        "in",
+        "gate",
+        "out",
+        "embedding",
+        "position",
+        "logits",
+    )
+)
 SCALAR_STDS = ("std", *STDS)  # fields that may be scalars of a program
-BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of the branches of a block: all except those of scores
+# of the branches of a block: all except those of scores
+BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The fields of a `Transformer`, checked. Every std is the standard deviation of the entries of a matrix.
+    """The fields of a `Transformer`, checked. Every std is the standard deviation of
+    the entries of a matrix.
 
-    `replace` keeps values that a family derives from other fields, such as GPT-2's smaller output projections. The
-    properties `d` and `key_heads` resolve `head_dim` and `groups` if these are None.
+    `replace` keeps values that a family derives from other fields, such as GPT-2's
+    smaller output projections. The properties `d` and `key_heads` resolve `head_dim`
+    and `groups` if these are None.
     """
 
     name: str
@@ -48,39 +81,50 @@ class Description:
     layers: Positive  # blocks, of the encoder if there is a decoder
     width: Positive  # n, of the residual stream
     heads: Positive
-    groups: Positive | None = None  # key-value heads, each shared by heads/groups query heads; None: heads
+    # key-value heads, each shared by heads/groups query heads; None: heads
+    groups: Positive | None = None
     head_dim: Positive | None = None  # d; None: width/heads
     hidden: Positive  # m, of the perceptron
-    vocabulary: Positive | None = None  # None: no logits; the number of classes if the readout is "class"
+    # None: no logits; the number of classes if the readout is "class"
+    vocabulary: Positive | None = None
     decoder_layers: Index = 0  # above 0: an encoder-decoder model
 
     # a matrix embeds patches, after one class token
     inputs: Annotated[str, choice("tokens", "patches")] = "tokens"
     patch: Positive | None = None  # numbers in a patch: channels · height · width
-    positions: Annotated[str, choice("learned", "rotary", "alibi", "relative", "none")] = "learned"
+    positions: Annotated[
+        str, choice("learned", "rotary", "alibi", "relative", "none")
+    ] = "learned"
     length: Positive | None = None  # the number of learned positions
     rotary_base: Size = 10000.0
-    rotary_fraction: Annotated[float, partial(real, least=MIN_MAGNITUDE, most=1)] = 1.0  # of the coordinates of a head
+    # of the coordinates of a head
+    rotary_fraction: Annotated[float, partial(real, least=MIN_MAGNITUDE, most=1)] = 1.0
     rotary_stretch: Annotated[Stretch, checked_stretch] | None = None
     buckets: Positive = 32  # of relative positions
     distance: Positive = 128  # beyond which relative positions share a bucket
     padding: Index | None = None  # the id whose embedding is zero
 
-    order: Annotated[str, choice("pre", "post", "parallel", "sandwich", "after")] = "pre"
+    order: Annotated[str, choice("pre", "post", "parallel", "sandwich", "after")] = (
+        "pre"
+    )
     norm: Annotated[str, choice("layer", "rms")] = "layer"
     eps: Std = 1e-5
     input_norm: bool = False  # normalises the embeddings
     final_norm: bool = True
-    activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = "gelu"
+    activation: Annotated[str, choice("relu", "gelu", "gelu_tanh", "silu", "tanh")] = (
+        "gelu"
+    )
     gated: bool = False  # activation(gate) * in
-    experts: Positive | None = None  # perceptrons, some chosen per token by a router; None: a single one
+    # perceptrons, some chosen per token by a router; None: a single one
+    experts: Positive | None = None
     experts_per_token: Positive = 2
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads of a token at once
     score_scale: Size | None = None  # the factor of ⟨q, k⟩; None: d^(−1/2)
     score_cap: Size | None = None
     window: Positive | None = None  # a token sees this many tokens, itself included
-    window_every: Positive = 1  # blocks 0, window_every, … have the window; a decoder continues the count
+    # blocks 0, window_every, … have the window; a decoder continues the count
+    window_every: Positive = 1
     causal: bool = True
     shared: bool = False  # all blocks start as copies of one block
 
@@ -104,10 +148,13 @@ class Description:
     std_type: Std = 0.0  # a further vector, added to every token
     std_relative: Std = 0.0  # relative biases of scores
     std_logits: Std = 0.02  # for untied logits
-    decoder_gain: Size = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, relative to the encoder
+    # the decoder's std_v, std_o, std_in, std_gate and std_out, relative to the encoder
+    decoder_gain: Size = 1.0
     bias_in: Std = 0.0  # standard deviations of biases
     bias_out: Std = 0.0
-    distribution: Annotated[str, choice("gaussian", "uniform", "truncated")] = "gaussian"
+    distribution: Annotated[str, choice("gaussian", "uniform", "truncated")] = (
+        "gaussian"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -116,71 +163,157 @@ class Description:
                 raise ArgumentError(name, getattr(self, name), allowed)
 
     def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
-        """Checks between fields: the field, whether it conflicts, and the allowed values."""
-        patches, few = self.inputs == "patches", self.buckets < 4 or self.distance <= self.buckets // 2
+        """Checks between fields: the field, whether it conflicts, and the allowed
+        values.
+        """
+        patches, few = (
+            self.inputs == "patches",
+            self.buckets < 4 or self.distance <= self.buckets // 2,
+        )
         divides = self.head_dim is not None or self.width % self.heads == 0
-        yield "heads", not divides, f"a divisor of width={self.width} where head_dim is None: set that too"
-        yield "groups", self.heads % self.key_heads, f"a divisor of heads={self.heads}: set both"
-        yield "length", self.positions == "learned" and self.length is None, "the number of learned positions"
+        yield (
+            "heads",
+            not divides,
+            f"a divisor of width={self.width} where head_dim is None: set that too",
+        )
+        yield (
+            "groups",
+            self.heads % self.key_heads,
+            f"a divisor of heads={self.heads}: set both",
+        )
+        yield (
+            "length",
+            self.positions == "learned" and self.length is None,
+            "the number of learned positions",
+        )
         whole = self.patch is not None and self.readout == "class" and self.length
-        yield "inputs", patches and not whole, "given with patch, length and readout='class'"
-        yield "tied", patches and self.tied, "False with inputs='patches', which have no embedding"
+        yield (
+            "inputs",
+            patches and not whole,
+            "given with patch, length and readout='class'",
+        )
+        yield (
+            "tied",
+            patches and self.tied,
+            "False with inputs='patches', which have no embedding",
+        )
         classes = self.readout == "class" and not patches
-        yield "readout", classes, "another with inputs='tokens', which have no class token"
+        yield (
+            "readout",
+            classes,
+            "another with inputs='tokens', which have no class token",
+        )
         windows = self.shared and self.window is not None and self.window_every > 1
-        yield "window_every", windows, "1 with shared=True: copies of one block are equal"
+        yield (
+            "window_every",
+            windows,
+            "1 with shared=True: copies of one block are equal",
+        )
         known = self.padding is None or self.padding < (self.vocabulary or math.inf)
-        yield "padding", not known, f"an id of the vocabulary, which has {self.vocabulary}"
+        yield (
+            "padding",
+            not known,
+            f"an id of the vocabulary, which has {self.vocabulary}",
+        )
         yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
         many = self.experts_per_token > (self.experts or math.inf)
         yield "experts_per_token", many, f"at most experts={self.experts}"
         turned = self.rotary_fraction * self.d
-        odd = self.positions == "rotary" and (round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d)
+        odd = self.positions == "rotary" and (
+            round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d
+        )
         name, allowed = "rotary_fraction", f"an even number over d={self.d}"
         if self.rotary_fraction == 1:
-            name, allowed = "width" if self.head_dim is None else "head_dim", f"such that d={self.d} is even"
+            name, allowed = (
+                "width" if self.head_dim is None else "head_dim",
+                f"such that d={self.d} is even",
+            )
         yield name, odd, f"{allowed}: rotary positions rotate pairs of coordinates"
-        yield "rotary_stretch", self.rotary_stretch and self.positions != "rotary", "None unless positions='rotary'"
-        yield "buckets", self.positions == "relative" and few, f"at least 4, and below 2·distance={2 * self.distance}"
-        decoder = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
-        experts = {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}
-        for given, needed in (("decoder_layers", decoder | {"inputs": "tokens"}), ("experts", experts)):
+        yield (
+            "rotary_stretch",
+            self.rotary_stretch and self.positions != "rotary",
+            "None unless positions='rotary'",
+        )
+        yield (
+            "buckets",
+            self.positions == "relative" and few,
+            f"at least 4, and below 2·distance={2 * self.distance}",
+        )
+        decoder = {
+            "order": "pre",
+            "positions": "relative",
+            "shared": False,
+            "input_norm": False,
+            "std_type": 0.0,
+        }
+        experts = {
+            "shared": False,
+            "decoder_layers": 0,
+            "bias_in": 0.0,
+            "bias_out": 0.0,
+        }
+        for given, needed in (
+            ("decoder_layers", decoder | {"inputs": "tokens"}),
+            ("experts", experts),
+        ):
             for name, value in needed.items() if getattr(self, given) else ():
-                yield name, getattr(self, name) != value, f"{value!r} with {given}={getattr(self, given)}"
+                yield (
+                    name,
+                    getattr(self, name) != value,
+                    f"{value!r} with {given}={getattr(self, given)}",
+                )
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
-        """The same model with other fields. Changing a field that nothing in the model reads is an error.
+        """The same model with other fields. Changing a field that nothing in the model
+        reads is an error.
 
         Parameters
         ----------
         std : float, optional
             The standard deviation of all matrices, embeddings and positions at once.
         **changes : Any
-            New values of fields, by name. You can use the names of Hugging Face, such as `num_hidden_layers`.
+            New values of fields, by name. You can use the names of Hugging Face, such
+            as `num_hidden_layers`.
         """
         known, own = [field.name for field in fields(self)], dict[str, Any]()
         for given, value in changes.items():
             name = ALIASES.get(given, given)
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
-                meant = f"; did you mean {' or '.join(near)}?" if near else f": choose one of std, {', '.join(known)}"
+                near = difflib.get_close_matches(
+                    name, [*known, *ALIASES, "std"], 3, 0.4
+                )
+                meant = (
+                    f"; did you mean {' or '.join(near)}?"
+                    if near
+                    else f": choose one of std, {', '.join(known)}"
+                )
                 said = name if name.isidentifier() else shown(name)
                 raise ValueError(f"{said} is not a field of a Transformer{meant}")
             if name in own:
-                raise ArgumentError(given, value, f"given once: {name} is the same field")
-            own[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
+                raise ArgumentError(
+                    given, value, f"given once: {name} is the same field"
+                )
+            own[name] = (
+                ACTIVATION.get(value, value)
+                if given in ALIASES and name == "activation"
+                else value
+            )
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
         every = {} if std is None else dict.fromkeys(STDS, std)
         changed = dataclasses.replace(self, **{**every, **own})
         for name, needs in idle(changed).items():
             if name in own and getattr(changed, name) != getattr(self, name):
-                allowed = f"left unchanged in {self.name}: it has an effect only with {needs}"
+                allowed = (
+                    f"left unchanged in {self.name}: it has an effect only with {needs}"
+                )
                 raise ArgumentError(name, getattr(changed, name), allowed)
         return changed
 
     def widths(self) -> dict[str, int]:
-        """The widths of this model, for `Program.law(**model.widths())`: n stream, d head, m perceptron."""
+        """The widths of this model, for `Program.law(**model.widths())`: n stream, d
+        head, m perceptron.
+        """
         return {"n": self.width, "d": self.d, "m": self.hidden}
 
     @property
@@ -195,22 +328,33 @@ class Description:
 
     @property
     def weights(self) -> int:
-        """The number of weights in matrices, embeddings and learned positions, without biases and norm gains."""
+        """The number of weights in matrices, embeddings and learned positions, without
+        biases and norm gains.
+        """
         wide = self.heads * self.d * self.width
         attention = 2 * wide + 2 * wide * self.key_heads // self.heads
-        perceptron = (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
+        perceptron = (
+            (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
+        )
         perceptron += self.width * (self.experts or 0)
-        blocks = self.layers * (attention + perceptron) + self.decoder_layers * (2 * attention + perceptron)
-        rows = (self.vocabulary or 0) * (1 if self.tied or self.inputs == "patches" else 2) + (self.patch or 0)
+        blocks = self.layers * (attention + perceptron) + self.decoder_layers * (
+            2 * attention + perceptron
+        )
+        rows = (self.vocabulary or 0) * (
+            1 if self.tied or self.inputs == "patches" else 2
+        ) + (self.patch or 0)
         rows += self.length or 0 if self.positions == "learned" else 0
-        return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
+        return blocks + self.width * (
+            rows + (self.width if self.readout == "transform" else 0)
+        )
 
     @property
     def sizes(self) -> str:
         """The size as text."""
         return (
-            f"{counted(self.layers + self.decoder_layers, 'block')}, width {self.width:,}, "
-            f"{counted(self.heads, 'head')} of {self.d}, {self.weights:,} weights in matrices and embeddings"
+            f"{counted(self.layers + self.decoder_layers, 'block')}, width"
+            f" {self.width:,}, {counted(self.heads, 'head')} of {self.d},"
+            f" {self.weights:,} weights in matrices and embeddings"
         )
 
     def fields(self) -> dict[str, Any]:
@@ -218,10 +362,11 @@ class Description:
         return dataclasses.asdict(self)
 
     def status(self, **widths: float) -> str:
-        """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
+        """How the law at these widths relates to that of the real model: "exact", "same
+        limit" or "conjectured".
 
-        Non-Gaussian weights have the same limit. At finite width their law differs by terms of the order of their
-        fourth cumulant over the width.
+        Non-Gaussian weights have the same limit. At finite width their law differs by
+        terms of the order of their fourth cumulant over the width.
         """
         if any(math.isinf(width) for width in widths.values()):
             return "conjectured"
@@ -232,7 +377,9 @@ D = TypeVar("D", bound=Description)
 
 
 def with_scalar_std(model: D, field: str, std: Any) -> D:
-    """The model with a scalar of a program as one of `SCALAR_STDS`. You can build it, but not validate it again."""
+    """The model with a scalar of a program as one of `SCALAR_STDS`. You can build it,
+    but not validate it again.
+    """
     made = copy(model)
     for name in STDS if field == "std" else [field]:
         object.__setattr__(made, name, std)
@@ -240,7 +387,8 @@ def with_scalar_std(model: D, field: str, std: Any) -> D:
 
 
 def settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse texts "field=value", as on a command line, into changes for `replace`, with the types of the fields.
+    """Parse texts "field=value", as on a command line, into changes for `replace`, with
+    the types of the fields.
 
     Parameters
     ----------
@@ -269,19 +417,34 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
             continue
         while get_args(hint):  # X is the first argument of X | None and Annotated[X, …]
             hint = get_args(hint)[0]
-        changes[name] = value  # if it has another type, the check of the field says what is allowed
+        # if it has another type, the check of the field says what is allowed
+        changes[name] = value
         with suppress(ValueError, TypeError, KeyError):
             changes[name] = PARSERS.get(hint, str)(value)
     return changes
 
 
 def idle(model: Description) -> dict[str, str]:
-    """The fields that have no effect in this model, each with the setting that would change that."""
+    """The fields that have no effect in this model, each with the setting that would
+    change that.
+    """
     rules = (
-        (model.positions == "rotary", "positions='rotary'", ("rotary_base", "rotary_fraction", "rotary_stretch")),
-        (model.positions == "relative", "positions='relative'", ("buckets", "distance", "std_relative")),
+        (
+            model.positions == "rotary",
+            "positions='rotary'",
+            ("rotary_base", "rotary_fraction", "rotary_stretch"),
+        ),
+        (
+            model.positions == "relative",
+            "positions='relative'",
+            ("buckets", "distance", "std_relative"),
+        ),
         (model.positions == "learned", "positions='learned'", ("std_position",)),
-        (model.positions == "learned" or model.inputs == "patches", "positions='learned'", ("length",)),
+        (
+            model.positions == "learned" or model.inputs == "patches",
+            "positions='learned'",
+            ("length",),
+        ),
         (model.gated, "gated=True", ("std_gate",)),
         (model.qk_norm, "qk_norm=True", ("qk_norm_whole",)),
         (model.experts is not None, "experts", ("experts_per_token", "std_router")),
@@ -290,6 +453,12 @@ def idle(model: Description) -> dict[str, str]:
         (model.inputs == "patches", "inputs='patches'", ("patch",)),
         (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),
         (not model.tied or model.readout == "transform", "tied=False", ("std_logits",)),
-        (model.vocabulary is not None, "vocabulary", ("tied", "readout", "logit_scale", "logit_cap", "std_logits")),
+        (
+            model.vocabulary is not None,
+            "vocabulary",
+            ("tied", "readout", "logit_scale", "logit_cap", "std_logits"),
+        ),
     )
-    return {name: needs for counts, needs, names in rules if not counts for name in names}
+    return {
+        name: needs for counts, needs, names in rules if not counts for name in names
+    }

@@ -1,6 +1,8 @@
-"""Recipes: initialisation schemes, each a choice of standard deviations and multipliers with its source.
+"""Recipes: initialisation schemes, each a choice of standard deviations and multipliers
+with its source.
 
-A recipe keeps orders and norms. n is the width, and L the number of blocks (encoder and decoder, unless stated).
+A recipe keeps orders and norms. n is the width, and L the number of blocks (encoder and
+decoder, unless stated).
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from .._validate import ArgumentError
 from ._description import BRANCHES, STDS, D, Description, idle
 
 Changes = dict[str, Any]
-BASE, BASE_HEAD = 256, 64  # µP: width and head dimension at which it equals the plain recipe
+# µP: width and head dimension at which it equals the plain recipe
+BASE, BASE_HEAD = 256, 64
 LAST = ("std_o", "std_out")  # the last matrices of both branches
 
 
@@ -26,7 +29,8 @@ class Recipe(NamedTuple):
 
 
 def recipe(model: D, name: str) -> D:
-    """Apply a recipe to a model: it sets standard deviations and multipliers, and adds the recipe to the name.
+    """Apply a recipe to a model: it sets standard deviations and multipliers, and adds
+    the recipe to the name.
 
     Parameters
     ----------
@@ -44,7 +48,11 @@ def recipe(model: D, name: str) -> D:
     if not isinstance(name, str) or name not in RECIPES:
         raise ArgumentError("recipe", name, f"one of {', '.join(RECIPES)}")
     unread = idle(model)
-    changes = {field: value for field, value in RECIPES[name].changes(model).items() if field not in unread}
+    changes = {
+        field: value
+        for field, value in RECIPES[name].changes(model).items()
+        if field not in unread
+    }
     return model.replace(name=f"{model.name}, recipe={name}", **changes)
 
 
@@ -61,8 +69,15 @@ def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
-    """Fan-in and fan-out of each matrix of a block, with all heads and groups in one matrix."""
-    n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
+    """Fan-in and fan-out of each matrix of a block, with all heads and groups in one
+    matrix.
+    """
+    n, m, inner, keys = (
+        model.width,
+        model.hidden,
+        model.heads * model.d,
+        model.key_heads * model.d,
+    )
     attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
     return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}
 
@@ -72,14 +87,19 @@ def _small(model: Description) -> Changes:
 
 
 def _xavier(model: Description) -> Changes:
-    block = {f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()}
+    block = {
+        f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()
+    }
     return _alike(model.width**-0.5) | block
 
 
 def _t_fixup(model: Description) -> Changes:
-    """T-Fixup: scale encoder blocks by 0.67 L^(−1/4), and blocks of a decoder with cross-attention by (9L)^(−1/4)."""
-    # L is the depth of each stack, and of the encoder for shared embeddings, as in the authors' code. A decoder-only
-    # model has the two branches of an encoder block, for which their bound gives the first factor.
+    """T-Fixup: scale encoder blocks by 0.67 L^(−1/4), and blocks of a decoder with
+    cross-attention by (9L)^(−1/4).
+    """
+    # L is the depth of each stack, and of the encoder for shared embeddings, as in the
+    # authors' code. A decoder-only model has the two branches of an encoder block, for
+    # which their bound gives the first factor.
     factor = 0.67 * model.layers**-0.25
     changes = _scaled(_xavier(model), BRANCHES, factor)
     changes["std_embedding"] *= (9 * model.layers) ** -0.25
@@ -89,74 +109,108 @@ def _t_fixup(model: Description) -> Changes:
 
 
 def _deepnorm(model: Description) -> Changes:
-    """norm(αx + f(x)) = norm(x + f(x)/α) up to eps: scaling the stream by α is scaling the last matrices by 1/α."""
+    """norm(αx + f(x)) = norm(x + f(x)/α) up to eps: scaling the stream by α is scaling
+    the last matrices by 1/α.
+    """
     if model.order != "post":
-        raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
+        raise ValueError(
+            f"recipe='deepnorm' is for a norm after each sum: {model.name} has"
+            f" order={model.order!r}"
+        )
     scaled = _scaled(_xavier(model), BRANCHES, (8 * _depth(model)) ** -0.25)
     return _scaled(scaled, LAST, 1 / (2 * _depth(model)) ** 0.25)
 
 
 def _ntk(model: Description) -> Changes:
     fan_in = {f"std_{name}": fans[0] ** -0.5 for name, fans in _fans(model).items()}
-    vectors = {"std_router": model.width**-0.5, "std_embedding": 1.0, "std_position": 1.0}
-    last = {"logit_scale": model.width**-0.5} if model.tied else {"std_logits": model.width**-0.5}
+    vectors = {
+        "std_router": model.width**-0.5,
+        "std_embedding": 1.0,
+        "std_position": 1.0,
+    }
+    last = (
+        {"logit_scale": model.width**-0.5}
+        if model.tied
+        else {"std_logits": model.width**-0.5}
+    )
     return fan_in | vectors | last
 
 
 def _mup(model: Description) -> Changes:
     ratio = BASE / model.width
     last = {"logit_scale": ratio} if model.tied else {"std_logits": 0.02 * ratio}
-    vectors = {"std_embedding": 0.02, "std_position": 0.02, "score_scale": BASE_HEAD**0.5 / model.d}
+    vectors = {
+        "std_embedding": 0.02,
+        "std_position": 0.02,
+        "score_scale": BASE_HEAD**0.5 / model.d,
+    }
     return _alike(0.02 * math.sqrt(ratio)) | vectors | last
 
 
 RECIPES = {
     "plain": Recipe(
         "every matrix of std 0.02",
-        "BERT (Devlin et al. 2018), which cuts off at two of them; the default of Hugging Face's code",
+        "BERT (Devlin et al. 2018), which cuts off at two of them; the default of"
+        " Hugging Face's code",
         lambda model: _alike(0.02),
     ),
     "gpt2": Recipe(
         "std 0.02, the last matrices of both branches 0.02/√(2L)",
-        "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers so too",
+        "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019)"
+        " scales its output layers so too",
         lambda model: _scaled(_alike(0.02), LAST, (2 * _depth(model)) ** -0.5),
     ),
-    "small": Recipe("every matrix of std √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
+    "small": Recipe(
+        "every matrix of std √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small
+    ),
     "neox": Recipe(
         "std √(2/(5n)), the last matrices of both branches 2/(L√n)",
         "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
-        lambda model: _small(model) | dict.fromkeys(LAST, 2 / (_depth(model) * math.sqrt(model.width))),
+        lambda model: (
+            _small(model)
+            | dict.fromkeys(LAST, 2 / (_depth(model) * math.sqrt(model.width)))
+        ),
     ),
     "xavier": Recipe(
-        "std √(2/(fan-in + fan-out)), embeddings 1/√n", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
+        "std √(2/(fan-in + fan-out)), embeddings 1/√n",
+        "Glorot and Bengio 2010; embeddings as in fairseq",
+        _xavier,
     ),
     "t-fixup": Recipe(
-        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); in a decoder of M "
-        "blocks that looks at an encoder (9M)^(−1/4); norms are kept, which T-Fixup leaves out",
+        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times"
+        " (9L)^(−1/4); in a decoder of M blocks that looks at an encoder (9M)^(−1/4);"
+        " norms are kept, which T-Fixup leaves out",
         "T-Fixup (Huang et al. 2020), a decoder alone as its encoder",
         _t_fixup,
     ),
     "deepnorm": Recipe(
-        "Xavier's, values, output and perceptron times (8L)^(−1/4), and the stream (2L)^(1/4) times each branch, for "
-        "a norm after each sum",
+        "Xavier's, values, output and perceptron times (8L)^(−1/4), and the stream"
+        " (2L)^(1/4) times each branch, for a norm after each sum",
         "DeepNorm (Wang et al. 2022), as for an encoder or a decoder alone",
         _deepnorm,
     ),
-    "ntk": Recipe("std 1/√fan-in, embeddings of std 1, logits over √n", "Jacot et al. 2018; PaLM is similar", _ntk),
+    "ntk": Recipe(
+        "std 1/√fan-in, embeddings of std 1, logits over √n",
+        "Jacot et al. 2018; PaLM is similar",
+        _ntk,
+    ),
     "mup": Recipe(
-        f"std 0.02 √({BASE}/n), logits 0.02 · {BASE}/n, scores over d rather than √d; plain if n = {BASE}, "
-        f"d = {BASE_HEAD}",
+        f"std 0.02 √({BASE}/n), logits 0.02 · {BASE}/n, scores over d rather than √d;"
+        f" plain if n = {BASE}, d = {BASE_HEAD}",
         "µP (Yang et al. 2022, Tensor Programs V, table 3)",
         _mup,
     ),
     "depth-mup": Recipe(
         "µP's, the last matrices of both branches over √L",
-        "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one layer",
+        "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one"
+        " layer",
         lambda model: _scaled(_mup(model), LAST, _depth(model) ** -0.5),
     ),
     "zero": Recipe(
-        "std 0.02, the last matrices of both branches 0: every block begins as the identity",
-        "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
+        "std 0.02, the last matrices of both branches 0: every block begins as the"
+        " identity",
+        "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al."
+        " 2017, for residual networks",
         lambda model: _scaled(_alike(0.02), LAST, 0.0),
     ),
 }

@@ -1,4 +1,6 @@
-"""A transformer at initialisation: its programs, and readers for names, files, dicts and config objects."""
+"""A transformer at initialisation: its programs, and readers for names, files, dicts
+and config objects.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,27 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Description):
-    """A transformer at initialisation. `ns.models.read` creates one from a configuration.
+    """A transformer at initialisation. `ns.models.read` creates one from a
+    configuration.
 
-    `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share an embedding), or `tokens`, a
-    number of different ids. An encoder-decoder model encodes `ids` and decodes `decoder_ids`, by default `ids`. An
-    image model takes `patches`, an array (patches, numbers per patch), or `tokens`: a class token and patches of
-    standard normal pixels. Every std is the standard deviation of the entries of a matrix: N(0, std²).
+    `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share an
+    embedding), or `tokens`, a number of different ids. An encoder-decoder model encodes
+    `ids` and decodes `decoder_ids`, by default `ids`. An image model takes `patches`,
+    an array (patches, numbers per patch), or `tokens`: a class token and patches of
+    standard normal pixels. Every std is the standard deviation of the entries of a
+    matrix: N(0, std²).
 
     Parameters
     ----------
     name, family : str
         The name of the model, and its model family.
     layers, width, heads, hidden : int
-        The number of blocks (of the encoder, if there is a decoder); the width n of the residual stream; the number of
-        query heads; the hidden width m of the perceptron.
+        The number of blocks (of the encoder, if there is a decoder); the width n of the
+        residual stream; the number of query heads; the hidden width m of the
+        perceptron.
     groups, head_dim : int, optional
-        Key-value heads, each shared by heads/groups query heads (None: heads); d (None: width/heads).
+        Key-value heads, each shared by heads/groups query heads (None: heads); d (None:
+        width/heads).
     vocabulary : int, optional
         The number of words, or of classes if the readout is "class"; None: no logits.
     decoder_layers : int
@@ -52,7 +59,8 @@ class Transformer(Description):
     inputs : str
         "tokens", or "patches", embedded by a matrix after one class token.
     patch, length, padding : int, optional
-        Numbers per patch (channels · height · width); the number of learned positions; the id whose embedding is zero.
+        Numbers per patch (channels · height · width); the number of learned positions;
+        the id whose embedding is zero.
     positions : str
         "learned", "rotary", "alibi", "relative" or "none".
     rotary_base : float
@@ -66,16 +74,19 @@ class Transformer(Description):
     distance : int
         The distance beyond which relative positions share a bucket.
     order : str
-        The order of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
+        The order of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel",
+        "sandwich" or "after".
     norm : str
         "layer" or "rms".
     eps : float
         The number that all norms add to the mean square.
     input_norm, gated, shared, tied : bool
-        Whether embeddings are normalised; whether a perceptron is activation(gate) * in; whether all blocks start as
-        copies of one block; whether the logits use the embedding vectors.
+        Whether embeddings are normalised; whether a perceptron is activation(gate) *
+        in; whether all blocks start as copies of one block; whether the logits use the
+        embedding vectors.
     final_norm, causal : bool
-        Whether the last vectors are normalised; whether tokens see only themselves and earlier tokens.
+        Whether the last vectors are normalised; whether tokens see only themselves and
+        earlier tokens.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     experts : int, optional
@@ -83,7 +94,8 @@ class Transformer(Description):
     experts_per_token : int
         The number of experts that a router chooses per token.
     qk_norm, qk_norm_whole : bool
-        Whether queries and keys are normalised; whether over all heads of a token at once.
+        Whether queries and keys are normalised; whether over all heads of a token at
+        once.
     score_scale : float, optional
         The factor of ⟨q, k⟩; None: d^(−1/2).
     score_cap, logit_cap : float, optional
@@ -93,14 +105,18 @@ class Transformer(Description):
     window_every : int
         Blocks 0, window_every, … have the window; a decoder continues the count.
     readout : str
-        The logits: "linear", one matrix; "transform", a dense layer before it; "class", only for the class token.
+        The logits: "linear", one matrix; "transform", a dense layer before it; "class",
+        only for the class token.
     embedding_scale, logit_scale, decoder_gain : float
-        Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in, std_gate and std_out.
-    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding, std_position, std_logits : float
-        For queries, keys, values and the output of attention, the perceptron, the router of experts, embeddings,
-        learned positions, and untied logits.
+        Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in,
+        std_gate and std_out.
+    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding,
+    std_position, std_logits : float
+        For queries, keys, values and the output of attention, the perceptron, the
+        router of experts, embeddings, learned positions, and untied logits.
     std_type, std_relative, bias_in, bias_out : float
-        For a further vector added to every token, relative biases, and the biases of the perceptron.
+        For a further vector added to every token, relative biases, and the biases of
+        the perceptron.
     distribution : str
         The distribution of the weights: "gaussian", "uniform" or "truncated".
 
@@ -119,21 +135,36 @@ class Transformer(Description):
     """
 
     def program(
-        self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
+        self,
+        ids: Ids = None,
+        *,
+        tokens: int | None = None,
+        decoder_ids: Ids = None,
+        patches: Patches = None,
     ) -> Program:
-        """The program of the last vectors, one per token, with widths n (stream), d (head) and m (perceptron).
+        """The program of the last vectors, one per token, with widths n (stream), d
+        (head) and m (perceptron).
 
-        Bind widths to `inf` for the limit, with the variances of this model. The parameters are those of `trace`.
+        Bind widths to `inf` for the limit, with the variances of this model. The
+        parameters are those of `trace`.
         """
-        traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
+        traced = self.trace(
+            ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches
+        )
         program = Program(traced.output, self.name, traced.probes)
         program._gaussian = self.distribution == "gaussian"
         return program
 
     def trace(
-        self, ids: Ids = None, *, tokens: int | None = None, decoder_ids: Ids = None, patches: Patches = None
+        self,
+        ids: Ids = None,
+        *,
+        tokens: int | None = None,
+        decoder_ids: Ids = None,
+        patches: Patches = None,
     ) -> Trace:
-        """Every vector and score of the network as values of the language, for your own programs.
+        """Every vector and score of the network as values of the language, for your own
+        programs.
 
         Parameters
         ----------
@@ -165,19 +196,41 @@ class Transformer(Description):
         """
         inputs = inputs_of(self, ids, tokens, decoder_ids, patches)
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
-            raise ArgumentError("tokens", inputs.tokens, "2 or more: an audit compares tokens")
-        empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {self.padding}
-        if empty and not self.std_type and not (self.positions == "learned" and self.std_position != 0):
-            given = f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
-            raise ValueError(f"{given} makes all vectors 0: an audit needs a std above 0, or ids other than padding")
+            raise ArgumentError(
+                "tokens", inputs.tokens, "2 or more: an audit compares tokens"
+            )
+        empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {
+            self.padding
+        }
+        if (
+            empty
+            and not self.std_type
+            and not (self.positions == "learned" and self.std_position != 0)
+        ):
+            given = (
+                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
+            )
+            raise ValueError(
+                f"{given} makes all vectors 0: an audit needs a std above 0, or ids"
+                " other than padding"
+            )
         return Probes(ModelEnd(self, inputs), gradients, ranges)
 
 
 def hub_cached(model: str) -> Path | None:
     """The config.json of a model in the cache of huggingface_hub, if present."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    folder = Path(os.path.expandvars(os.path.expanduser(given))) / f"models--{model.replace('/', '--')}"
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    given = (
+        os.environ.get("HF_HUB_CACHE")
+        or os.environ.get("HUGGINGFACE_HUB_CACHE")
+        or os.path.join(home, "hub")
+    )
+    folder = (
+        Path(os.path.expandvars(os.path.expanduser(given)))
+        / f"models--{model.replace('/', '--')}"
+    )
     with suppress(OSError, ValueError):
         commit = content(folder / "refs" / "main", 64).decode().strip()
         path = folder / "snapshots" / commit / "config.json"
@@ -196,19 +249,24 @@ def names() -> tuple[str, ...]:
     ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
     """
     files = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in files if name.endswith(".json")))
+    return tuple(
+        sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
+    )
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
-    """Read a model at initialisation from a name, a path, a dict or a transformers config.
+    """Read a model at initialisation from a name, a path, a dict or a transformers
+    config.
 
-    A shipped model may override its configuration with its authors' actual initialisation, as Pythia does.
+    A shipped model may override its configuration with its authors' actual
+    initialisation, as Pythia does.
 
     Parameters
     ----------
     source : str, pathlib.Path, mapping or PretrainedConfig
-        A name from `names()`, a config.json or its folder, its fields, a config object of transformers, or the id of a
-        model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which must be in the local cache: nothing is
+        A name from `names()`, a config.json or its folder, its fields, a config object
+        of transformers, or the id of a model on Hugging Face's hub
+        (`meta-llama/Llama-3.1-8B`), which must be in the local cache: nothing is
         downloaded.
 
     Examples
@@ -218,7 +276,11 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     (32, 4096, 32, 8)
     """
     if isinstance(source, str) and source in names():
-        shipped = json.loads((resources.files(__package__) / "data" / f"{source}.json").read_text("utf-8"))
+        shipped = json.loads(
+            (resources.files(__package__) / "data" / f"{source}.json").read_text(
+                "utf-8"
+            )
+        )
         return _build(shipped["config"], source).replace(**shipped.get("drawn", {}))
     if isinstance(source, str | Path):
         path = Path(source)
@@ -227,30 +289,50 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             given = fields(path)
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            on_hub = missing and isinstance(source, str) and ID.fullmatch(source) is not None
+            on_hub = (
+                missing and isinstance(source, str) and ID.fullmatch(source) is not None
+            )
             if on_hub and (cached := hub_cached(str(source))) is not None:
                 return _build(fields(cached), str(source))
             readable = "" if missing else f" that can be read ({error.strerror})"
             near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
             meant = f": did you mean {' or '.join(near)}?" if near else "."
-            allowed = f"the path of a file{readable}, or the name of a model that ships{meant} "
+            allowed = (
+                f"the path of a file{readable}, or the name of a model that"
+                f" ships{meant} "
+            )
             allowed += "`netsor audit --models` lists all"
             if on_hub:
-                allowed += f". It is not in the cache of Hugging Face: run `hf download {source} config.json` first"
+                allowed += (
+                    ". It is not in the cache of Hugging Face: run `hf download"
+                    f" {source} config.json` first"
+                )
             raise ArgumentError("model", str(source), allowed) from None
         folder = path.absolute().parent.name
-        return _build(given, folder if path.name == "config.json" and folder else path.stem)
+        return _build(
+            given, folder if path.name == "config.json" and folder else path.stem
+        )
     if isinstance(source, Mapping) or hasattr(source, "to_dict"):
         return _build(dict(source) if isinstance(source, Mapping) else source.to_dict())
-    allowed = "the name of a model (see ns.models.names()), a path to a config.json, a dict, or an object with to_dict"
+    allowed = (
+        "the name of a model (see ns.models.names()), a path to a config.json, a dict,"
+        " or an object with to_dict"
+    )
     raise ValueError(f"source of type {type(source).__name__} must be {allowed}")
 
 
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in READERS:
-        raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(sorted(READERS))}")
-    return Transformer(name=name or given.get("_name_or_path") or family, family=family, **READERS[family](given))
+        raise ValueError(
+            f"model_type={shown(family)} of the configuration must be one of"
+            f" {', '.join(sorted(READERS))}"
+        )
+    return Transformer(
+        name=name or given.get("_name_or_path") or family,
+        family=family,
+        **READERS[family](given),
+    )
 
 
 def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
@@ -267,11 +349,27 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     >>> model.layers, round(model.std_o, 5)
     (6, 0.00577)
     """
-    given = {"vocab_size": 50304, **(config if isinstance(config, Mapping) else vars(config))}
-    if extra := given.keys() - {"n_layer", "n_head", "n_embd", "vocab_size", "block_size", "dropout", "bias"}:
-        raise ValueError(f"{', '.join(sorted(extra))}: not a field of nanoGPT's GPTConfig; remove it if you can")
+    given = {
+        "vocab_size": 50304,
+        **(config if isinstance(config, Mapping) else vars(config)),
+    }
+    if extra := given.keys() - {
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "vocab_size",
+        "block_size",
+        "dropout",
+        "bias",
+    }:
+        raise ValueError(
+            f"{', '.join(sorted(extra))}: not a field of nanoGPT's GPTConfig; remove it"
+            " if you can"
+        )
     own = {"n_positions": given.pop("block_size", 1024), "activation_function": "gelu"}
-    sizes = {name: value for name, value in given.items() if name not in ("dropout", "bias")}
+    sizes = {
+        name: value for name, value in given.items() if name not in ("dropout", "bias")
+    }
     return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](sizes | own))
 
 
@@ -288,10 +386,12 @@ def pytorch_encoder(
     norm: bool = False,
     causal: bool = False,
 ) -> Transformer:
-    """The encoder that PyTorch builds from these arguments, with PyTorch's initialisation.
+    """The encoder that PyTorch builds from these arguments, with PyTorch's
+    initialisation.
 
-    Weights are uniform, and all layers start as copies of one. The inputs are tokens with unit Gaussian embeddings, as
-    in `torch.nn.Embedding`; change that with `replace`.
+    Weights are uniform, and all layers start as copies of one. The inputs are tokens
+    with unit Gaussian embeddings, as in `torch.nn.Embedding`; change that with
+    `replace`.
 
     Parameters
     ----------
@@ -306,8 +406,9 @@ def pytorch_encoder(
     layer_norm_eps : float
         eps of all norms.
     norm_first, norm, causal : bool
-        Whether norms come before the branches, whether a LayerNorm follows the last block, and whether attention is
-        masked, which in PyTorch is an argument of the call.
+        Whether norms come before the branches, whether a LayerNorm follows the last
+        block, and whether attention is masked, which in PyTorch is an argument of the
+        call.
     bias : bool
         Whether linear layers have biases.
 
@@ -318,11 +419,19 @@ def pytorch_encoder(
     (True, 'uniform')
     """
     one_of(activation, "activation", "", ("relu", "gelu"))
-    for name, value in (("d_model", d_model), ("nhead", nhead), ("dim_feedforward", dim_feedforward)):
+    for name, value in (
+        ("d_model", d_model),
+        ("nhead", nhead),
+        ("dim_feedforward", dim_feedforward),
+    ):
         whole(value, name)
     if d_model % nhead:
         raise ArgumentError("d_model", d_model, f"a multiple of nhead={nhead}")
-    packed, plain, last = (2 * d_model) ** -0.5, (3 * d_model) ** -0.5, (3 * dim_feedforward) ** -0.5
+    packed, plain, last = (
+        (2 * d_model) ** -0.5,
+        (3 * d_model) ** -0.5,
+        (3 * dim_feedforward) ** -0.5,
+    )
     return Transformer(
         name="pytorch-encoder",
         family="pytorch",

@@ -1,7 +1,9 @@
-"""Transformer layers, written in the language, and the laws of one attention layer at infinite width.
+"""Transformer layers, written in the language, and the laws of one attention layer at
+infinite width.
 
-Matrices have entries N(0, σ²/fan-in), where σ is a `sigma_…` argument. For code that samples N(0, std²), set
-σ = std·√fan-in with the fan-in of the real model, even if a width goes to infinity.
+Matrices have entries N(0, σ²/fan-in), where σ is a `sigma_…` argument. For code that
+samples N(0, std²), set σ = std·√fan-in with the fan-in of the real model, even if a
+width goes to infinity.
 
 Examples
 --------

@@ -1,4 +1,6 @@
-"""A transformer block: its perceptron, branches and norms, and layers that share weights."""
+"""A transformer block: its perceptron, branches and norms, and layers that share
+weights.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
-from ..language import Scalar, TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
+from ..language import (
+    Scalar,
+    TraceError,
+    Value,
+    Vector,
+    Width,
+    gaussian,
+    relu,
+    rms_norm,
+    weight,
+)
 from ..language._array import Operation
 from ..language._graph import topological_order
 from ..language._probe import watching
@@ -22,26 +34,42 @@ def affine(
     batch: int | tuple[int, ...] = (),
     name: str | None = None,
 ) -> Vector:
-    """W x + b for every matrix of a batch, with entries N(0, σ_w²/fan-in) and N(0, σ_b²); all vectors share b."""
+    """W x + b for every matrix of a batch, with entries N(0, σ_w²/fan-in) and N(0,
+    σ_b²); all vectors share b.
+    """
     w = weight(width, x.width, batch, sigma_w, name=name)
     if not sigma_b:
         return w @ x
-    return w @ x + gaussian(width, batch, cov=sigma_b**2, name="b").reshape(*w.batch, *(1,) * x.ndim)
+    return w @ x + gaussian(width, batch, cov=sigma_b**2, name="b").reshape(
+        *w.batch, *(1,) * x.ndim
+    )
 
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
     """Check standard deviations; those of weights may be scalars."""
-    single = {name for name, sigma in sigmas.items() if isinstance(sigma, Scalar) and not sigma.shape} - {"sigma_b"}
-    return tuple(sigma if name in single else scale(sigma, name, operation) for name, sigma in sigmas.items())
+    single = {
+        name
+        for name, sigma in sigmas.items()
+        if isinstance(sigma, Scalar) and not sigma.shape
+    } - {"sigma_b"}
+    return tuple(
+        sigma if name in single else scale(sigma, name, operation)
+        for name, sigma in sigmas.items()
+    )
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
-    """f(x) for a user's function of vectors, which must return one vector per vector of x."""
+    """f(x) for a user's function of vectors, which must return one vector per vector of
+    x.
+    """
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
     y = f(x)
     if not isinstance(y, Vector) or y.shape != x.shape:
-        raise TraceError(operation, f"{name}={shown(f)} must return vectors of shape {x.shape}, got {shown(y)}")
+        raise TraceError(
+            operation,
+            f"{name}={shown(f)} must return vectors of shape {x.shape}, got {shown(y)}",
+        )
     return y
 
 
@@ -64,7 +92,9 @@ class Block(NamedTuple):
     fed: Vector
 
 
-def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: str = "pre") -> Block:
+def block(
+    x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: str = "pre"
+) -> Block:
     """A residual stream x with two branches, such as attention and a perceptron.
 
     Parameters
@@ -76,8 +106,9 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     norm : callable
         The norm before or after a branch.
     order : str
-        For each branch f, "pre" is x + f(norm(x)), "post" norm(x + f(x)), "sandwich" x + norm(f(norm(x))) and "after"
-        x + norm(f(x)). "parallel" is x + attend(norm(x)) + feed(norm(x)).
+        For each branch f, "pre" is x + f(norm(x)), "post" norm(x + f(x)), "sandwich" x
+        + norm(f(norm(x))) and "after" x + norm(f(x)). "parallel" is x + attend(norm(x))
+        + feed(norm(x)).
 
     Examples
     --------
@@ -86,19 +117,25 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     <Vector of shape (4,) in R^n, by Add>
     """
     x = as_vector(x, "block", "x")
-    order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
+    order = one_of(
+        order, "order", "block", ("pre", "post", "parallel", "sandwich", "after")
+    )
 
     def normed(u: Vector) -> Vector:
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        added = call_layer(f, u if order in ("post", "after") else normed(u), name, "block")
+        added = call_layer(
+            f, u if order in ("post", "after") else normed(u), name, "block"
+        )
         return normed(added) if order in ("sandwich", "after") else added
 
     attended = branch(attend, x, "attend")
     middle = normed(x + attended) if order == "post" else x + attended
     fed = branch(feed, x if order == "parallel" else middle, "feed")
-    return Block(normed(middle + fed) if order == "post" else middle + fed, attended, fed)
+    return Block(
+        normed(middle + fed) if order == "post" else middle + fed, attended, fed
+    )
 
 
 def mlp(
@@ -113,7 +150,8 @@ def mlp(
     sigma_out: float | Scalar | None = None,
     sigma_b: float = 0.0,
 ) -> Vector:
-    """A perceptron applied to every vector of x: hidden layers φ(W x + b) of the given widths, then a linear layer.
+    """A perceptron applied to every vector of x: hidden layers φ(W x + b) of the given
+    widths, then a linear layer.
 
     Parameters
     ----------
@@ -126,7 +164,8 @@ def mlp(
     activation : callable
         The activation φ.
     gate : bool
-        If True, hidden layers are φ(W' x + b') ⊙ (W x + b): SwiGLU with `ns.silu`, GeGLU with `ns.gelu_tanh`.
+        If True, hidden layers are φ(W' x + b') ⊙ (W x + b): SwiGLU with `ns.silu`,
+        GeGLU with `ns.gelu_tanh`.
     sigma_w : float or Scalar
         σ in the entries N(0, σ²/fan-in) of hidden layers, as `std` in `ns.weight`.
     sigma_gate, sigma_out : float or Scalar, optional
@@ -141,11 +180,18 @@ def mlp(
     <Vector of shape (4,) in R^n, by MatMul>
     """
     x = as_vector(x, "mlp", "x")
-    widths = [as_width(width, "mlp", "hidden") for width in (hidden if isinstance(hidden, list | tuple) else [hidden])]
+    widths = [
+        as_width(width, "mlp", "hidden")
+        for width in (hidden if isinstance(hidden, list | tuple) else [hidden])
+    ]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    gates, last = (sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out))
-    sigma_w, gates, last, b = scales("mlp", sigma_w=sigma_w, sigma_gate=gates, sigma_out=last, sigma_b=sigma_b)
+    gates, last = (
+        sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out)
+    )
+    sigma_w, gates, last, b = scales(
+        "mlp", sigma_w=sigma_w, sigma_gate=gates, sigma_out=last, sigma_b=sigma_b
+    )
     for width in widths:
         u = affine(x, width, sigma_w, b)
         g = affine(x, width, gates, b, name="W^G") if gate else u
@@ -162,12 +208,14 @@ class Argument(Operation):
 
 
 def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
-    """Share the weights of a layer: every call of the returned function uses the same random weights.
+    """Share the weights of a layer: every call of the returned function uses the same
+    random weights.
 
     Parameters
     ----------
     layer : callable
-        A function of vectors that returns a value or a tuple of values. It is called once.
+        A function of vectors that returns a value or a tuple of values. It is called
+        once.
 
     Examples
     --------
@@ -184,20 +232,31 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         x = as_vector(x, "shared", "x")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            why = "is inside ns.nn.shared, which makes its layer again in every call: probe its result"
+            why = (
+                "is inside ns.nn.shared, which makes its layer again in every call:"
+                " probe its result"
+            )
             with watching(why):
                 traced.append((argument, layer(argument)))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
-            raise TraceError("shared", f"{x!r} must match the vectors of the first call, of {first}")
+            raise TraceError(
+                "shared", f"{x!r} must match the vectors of the first call, of {first}"
+            )
         values: Any = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(value, Value) for value in values):
-            raise TraceError("shared", f"layer must return a value or a tuple of values, got {shown(result)}")
-        new: dict[Any, Value] = {argument: x}  # the result with x in place of the argument
+            raise TraceError(
+                "shared",
+                f"layer must return a value or a tuple of values, got {shown(result)}",
+            )
+        # the result with x in place of the argument
+        new: dict[Any, Value] = {argument: x}
         for value in topological_order(values):
             if value not in new:
-                new[value] = value.with_inputs(*(new[given] for given in value.op.inputs))
+                new[value] = value.with_inputs(
+                    *(new[given] for given in value.op.inputs)
+                )
         if not isinstance(result, tuple):
             return cast(T, new[result])
         return cast(T, getattr(result, "_make", tuple)(new[value] for value in values))

@@ -11,7 +11,17 @@ import numpy.typing as npt
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..activations import Function
-from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal, stop_gradient
+from ..language import (
+    Scalar,
+    TraceError,
+    Vector,
+    Width,
+    gaussian,
+    join,
+    mean_dot,
+    normal,
+    stop_gradient,
+)
 from ..language._scalar import applied
 from ..language._vector import as_vector
 
@@ -19,9 +29,10 @@ from ..language._vector import as_vector
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     """Untied logits W y, (*shape of y, vocabulary); W has entries N(0, σ²/fan-in).
 
-    Given y, the logits of a word are jointly N(0, σ² G) over the vectors, with G_ij = ⟨y_i, y_j⟩/n, and words are
-    independent. So at every width the logits are the symmetric root of G times i.i.d. normals. Compute a loss or
-    probabilities as functions of rows, `ns.apply(f, p, axes=1)` or `ns.softmax(p)`.
+    Given y, the logits of a word are jointly N(0, σ² G) over the vectors, with G_ij =
+    ⟨y_i, y_j⟩/n, and words are independent. So at every width the logits are the
+    symmetric root of G times i.i.d. normals. Compute a loss or probabilities as
+    functions of rows, `ns.apply(f, p, axes=1)` or `ns.softmax(p)`.
 
     Parameters
     ----------
@@ -40,7 +51,9 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     return drawn_logits(y, vocabulary, sigma)
 
 
-def drawn_logits(y: Vector, vocabulary: int, sigma: float, frozen: bool = False) -> Scalar:
+def drawn_logits(
+    y: Vector, vocabulary: int, sigma: float, frozen: bool = False
+) -> Scalar:
     """`logits`; `frozen` means that W is given in derivatives."""
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
@@ -52,8 +65,15 @@ def drawn_logits(y: Vector, vocabulary: int, sigma: float, frozen: bool = False)
 
 
 def root(gram: Scalar) -> Scalar:
-    """The symmetric square root of positive semidefinite matrices; eigenvalues at round-off level count as 0."""
-    return applied(Function("root", symmetric_root, bounded=False, lipschitz=False), (gram,), gram.shape, axes=2)
+    """The symmetric square root of positive semidefinite matrices; eigenvalues at
+    round-off level count as 0.
+    """
+    return applied(
+        Function("root", symmetric_root, bounded=False, lipschitz=False),
+        (gram,),
+        gram.shape,
+        axes=2,
+    )
 
 
 def symmetric_root(gram: Any) -> Any:
@@ -66,7 +86,8 @@ def symmetric_root(gram: Any) -> Any:
 
 
 class Embedding:
-    """An embedding with i.i.d. coordinates N(0, std²); call it with ids to get their vectors.
+    """An embedding with i.i.d. coordinates N(0, std²); call it with ids to get their
+    vectors.
 
     Parameters
     ----------
@@ -77,7 +98,8 @@ class Embedding:
     std : float or Scalar
         The standard deviation of the coordinates, as `std` in `ns.weight`.
     name : str
-        The printed name. An audit treats tables named "embedding" as the word embedding.
+        The printed name. An audit treats tables named "embedding" as the word
+        embedding.
 
     Examples
     --------
@@ -87,7 +109,12 @@ class Embedding:
     """
 
     def __init__(
-        self, ids: npt.ArrayLike, width: Width | int, std: float | Scalar = 1.0, *, name: str = "embedding"
+        self,
+        ids: npt.ArrayLike,
+        width: Width | int,
+        std: float | Scalar = 1.0,
+        *,
+        name: str = "embedding",
     ) -> None:
         self.ids = _as_ids(ids, "ids")
         self.known = np.unique(self.ids)
@@ -106,40 +133,65 @@ class Embedding:
         return table
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
-        """The vectors of ids, in their shape; by default of the ids of the constructor."""
+        """The vectors of ids, in their shape; by default of the ids of the
+        constructor.
+        """
         asked = self.ids if ids is None else _as_ids(ids, "ids")
         if not np.isin(asked, self.known).all():
-            raise TraceError("embedding", "ids", ids, "among the ids that the embedding was created with")
+            raise TraceError(
+                "embedding",
+                "ids",
+                ids,
+                "among the ids that the embedding was created with",
+            )
         return self.vectors[np.searchsorted(self.known, asked)]
 
-    def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
+    def logits(
+        self,
+        y: Vector,
+        vocabulary: int,
+        *,
+        fan_in: int | None = None,
+        spread: bool = False,
+    ) -> Scalar:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
-        For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y and independent between ids. The other parameters are those of `nn.logits`.
+        For ids that occur they are products with their vectors. For all others they are
+        jointly N(0, std² |y|²) over the vectors y and independent between ids. The
+        other parameters are those of `nn.logits`.
 
         Parameters
         ----------
         fan_in : int, optional
-            N, the width of the real model; not needed if the width is a number. It turns means into sums: ⟨e_t, y⟩ is
-            N · (1/n) ⟨e_t, y⟩, which is exact at n = N and has no fluctuation at n = ∞.
+            N, the width of the real model; not needed if the width is a number. It
+            turns means into sums: ⟨e_t, y⟩ is N · (1/n) ⟨e_t, y⟩, which is exact at n =
+            N and has no fluctuation at n = ∞.
         spread : bool
-            At width N a mean fluctuates as much as the logits of other words. True restores the leading part of this
-            fluctuation, only for n = ∞: N(0, std² N |r|²/n), r the part of y outside the span of the vectors e_t.
+            At width N a mean fluctuates as much as the logits of other words. True
+            restores the leading part of this fluctuation, only for n = ∞: N(0, std² N
+            |r|²/n), r the part of y outside the span of the vectors e_t.
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
         if self.known[-1] >= words:
-            raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
+            raise TraceError(
+                "logits",
+                f"vocabulary={words} must be above the largest id, {self.known[-1]}",
+            )
         width = self.vectors.width
         if fan_in is None and width.name is not None:
-            raise TraceError("logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in")
+            raise TraceError(
+                "logits",
+                f"fan_in=None needs a width that is a number, got R^{width}: give"
+                " fan_in",
+            )
         size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
         sigma, gram = self.std * size**0.5, mean_dot(flat, flat)
         means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
         parts = [size * means]
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
-            rest = gram - means.transpose() @ means / self.std**2  # Gram matrix of y outside the span of the e_t
+            # Gram matrix of y outside the span of the e_t
+            rest = gram - means.transpose() @ means / self.std**2
             parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
         if words > count:
             noise = normal((words - count, flat.size), sigma, name="words")
@@ -157,7 +209,8 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²); repeated ids share a vector. The other parameters are those of `Embedding`.
+    """The vectors of ids, N(0, std²); repeated ids share a vector. The other parameters
+    are those of `Embedding`.
 
     Parameters
     ----------
@@ -174,16 +227,36 @@ def embedding(
     tokens = Embedding(ids, width, std)
     if position_std is None:
         if positions is not None:
-            raise TraceError("embedding", "positions need position_std, the standard deviation of their vectors")
+            raise TraceError(
+                "embedding",
+                "positions need position_std, the standard deviation of their vectors",
+            )
         return tokens()
-    at = np.arange((1, *tokens.ids.shape)[-1]) if positions is None else _as_ids(positions, "positions")
+    at = (
+        np.arange((1, *tokens.ids.shape)[-1])
+        if positions is None
+        else _as_ids(positions, "positions")
+    )
     if at.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
-        raise TraceError("embedding", f"positions of shape {at.shape} must be one for each id, of {tokens.ids.shape}")
-    return tokens() + Embedding(at, width, scale(position_std, "position_std", "embedding"), name="position")()
+        raise TraceError(
+            "embedding",
+            f"positions of shape {at.shape} must be one for each id, of"
+            f" {tokens.ids.shape}",
+        )
+    return (
+        tokens()
+        + Embedding(
+            at, width, scale(position_std, "position_std", "embedding"), name="position"
+        )()
+    )
 
 
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:
     given = as_floats(ids)
-    if given is None or given.size == 0 or not ((given >= 0) & (given < LARGEST) & (given == np.floor(given))).all():
+    if (
+        given is None
+        or given.size == 0
+        or not ((given >= 0) & (given < LARGEST) & (given == np.floor(given))).all()
+    ):
         raise TraceError("embedding", name, ids, "integers, 0 or more")
     return given.astype(np.intp)

@@ -27,7 +27,8 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class Rate:
-    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n that it falls like.
+    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n that
+    it falls like.
 
     Parameters
     ----------
@@ -55,16 +56,24 @@ class Rate:
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
-        """The slopes between neighbouring widths. A power law has one slope, so these show where it begins."""
-        return tuple(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
+        """The slopes between neighbouring widths. A power law has one slope, so these
+        show where it begins.
+        """
+        return tuple(
+            slope_of(self.widths[k : k + 2], self.kl[k : k + 2])
+            for k in range(len(self.widths) - 1)
+        )
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with a row for each width: `width`, `kl` and `error`."""
         rows = zip(self.widths, self.kl, strict=True)
-        return to_dataframe({"width": n, "kl": kl.value, "error": kl.error} for n, kl in rows)
+        return to_dataframe(
+            {"width": n, "kl": kl.value, "error": kl.error} for n, kl in rows
+        )
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """Plot KL against the width with errors, the fitted slope, and a guide that falls like n⁻².
+        """Plot KL against the width with errors, the fitted slope, and a guide that
+        falls like n⁻².
 
         Parameters
         ----------
@@ -78,24 +87,57 @@ class Rate:
 
             ax = plt.gca()
         widths, slope = np.array(self.widths, dtype=float), self.slope
-        value, error = (np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1))
-        points = ax.errorbar(widths, value, np.minimum(error, 0.999 * value), fmt="o", capsize=3, label=label)
+        value, error = (
+            np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1)
+        )
+        points = ax.errorbar(
+            widths,
+            value,
+            np.minimum(error, 0.999 * value),
+            fmt="o",
+            capsize=3,
+            label=label,
+        )
         if math.isfinite(slope.value):
-            fitted = np.exp(np.mean(np.log(value)) + slope.value * (np.log(widths) - np.mean(np.log(widths))))
+            fitted = np.exp(
+                np.mean(np.log(value))
+                + slope.value * (np.log(widths) - np.mean(np.log(widths)))
+            )
             colour = points.lines[0].get_color()
-            ax.plot(widths, fitted, "-", color=colour, label=f"slope {slope.value:.2f} ± {slope.error:.2f}")
-        ax.plot(widths, value[0] * (widths / widths[0]) ** -2, ":", color="0.5", label=f"{self.width}$^{{-2}}$")
-        ax.set(xscale="log", yscale="log", xlabel=f"width {self.width}", ylabel="KL to the limit")
+            ax.plot(
+                widths,
+                fitted,
+                "-",
+                color=colour,
+                label=f"slope {slope.value:.2f} ± {slope.error:.2f}",
+            )
+        ax.plot(
+            widths,
+            value[0] * (widths / widths[0]) ** -2,
+            ":",
+            color="0.5",
+            label=f"{self.width}$^{{-2}}$",
+        )
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel=f"width {self.width}",
+            ylabel="KL to the limit",
+        )
         ax.legend(loc="best")
         return ax
 
     @property
     def _summary(self) -> str:
-        return f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
+        return (
+            f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
+        )
 
     def __str__(self) -> str:
         rows = zip(self.widths, self.kl, strict=True)
-        return "\n".join([*(f"{self.width} = {n:>6,}: KL {kl}" for n, kl in rows), self._summary])
+        return "\n".join(
+            [*(f"{self.width} = {n:>6,}: KL {kl}" for n, kl in rows), self._summary]
+        )
 
     def __repr__(self) -> str:
         falls = f"KL falls like {self.width}^{self.slope.value:.3g}"
@@ -103,7 +145,11 @@ class Rate:
 
     def _repr_html_(self) -> str:
         rows = [(f"{n:,}", str(kl)) for n, kl in zip(self.widths, self.kl, strict=True)]
-        return title(f"KL of {self.name} to its limit") + table(rows, [self.width, "KL ± error"]) + note(self._summary)
+        return (
+            title(f"KL of {self.name} to its limit")
+            + table(rows, [self.width, "KL ± error"])
+            + note(self._summary)
+        )
 
 
 def rate(
@@ -127,7 +173,8 @@ def rate(
     widths
         Two or more growing widths.
     width
-        The name of the width that grows; it need not be given if the program has one width.
+        The name of the width that grows; it need not be given if the program has one
+        width.
     seed
         The seed of all laws, which couples them.
     others
@@ -144,12 +191,23 @@ def rate(
     'log'
     """
     name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
-    sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
+    sizes = (
+        [as_whole(n) for n in widths]
+        if isinstance(widths, Sequence) or np.ndim(widths) == 1
+        else []
+    )
     whole = [n for n in sizes if n is not None and n > 0]
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
         raise ArgumentError("widths", widths, "two or more growing positive integers")
     *laws, limit = map(law, (*whole, inf))
-    return Rate(net.name, name, tuple(whole), tuple(kl(each, limit) for each in laws), tuple(laws), limit)
+    return Rate(
+        net.name,
+        name,
+        tuple(whole),
+        tuple(kl(each, limit) for each in laws),
+        tuple(laws),
+        limit,
+    )
 
 
 def _growing(
@@ -163,7 +221,11 @@ def _growing(
     free = [name for name in net.widths if name not in others]
     chosen = free[0] if width is None and len(free) == 1 else width
     if chosen is None or chosen not in free:
-        raise ArgumentError("width", width, f"one of the widths that are not given, {', '.join(free) or 'none'}")
+        raise ArgumentError(
+            "width",
+            width,
+            f"one of the widths that are not given, {', '.join(free) or 'none'}",
+        )
 
     def law(n: float) -> Law:
         bound: dict[str, Any] = {**others, chosen: n}
@@ -176,19 +238,27 @@ def _growing(
 
 
 def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
-    """By least squares; NaN if a KL has no logarithm: it is infinite or 0, or not above 0 because of its error."""
+    """By least squares; NaN if a KL has no logarithm: it is infinite or 0, or not above
+    0 because of its error.
+    """
     without = [value for value in values if not 0 < value.value < math.inf]
     if without:
-        return Estimate(math.nan, math.inf if any(value.error > 0 for value in without) else math.nan)
+        return Estimate(
+            math.nan,
+            math.inf if any(value.error > 0 for value in without) else math.nan,
+        )
     x = np.log(widths)
     shares = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-    terms = (float(share) * value.log() for share, value in zip(shares, values, strict=True))
+    terms = (
+        float(share) * value.log() for share, value in zip(shares, values, strict=True)
+    )
     return sum(terms, Estimate(0.0, 0.0))
 
 
 @dataclass(frozen=True)
 class WidthNeeded:
-    """The result of `width_needed`: the width beyond which a law is within a tolerance of its limit.
+    """The result of `width_needed`: the width beyond which a law is within a tolerance
+    of its limit.
 
     Parameters
     ----------
@@ -199,9 +269,11 @@ class WidthNeeded:
     tolerance : float
         Which difference is allowed.
     low : int
-        A width at which the difference is larger, by two standard errors; 1 if no such width was found.
+        A width at which the difference is larger, by two standard errors; 1 if no such
+        width was found.
     high : float
-        A width at which it is smaller, by two standard errors; infinite if no such width was found.
+        A width at which it is smaller, by two standard errors; infinite if no such
+        width was found.
     differences : dict of int to Estimate
         The differences that were computed, by width.
     """
@@ -220,22 +292,42 @@ class WidthNeeded:
         what = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
         said = f"{what} within {self.tolerance:g} of the limit"
         if math.isinf(self.high):
-            return f"{said}: not up to {self.width} = {max(self.differences):,}, or too few draws"
+            return (
+                f"{said}: not up to {self.width} = {max(self.differences):,}, or too"
+                " few draws"
+            )
         if self.low < LEAST:
-            return f"{said} from {self.width} = {int(self.high):,} on, or from a smaller width"
-        return f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
+            return (
+                f"{said} from {self.width} = {int(self.high):,} on, or from a smaller"
+                " width"
+            )
+        return (
+            f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
+        )
 
     def __str__(self) -> str:
         rows = sorted(self.differences.items())
-        return "\n".join([*(f"{self.width} = {n:>10,}: {difference}" for n, difference in rows), self.summary])
+        return "\n".join(
+            [
+                *(f"{self.width} = {n:>10,}: {difference}" for n, difference in rows),
+                self.summary,
+            ]
+        )
 
     def __repr__(self) -> str:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        rows = [(f"{n:,}", str(difference)) for n, difference in sorted(self.differences.items())]
+        rows = [
+            (f"{n:,}", str(difference))
+            for n, difference in sorted(self.differences.items())
+        ]
         heading = title(f"How wide is wide enough: {self.name}")
-        return heading + table(rows, (self.width, "difference ± error")) + note(self.summary)
+        return (
+            heading
+            + table(rows, (self.width, "difference ± error"))
+            + note(self.summary)
+        )
 
 
 def width_needed(
@@ -251,20 +343,22 @@ def width_needed(
 ) -> WidthNeeded:
     """The width beyond which the law of an output is within a tolerance of its limit.
 
-    The law is exact at every width, so the answer needs no extrapolation. Differences to the limit are computed from
-    the same random numbers at several widths, and bisected until two standard errors leave no smaller interval. The
-    answer depends on the question: the tails need larger widths than the variance.
+    The law is exact at every width, so the answer needs no extrapolation. Differences
+    to the limit are computed from the same random numbers at several widths, and
+    bisected until two standard errors leave no smaller interval. The answer depends on
+    the question: the tails need larger widths than the variance.
 
     Other parameters are those of `rate`.
 
     Parameters
     ----------
     tolerance
-        The difference that is allowed: of "kl" and "tv" itself, of "variance" and "kurtosis" (excess kurtosis) relative
-        to the limit, of a quantile in standard deviations.
+        The difference that is allowed: of "kl" and "tv" itself, of "variance" and
+        "kurtosis" (excess kurtosis) relative to the limit, of a quantile in standard
+        deviations.
     of
-        What is compared: "kl", "tv" (total variation), "variance", "kurtosis", or the level of a quantile, such as
-        0.999.
+        What is compared: "kl", "tv" (total variation), "variance", "kurtosis", or the
+        level of a quantile, such as 0.999.
     draws
         As in `Program.law`; more draws give a smaller interval.
 
@@ -279,19 +373,27 @@ def width_needed(
     differences: dict[int, Estimate] = {}
 
     def above(n: int) -> bool | None:
-        """Whether the difference is certainly above the tolerance; None if it is undecided."""
+        """Whether the difference is certainly above the tolerance; None if it is
+        undecided.
+        """
         gap = differences[n] = differences.get(n) or difference(law(n), limit, of)
         if gap.value - SURE * gap.error >= allowed:
             return True
         return False if gap.value + SURE * gap.error <= allowed else None
 
-    # the largest width known to be above, and the smallest known to be below: by doubling, then by bisection
+    # the largest width known to be above, and the smallest known to be below: by
+    # doubling, then by bisection
     start = _start(limit, of, allowed)
     larger = [start << k for k in range((MOST // start).bit_length())]
     smaller = [start >> k for k in range(1, (start // LEAST).bit_length())]
     high = next((n for n in larger if above(n) is False), inf)
-    low = next((n for n in (*reversed(larger), *smaller) if n < high and above(n)), LEAST - 1)
-    high = min((n for n in [*differences] if n > low and above(n) is False), default=inf)  # below the start, too
+    low = next(
+        (n for n in (*reversed(larger), *smaller) if n < high and above(n)), LEAST - 1
+    )
+    # below the start, too
+    high = min(
+        (n for n in [*differences] if n > low and above(n) is False), default=inf
+    )
     if low >= LEAST and high < inf:
         low = _end(low, int(high), lambda n: above(n) is True)
         high = _end(int(high), low, lambda n: above(n) is False)
@@ -344,19 +446,32 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         return total_variation(law, limit)
     limits = limit.mixture if isinstance(limit, HeadSum) else limit
     if not isinstance(law, Mixture) or not isinstance(limits, Mixture):
-        raise ArgumentError("of", of, "'kl' or 'tv' for a law that is not a mixture over replicas")
-    columns = law.component_mean, law.component_var, limits.component_mean, limits.component_var
+        raise ArgumentError(
+            "of", of, "'kl' or 'tv' for a law that is not a mixture over replicas"
+        )
+    columns = (
+        law.component_mean,
+        law.component_var,
+        limits.component_mean,
+        limits.component_var,
+    )
     mean, var, mean0, var0 = rows = np.broadcast_arrays(*columns)
     if isinstance(of, float):
         q = limit.ppf(of)
-        with np.errstate(divide="ignore", invalid="ignore"):  # 0/0: the quantile is the atom itself
+        # 0/0: the quantile is the atom itself
+        with np.errstate(divide="ignore", invalid="ignore"):
             moved = scipy.special.ndtr(np.nan_to_num((q - mean) / np.sqrt(var)))
             moved -= scipy.special.ndtr(np.nan_to_num((q - mean0) / np.sqrt(var0)))
-        each = moved / (limit.pdf(q) * limit.std())  # F_n − F over the density: the quantile moves by minus that
-        return Estimate(abs(float(each.mean())), float(each.std(ddof=1)) / math.sqrt(len(each)))
+        # F_n − F over the density: the quantile moves by minus that
+        each = moved / (limit.pdf(q) * limit.std())
+        return Estimate(
+            abs(float(each.mean())), float(each.std(ddof=1)) / math.sqrt(len(each))
+        )
     true = float(limit.var() if of == "variance" else limit.kurtosis())
     if abs(true) < 1e-9:
-        raise ArgumentError("of", of, "a quantity that is not 0 in the limit, such as 'kl' or 'tv'")
+        raise ArgumentError(
+            "of", of, "a quantity that is not 0 in the limit, such as 'kl' or 'tv'"
+        )
 
     def statistic(mean: Any, var: Any) -> float:
         """The variance, or the excess kurtosis, of a mixture of Gaussians."""
@@ -364,12 +479,19 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         if of == "variance":
             return variance
         away = mean - mean.mean()
-        return float(np.mean(3 * var**2 + 6 * var * away**2 + away**4) / variance**2) - 3
+        return (
+            float(np.mean(3 * var**2 + 6 * var * away**2 + away**4) / variance**2) - 3
+        )
 
     def gap(m: Any, v: Any, m0: Any, v0: Any) -> float:
         return statistic(m, v) - statistic(m0, v0)
 
     blocks = np.array_split(np.arange(len(mean)), BLOCKS)
-    left_out = np.array([gap(*(np.delete(row, block) for row in rows)) for block in blocks])  # the jackknife
-    error = math.sqrt((BLOCKS - 1) / BLOCKS * float(np.sum((left_out - left_out.mean()) ** 2)))
+    # the jackknife
+    left_out = np.array(
+        [gap(*(np.delete(row, block) for row in rows)) for block in blocks]
+    )
+    error = math.sqrt(
+        (BLOCKS - 1) / BLOCKS * float(np.sum((left_out - left_out.mean()) ** 2))
+    )
     return Estimate(abs(gap(*rows) / true), error / abs(true))

@@ -18,74 +18,115 @@ START = 1.5  # seconds until workers run, one on each core
 REPORT = 3.0  # seconds for the figures of a report
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-# Of a draw: the numbers held at a time for each pair of tokens of a head, at 1,024 tokens or more, and for each logit
-# of a piece; 1.3 times as many for some models.
+# Of a draw: the numbers held at a time for each pair of tokens of a head, at 1,024
+# tokens or more, and for each logit of a piece; 1.3 times as many for some models.
 HELD_PER_PAIR, HELD_PER_LOGIT = 2.5, 2.0
-# Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96 tokens: the numbers of a draw for
-# each pair of tokens of a head, and for each token and hidden unit (of a gated perceptron, and of others); the bytes
-# of planning for each pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4 times that.
+# Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96
+# tokens: the numbers of a draw for each pair of tokens of a head, and for each token
+# and hidden unit (of a gated perceptron, and of others); the bytes of planning for each
+# pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4
+# times that.
 KEPT_PER_PAIR, KEPT_PER_HIDDEN_GATED, KEPT_PER_HIDDEN = 2.5, 7.5, 5.0
 PLANNED_PER_PAIR, PLANNED_PER_TOKEN = 68.0, 6000.0
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
-    """The cost of a draw of a model; for a deep one, extrapolated from plans of a few blocks, which take less time.
+    """The cost of a draw of a model; for a deep one, extrapolated from plans of a few
+    blocks, which take less time.
 
-    Costs are affine in the depth, unless frames still grow in the plans (more than twice the seconds for twice the
-    blocks) or become matrices of full width between them (fewer seconds). Twice as many blocks are planned then.
+    Costs are affine in the depth, unless frames still grow in the plans (more than
+    twice the seconds for twice the blocks) or become matrices of full width between
+    them (fewer seconds). Twice as many blocks are planned then.
     """
     depth, blocks = max(model.layers, model.decoder_layers), SHALLOW
 
     def shallow(blocks: int) -> Draw:
-        layers, decoder_layers = min(model.layers, blocks), min(model.decoder_layers, blocks)
+        layers, decoder_layers = (
+            min(model.layers, blocks),
+            min(model.decoder_layers, blocks),
+        )
         return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
 
     while 2 * blocks < depth:
         first, second = shallow(blocks), shallow(2 * blocks)
         if first.seconds <= second.seconds <= 2 * first.seconds:
-            numbers = (a + (b - a) * (depth / blocks - 1) for a, b in zip(first, second, strict=True))
-            planning = second.planning * depth / (2 * blocks)  # the first plan may have imported libraries
+            numbers = (
+                a + (b - a) * (depth / blocks - 1)
+                for a, b in zip(first, second, strict=True)
+            )
+            # the first plan may have imported libraries
+            planning = second.planning * depth / (2 * blocks)
             return Draw(*numbers)._replace(planning=planning)
         blocks *= 2
     return cost(model)
 
 
-def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool) -> None:
+def refuse_large(
+    model: Transformer, tokens: int, infinite: bool, gradients: bool
+) -> None:
     """Reject models that are too large to plan."""
     if model.layers + model.decoder_layers > MAX_LAYERS:
-        raise ArgumentError("layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}")
+        raise ArgumentError(
+            "layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}"
+        )
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
-    sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
+    sizes = (
+        f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
+    )
     what = f"{tokens:,} tokens of {model.name} ({sizes})"
     if gradients:
         backward = gradient_bytes(model, tokens)
         depth = f"{model.layers + model.decoder_layers:,} layers"
-        check_memory(backward, f"gradients at {what} and {depth}", "take fewer tokens or layers, or no gradients")
-    vectors = 4.0 * tokens * model.heads * (model.layers + 2 * model.decoder_layers) * (BACKWARD if gradients else 1)
-    check_memory(forward_bytes(model, tokens), what, "take fewer tokens, or a smaller model")
+        check_memory(
+            backward,
+            f"gradients at {what} and {depth}",
+            "take fewer tokens or layers, or no gradients",
+        )
+    vectors = (
+        4.0
+        * tokens
+        * model.heads
+        * (model.layers + 2 * model.decoder_layers)
+        * (BACKWARD if gradients else 1)
+    )
+    check_memory(
+        forward_bytes(model, tokens), what, "take fewer tokens, or a smaller model"
+    )
     check_memory(VECTOR_BYTES * vectors, what, "take fewer tokens, or a smaller model")
     if infinite:  # every pair of tokens has a score
         size = SCALAR_BYTES * vectors * tokens
-        check_memory(size, f"{what} at infinite width", "take fewer tokens, or the actual widths alone")
+        check_memory(
+            size,
+            f"{what} at infinite width",
+            "take fewer tokens, or the actual widths alone",
+        )
 
 
 def forward_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of a draw: the scores of a block, or a piece of the logits, and the tables of the plan."""
+    """About the least memory of a draw: the scores of a block, or a piece of the
+    logits, and the tables of the plan.
+    """
     scores = HELD_PER_PAIR * model.heads * tokens**2
-    logits = HELD_PER_LOGIT * min(tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2))
+    logits = HELD_PER_LOGIT * min(
+        tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2)
+    )
     hidden = tokens * model.hidden
     return TEMPORARY * 8 * max(scores, logits, hidden) + PAIR_BYTES * tokens**2
 
 
 def gradient_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of gradients: what every block keeps for the backward pass, and its part of the plan."""
+    """About the least memory of gradients: what every block keeps for the backward
+    pass, and its part of the plan.
+    """
     attentions = model.layers + 2 * model.decoder_layers
     blocks = model.layers + model.decoder_layers
     per_hidden = KEPT_PER_HIDDEN_GATED if model.gated else KEPT_PER_HIDDEN
     pairs = attentions * model.heads * tokens**2
     kept = KEPT_PER_PAIR * pairs + per_hidden * blocks * tokens * model.hidden
-    planned = PLANNED_PER_PAIR * pairs + PLANNED_PER_TOKEN * attentions * model.heads * tokens
+    planned = (
+        PLANNED_PER_PAIR * pairs + PLANNED_PER_TOKEN * attentions * model.heads * tokens
+    )
     return TEMPORARY * 8 * kept + planned
 
 
@@ -104,8 +145,12 @@ class Cost(NamedTuple):
         return self.first + self.seconds / min(self.workers, cores())
 
 
-def worker_count(wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0) -> int:
-    """How many workers share these parts: by default as many as fit in memory with `kept`; one on a device."""
+def worker_count(
+    wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0
+) -> int:
+    """How many workers share these parts: by default as many as fit in memory with
+    `kept`; one on a device.
+    """
     if not backend.threads:
         return min(wanted or 1, parts)
     fit = max(1, int((memory() - kept) // one))

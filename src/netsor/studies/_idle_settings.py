@@ -1,8 +1,9 @@
 """Settings that cannot act on a model are errors: they would be ignored without a word.
 
-A setting of a parametrisation file counts if it changes its starting point, so that files that repeat the starting
-point, such as the content of a report, are valid for every model. Exponents of the width act where the width changes,
-and those of the depth where the depth changes: at the configuration's own sizes all parametrisations agree.
+A setting of a parametrisation file counts if it changes its starting point, so that
+files that repeat the starting point, such as the content of a report, are valid for
+every model. Exponents of the width act where the width changes, and those of the depth
+where the depth changes: at the configuration's own sizes all parametrisations agree.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class Setup:
     model: Transformer
     optimiser: str
     eps: float
-    rates: Mapping[str, float]  # the learning rate of each kind of weight; empty if all are positive
+    # the learning rate of each kind of weight; empty if all are positive
+    rates: Mapping[str, float]
     grow: str
-    promise_axis: str  # "width", or what else is measured, of which a file promises nothing
+    # "width", or what else is measured, of which a file promises nothing
+    promise_axis: str
 
 
 def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
@@ -40,16 +43,25 @@ def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None
             if reason := _reason(setting, setup):
                 reasons.setdefault(reason, []).append(setting.key)
         if reasons:
-            said = "; ".join(f"without {', '.join(keys)}, since {reason}" for reason, keys in reasons.items())
+            said = "; ".join(
+                f"without {', '.join(keys)}, since {reason}"
+                for reason, keys in reasons.items()
+            )
             raise ArgumentError("parametrisation", rule.source, said)
 
 
 def refuse_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
-    """Raise an error for a learning rate of a kind of weight that the model does not have."""
+    """Raise an error for a learning rate of a kind of weight that the model does not
+    have.
+    """
     absent = absent_kinds(model)
     for kind in kinds:
         if kind in absent:
-            raise ArgumentError("lr", kind, f"for a kind of weight of {model.name}, which has {absent[kind]}")
+            raise ArgumentError(
+                "lr",
+                kind,
+                f"for a kind of weight of {model.name}, which has {absent[kind]}",
+            )
 
 
 def _reason(setting: Setting, setup: Setup) -> str:
@@ -59,7 +71,11 @@ def _reason(setting: Setting, setup: Setup) -> str:
         return of_all[setting.part](setting, setup)
     if not setting.kinds:
         return "every matrix has a number of its own: leave it out"
-    by_kind: dict[str, Callable[[str, Setup], str]] = {"std": _of_std, "lr": _of_lr, "eps": _of_eps}
+    by_kind: dict[str, Callable[[str, Setup], str]] = {
+        "std": _of_std,
+        "lr": _of_lr,
+        "eps": _of_eps,
+    }
     absent = absent_kinds(setup.model)
     reasons = []
     for kind in setting.kinds:
@@ -74,18 +90,27 @@ def _of_std(kind: str, setup: Setup) -> str:
     name = f"std_{STD_FIELDS.get(kind, kind)}"
     if getattr(setup.model, name):
         return ""
-    return f"{setup.model.name} has {name}=0, and every multiple of it is 0: set {name} above 0"
+    return (
+        f"{setup.model.name} has {name}=0, and every multiple of it is 0: set {name}"
+        " above 0"
+    )
 
 
 def _of_lr(kind: str, setup: Setup) -> str:
     if setup.rates.get(kind, 1.0):
         return ""
-    return f"the learning rate of {kind} is 0, and so is every multiple of it: set lr above 0"
+    return (
+        f"the learning rate of {kind} is 0, and so is every multiple of it: set lr"
+        " above 0"
+    )
 
 
 def _of_eps(kind: str, setup: Setup) -> str:
     if setup.optimiser not in WITH_EPS:
-        return f"{setup.optimiser} has no eps: leave it out, or take {' or '.join(WITH_EPS)}"
+        return (
+            f"{setup.optimiser} has no eps: leave it out, or take"
+            f" {' or '.join(WITH_EPS)}"
+        )
     if not setup.eps:
         return "eps is 0, and so is every multiple of it: set eps above 0, as 1e-8"
     return _of_lr(kind, setup)
@@ -94,16 +119,24 @@ def _of_eps(kind: str, setup: Setup) -> str:
 def _of_logits(_: Setting, setup: Setup) -> str:
     if setup.model.tied:
         return ""
-    return f"{setup.model.name} has tied=False, and its logits have weights of their own: set head.std"
+    return (
+        f"{setup.model.name} has tied=False, and its logits have weights of their own:"
+        " set head.std"
+    )
 
 
 def _of_scores(setting: Setting, setup: Setup) -> str:
     if setting.of != "head_dim" or setup.grow == HEAD_DIM:
         return ""
-    return f"the dimension of a head does not grow: set scores.width, or grow to {HEAD_DIM}"
+    return (
+        "the dimension of a head does not grow: set scores.width, or grow to"
+        f" {HEAD_DIM}"
+    )
 
 
 def _of_promise(_: Setting, setup: Setup) -> str:
     if setup.promise_axis == "width":
         return ""
-    return f"it is about changes against the width, and {setup.promise_axis}: leave it out"
+    return (
+        f"it is about changes against the width, and {setup.promise_axis}: leave it out"
+    )

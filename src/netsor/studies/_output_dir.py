@@ -1,7 +1,9 @@
-"""The folder of a run: its files, which replace those of earlier runs, and its finished parts.
+"""The folder of a run: its files, which replace those of earlier runs, and its finished
+parts.
 
-A file is of an earlier run if the manifest has its name and its hash. Others are never overwritten or removed. Files
-are written elsewhere and moved into place: a file is whole or absent, however a run ends.
+A file is of an earlier run if the manifest has its name and its hash. Others are never
+overwritten or removed. Files are written elsewhere and moved into place: a file is
+whole or absent, however a run ends.
 """
 
 from __future__ import annotations
@@ -43,23 +45,28 @@ class Folder:
 
     path: Path
     command: str  # the beginning of the command in every manifest of this study
-    side_by_side: Sequence[str] = ()  # runs that differ only in these options may share the folder
+    # runs that differ only in these options may share the folder
+    side_by_side: Sequence[str] = ()
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Reject a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
+        """Reject a folder where these files would overwrite others, or that cannot be
+        written to; make it if needed.
+        """
         self._refuse_foreign(names, self._manifest())
         parts = self.path / "parts"
         parts.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, parts):
-            with tempfile.TemporaryFile(dir=folder):  # permissions alone do not show whether writing works
+            # permissions alone do not show whether writing works
+            with tempfile.TemporaryFile(dir=folder):
                 pass
 
     def put(self, files: Mapping[str, bytes], manifest: dict[str, Any]) -> None:
         """Write the files, and the manifest with their hashes.
 
-        Files of an earlier run with the same options stay in the manifest. Unchanged files of a run with other options
-        are removed. A lock keeps the files of two runs apart. The manifest is written first, with the hashes of the
-        files that it replaces: if the run is killed here, the next run still knows all files.
+        Files of an earlier run with the same options stay in the manifest. Unchanged
+        files of a run with other options are removed. A lock keeps the files of two
+        runs apart. The manifest is written first, with the hashes of the files that it
+        replaces: if the run is killed here, the next run still knows all files.
         """
         lock = FileLock(self.path / ".netsor.lock")
         try:
@@ -71,10 +78,20 @@ class Folder:
             old = self._manifest()
             self._refuse_foreign(files, old)
             known = _hashes(old)
-            new = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            new = {
+                name: hashlib.sha256(content).hexdigest()
+                for name, content in files.items()
+            }
             same = old is not None and self._options(old) == self._options(manifest)
-            manifest["files"] = {**(old["files"] if old is not None and same else {}), **new}
-            manifest["replaced"] = {name: self._digest(name) for name in known if self._digest(name) in known[name]}
+            manifest["files"] = {
+                **(old["files"] if old is not None and same else {}),
+                **new,
+            }
+            manifest["replaced"] = {
+                name: self._digest(name)
+                for name in known
+                if self._digest(name) in known[name]
+            }
             write(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
             for name, content in files.items():
                 write(self.path / name, content)
@@ -83,27 +100,55 @@ class Folder:
                     (self.path / name).unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
-        """The manifest of an earlier run; None if it is missing or from another program."""
+        """The manifest of an earlier run; None if it is missing or from another
+        program.
+        """
         try:
             manifest = fields(self.path / MANIFEST)
         except (OSError, ValueError):
             return None
         ours = str(manifest.get("command", "")).startswith(self.command)
-        return manifest if ours and _hashes(manifest) and isinstance(manifest.get("options"), dict) else None
+        return (
+            manifest
+            if ours and _hashes(manifest) and isinstance(manifest.get("options"), dict)
+            else None
+        )
 
-    def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
+    def _refuse_foreign(
+        self, names: Iterable[str], manifest: dict[str, Any] | None
+    ) -> None:
         known = _hashes(manifest)
         for name in (MANIFEST, *names):
-            ours = manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
+            ours = (
+                manifest is not None
+                if name == MANIFEST
+                else self._digest(name) in known.get(name, ())
+            )
             if os.path.lexists(self.path / name) and not ours:
-                held = f"{'an' if name[0] in 'aeiou' else 'a'} {name} that is not of an earlier run"
-                allowed = f"another folder: it holds {held}, or was changed since, and would be overwritten"
-                raise ArgumentError("out", str(self.path), f"{allowed}; or move that file")
+                held = (
+                    f"{'an' if name[0] in 'aeiou' else 'a'} {name} that is not of an"
+                    " earlier run"
+                )
+                allowed = (
+                    f"another folder: it holds {held}, or was changed since, and would"
+                    " be overwritten"
+                )
+                raise ArgumentError(
+                    "out", str(self.path), f"{allowed}; or move that file"
+                )
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """The options that two runs in one folder share."""
-        options = {name: value for name, value in manifest["options"].items() if name not in self.side_by_side}
-        return {**options, "seed": manifest.get("seed"), "versions": manifest.get("versions")}
+        options = {
+            name: value
+            for name, value in manifest["options"].items()
+            if name not in self.side_by_side
+        }
+        return {
+            **options,
+            "seed": manifest.get("seed"),
+            "versions": manifest.get("versions"),
+        }
 
     def _digest(self, name: str) -> str:
         try:
@@ -122,7 +167,9 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
                 known.setdefault(name, set()).add(digest)
     except (KeyError, TypeError, AttributeError):
         return {}
-    texts = all(isinstance(digest, str) for digests in known.values() for digest in digests)
+    texts = all(
+        isinstance(digest, str) for digests in known.values() for digest in digests
+    )
     return known if texts and all(Path(name).name == name for name in known) else {}
 
 
@@ -132,9 +179,16 @@ def environment() -> dict[str, Any]:
         "versions": {
             "netsor": __version__,
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("numpy", "scipy", "matplotlib")},
+            **{
+                name: metadata.version(name)
+                for name in ("numpy", "scipy", "matplotlib")
+            },
         },
-        "machine": {"system": platform.system(), "architecture": platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+        },
     }
 
 
@@ -143,7 +197,9 @@ def to_dataframe(rows: Iterable[Mapping[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError:
-        raise ImportError("to_dataframe() needs pandas, which is not installed: pip install pandas") from None
+        raise ImportError(
+            "to_dataframe() needs pandas, which is not installed: pip install pandas"
+        ) from None
     return pandas.DataFrame(list(rows))
 
 
@@ -154,23 +210,33 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
     writer = csv.DictWriter(buffer, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
     for row in table:
-        writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
+        writer.writerow(
+            {k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()}
+        )
     return buffer.getvalue().encode()
 
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of finished parts: a file each, named by everything that its numbers depend on, with a checksum."""
+    """A folder of finished parts: a file each, named by everything that its numbers
+    depend on, with a checksum.
+    """
 
     folder: Path
 
     def _text(self, key: Mapping[str, Any]) -> str:
         # draws may change with versions
-        return json.dumps({**key, "format": FORMAT, "netsor": __version__, "numpy": np.__version__}, sort_keys=True)
+        return json.dumps(
+            {**key, "format": FORMAT, "netsor": __version__, "numpy": np.__version__},
+            sort_keys=True,
+        )
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of a part."""
-        return self.folder / f"{hashlib.sha256(self._text(key).encode()).hexdigest()[:24]}.npz"
+        return (
+            self.folder
+            / f"{hashlib.sha256(self._text(key).encode()).hexdigest()[:24]}.npz"
+        )
 
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
         """Keep a finished part."""
@@ -210,5 +276,7 @@ def cache_key(key: dict[str, Any], backend: Backend) -> dict[str, Any]:
 
 
 def derive_seed(*numbers: int) -> int:
-    """One seed from several numbers: parts that differ in one of them are independent."""
+    """One seed from several numbers: parts that differ in one of them are
+    independent.
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

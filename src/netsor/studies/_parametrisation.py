@@ -1,6 +1,8 @@
-"""How standard deviations and learning rates of each kind of weight scale with the width n and the depth.
+"""How standard deviations and learning rates of each kind of weight scale with the
+width n and the depth.
 
-All are powers of width and depth, relative to the model's. "Matrices" are the matrices of the blocks.
+All are powers of width and depth, relative to the model's. "Matrices" are the matrices
+of the blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ..models._training import KINDS
 from ..optim import NAMED
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
-VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
+# fan-in is the vocabulary, or the positions: it does not grow
+VECTORS = ("embedding", "position")
 HEAD_DIM = "head_dim"  # the third exponent of scores
 MAX_FILE_BYTES = 2**14  # of a file: a parametrisation has a few hundred
 LONGEST = 100  # characters of a name, for figures and tables
@@ -52,19 +55,23 @@ class Setting(NamedTuple):
     """A number of a file that changes the starting point."""
 
     key: str  # as in the file: "matrices.lr.width"
-    part: str  # "std", "lr" or "eps" of kinds of weights; "logits", "scores" or "promise"
+    # "std", "lr" or "eps" of kinds of weights; "logits", "scores" or "promise"
+    part: str
     of: str  # "width", "depth" or "head_dim"; "features" or "logits" of a promise
     kinds: tuple[str, ...] = ()  # the kinds of weights that it is about
 
 
 @dataclass(frozen=True)
 class Parametrisation:
-    """A parametrisation, with its promise: the exponents of n in the changes of one step."""
+    """A parametrisation, with its promise: the exponents of n in the changes of one
+    step.
+    """
 
     name: str
     words: str
     kinds: Mapping[str, Scaling] = field(default_factory=dict)  # others do not scale
-    logits: Power = CONSTANT  # a multiplier of tied logits, which have no separate weights
+    # a multiplier of tied logits, which have no separate weights
+    logits: Power = CONSTANT
     scores: Power = CONSTANT  # of ⟨q, k⟩
     head_dim: float = -0.5  # of ⟨q, k⟩: the exponent of the dimension of a head
     features: float = 0.0  # the promise for all activations
@@ -78,22 +85,40 @@ class Parametrisation:
         return self.kinds.get(kind, Scaling())
 
     def promise(self, name: str, axis: str) -> float | None:
-        """The expected exponent of the change of an activation, or of the update ΔW·x of a kind of weight."""
+        """The expected exponent of the change of an activation, or of the update ΔW·x
+        of a kind of weight.
+        """
         if name == "vocabulary":  # most of its words are not in the batch
             return None
-        return 0.0 if axis == "depth" else self.outputs if name in ("logits", "loss", "head") else self.features
+        return (
+            0.0
+            if axis == "depth"
+            else self.outputs
+            if name in ("logits", "loss", "head")
+            else self.features
+        )
 
     def fields(self) -> dict[str, Any]:
         """All fields, as in a JSON file."""
-        kinds = {k: {name: power._asdict() for name, power in s._asdict().items()} for k, s in self.kinds.items()}
+        kinds = {
+            k: {name: power._asdict() for name, power in s._asdict().items()}
+            for k, s in self.kinds.items()
+        }
         scores = {**self.scores._asdict(), HEAD_DIM: self.head_dim}
         last = {"logits": self.logits._asdict(), "scores": scores}
         promise = {"features": self.features, "logits": self.outputs}
-        return {"name": self.name, "like": self.like, **kinds, **last, "promise": promise}
+        return {
+            "name": self.name,
+            "like": self.like,
+            **kinds,
+            **last,
+            "promise": promise,
+        }
 
 
-# exponents of n: in the standard deviations of matrices and of the head, in the multiplier of tied logits, and in eps
-# of Adam for vectors and matrices, as that of the entries of their gradients (the head has 0); that of d in scores
+# exponents of n: in the standard deviations of matrices and of the head, in the
+# multiplier of tied logits, and in eps of Adam for vectors and matrices, as that of the
+# entries of their gradients (the head has 0); that of d in scores
 EXPONENTS = {
     "sp": (-0.5, -0.5, 0.0, 0.0, -0.5),
     "ntk": (-0.5, -0.5, -0.5, -0.5, -0.5),
@@ -101,13 +126,26 @@ EXPONENTS = {
     "mean-field": (-1.0, -1.0, -1.0, -1.0, -1.0),
 }
 WORDS = {
-    "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
-    "sp": "standard: matrices n^(−1/2), one learning rate for all; it makes no prediction, and is tested against 0",
-    "ntk": "of the neural tangent kernel: matrices n^(−1/2), learning rates as its table has them for the optimiser: "
-    "features move like n^(−1/2), outputs do not shrink",
-    "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
-    "as its table has them for the optimiser",
-    "mean-field": "mean field: matrices and head 1/n, learning rates as those of maximal updates",
+    "fixed": (
+        "nothing follows the width: the standard deviations of the configuration, one"
+        " learning rate"
+    ),
+    "sp": (
+        "standard: matrices n^(−1/2), one learning rate for all; it makes no"
+        " prediction, and is tested against 0"
+    ),
+    "ntk": (
+        "of the neural tangent kernel: matrices n^(−1/2), learning rates as its table"
+        " has them for the optimiser: features move like n^(−1/2), outputs do not"
+        " shrink"
+    ),
+    "mup": (
+        "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n,"
+        " scores over d, learning rates as its table has them for the optimiser"
+    ),
+    "mean-field": (
+        "mean field: matrices and head 1/n, learning rates as those of maximal updates"
+    ),
 }
 
 
@@ -115,7 +153,9 @@ def known(name: str, optimiser: str) -> Parametrisation:
     """A parametrisation by its name."""
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
-    vectors, matrices, head = NAMED[optimiser].exponents["mup" if name == "mean-field" else name]
+    vectors, matrices, head = NAMED[optimiser].exponents[
+        "mup" if name == "mean-field" else name
+    ]
     std, last, tied, small, scores = EXPONENTS[name]
     eps = Power(small if "eps" in NAMED[optimiser].takes else 0.0)
     kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
@@ -132,8 +172,12 @@ def known(name: str, optimiser: str) -> Parametrisation:
     )
 
 
-def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str) -> Parametrisation:
-    """A parametrisation by its name, from a JSON or TOML file, or from the content of one."""
+def parametrisation(
+    given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str
+) -> Parametrisation:
+    """A parametrisation by its name, from a JSON or TOML file, or from the content of
+    one.
+    """
     if isinstance(given, Parametrisation):
         return given
     if isinstance(given, Mapping):
@@ -142,33 +186,63 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
         return known(given, optimiser)
     path = Path(given) if isinstance(given, str | Path) else None
     if path is None or path.suffix not in (".json", ".toml"):
-        allowed = f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
-        raise ArgumentError("parametrisation", given if path is None else str(given), allowed)
+        allowed = (
+            f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
+        )
+        raise ArgumentError(
+            "parametrisation", given if path is None else str(given), allowed
+        )
     try:
         return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem, str(path))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ArgumentError("parametrisation", str(path), f"a valid .json or .toml file: {why}") from None
+        raise ArgumentError(
+            "parametrisation", str(path), f"a valid .json or .toml file: {why}"
+        ) from None
 
 
-def _read(given: dict[str, Any], optimiser: str, name: str, source: str) -> Parametrisation:
+def _read(
+    given: dict[str, Any], optimiser: str, name: str, source: str
+) -> Parametrisation:
     called, start = given.pop("name", name), given.pop("like", "fixed")
-    if not isinstance(called, str) or not 1 <= len(called) <= LONGEST or not called.isprintable():
-        raise ValueError(f"name={shown(called)} of a parametrisation must be 1 to {LONGEST} printable characters")
+    if (
+        not isinstance(called, str)
+        or not 1 <= len(called) <= LONGEST
+        or not called.isprintable()
+    ):
+        raise ValueError(
+            f"name={shown(called)} of a parametrisation must be 1 to {LONGEST}"
+            " printable characters"
+        )
     if not isinstance(start, str) or start not in WORDS:
-        raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
+        raise ValueError(
+            f"like={shown(start)} of a parametrisation must be one of"
+            f" {', '.join(WORDS)}"
+        )
     base = known(start, optimiser)
     begin: dict[str, Any] = {kind: base.scaling(kind) for kind in KINDS}
-    begin |= {"logits": base.logits, "scores": {**base.scores._asdict(), HEAD_DIM: base.head_dim}}
+    begin |= {
+        "logits": base.logits,
+        "scores": {**base.scores._asdict(), HEAD_DIM: base.head_dim},
+    }
     begin["promise"] = {"features": base.features, "logits": base.outputs}
     own = {key: value for key, value in given.items() if key != "matrices"}
-    if _gives_width(own.get("scores")):  # of scores: in place of that of the dimension of a head
+    # of scores: in place of that of the dimension of a head
+    if _gives_width(own.get("scores")):
         begin["scores"][HEAD_DIM] = 0.0
     matrices = given.get("matrices", {})
-    merged = begin | {kind: _merged(begin[kind], matrices, "matrices") for kind in MATRICES}
+    merged = begin | {
+        kind: _merged(begin[kind], matrices, "matrices") for kind in MATRICES
+    }
     parts = _merged(merged, own, "")
-    words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
-    logits, scores, promise = (parts.pop(name) for name in ("logits", "scores", "promise"))
+    words = (
+        f"{called}, from a file"
+        if start == "fixed"
+        else f"{called}, from a file that begins with {start}"
+    )
+    logits, scores, promise = (
+        parts.pop(name) for name in ("logits", "scores", "promise")
+    )
     return Parametrisation(
         called,
         words,
@@ -185,54 +259,94 @@ def _read(given: dict[str, Any], optimiser: str, name: str, source: str) -> Para
 
 
 def _gives_width(scores: Any) -> bool:
-    """Whether a file gives scores an exponent of the width, and none of the dimension of a head."""
+    """Whether a file gives scores an exponent of the width, and none of the dimension
+    of a head.
+    """
     return isinstance(scores, Mapping) and "width" in scores and HEAD_DIM not in scores
 
 
-def _of_matrices(given: Mapping[str, Any], own: Mapping[str, Any], begin: Mapping[str, Scaling]) -> list[Setting]:
-    """The settings of all matrices of the blocks; a kind with a number of its own is not among them."""
+def _of_matrices(
+    given: Mapping[str, Any], own: Mapping[str, Any], begin: Mapping[str, Scaling]
+) -> list[Setting]:
+    """The settings of all matrices of the blocks; a kind with a number of its own is
+    not among them.
+    """
     found = []
     for part, powers in given.items():
         for axis, value in powers.items():
-            kinds = tuple(kind for kind in MATRICES if axis not in own.get(kind, {}).get(part, {}))
-            if any(value != getattr(getattr(begin[kind], part), axis) for kind in MATRICES):
+            kinds = tuple(
+                kind for kind in MATRICES if axis not in own.get(kind, {}).get(part, {})
+            )
+            if any(
+                value != getattr(getattr(begin[kind], part), axis) for kind in MATRICES
+            ):
                 found.append(Setting(f"matrices.{part}.{axis}", part, axis, kinds))
     return found
 
 
-def _settings(own: Mapping[str, Any], merged: Mapping[str, Any], base: Parametrisation) -> list[Setting]:
+def _settings(
+    own: Mapping[str, Any], merged: Mapping[str, Any], base: Parametrisation
+) -> list[Setting]:
     """The other settings that change a number."""
     found = []
     for name, table in own.items():
         if name in KINDS:
             for part, powers in table.items():
                 before = getattr(merged[name], part)._asdict()
-                changed = [axis for axis, value in powers.items() if value != before[axis]]
-                found += [Setting(f"{name}.{part}.{axis}", part, axis, (name,)) for axis in changed]
+                changed = [
+                    axis for axis, value in powers.items() if value != before[axis]
+                ]
+                found += [
+                    Setting(f"{name}.{part}.{axis}", part, axis, (name,))
+                    for axis in changed
+                ]
             continue
-        before = merged[name] if isinstance(merged[name], dict) else merged[name]._asdict()
+        before = (
+            merged[name] if isinstance(merged[name], dict) else merged[name]._asdict()
+        )
         if name == "scores":
             before = {**before, HEAD_DIM: base.head_dim}
-        found += [Setting(f"{name}.{of}", name, of) for of, value in table.items() if value != before[of]]
+        found += [
+            Setting(f"{name}.{of}", name, of)
+            for of, value in table.items()
+            if value != before[of]
+        ]
     return found
 
 
 def _merged(old: Any, given: Any, place: str) -> Any:
-    """The exponents of a file over those that it begins with: nested tables of numbers."""
+    """The exponents of a file over those that it begins with: nested tables of
+    numbers.
+    """
     if isinstance(old, float):
-        if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= MAX_EXPONENT:
+        if (
+            isinstance(given, bool)
+            or not isinstance(given, int | float)
+            or not abs(given) <= MAX_EXPONENT
+        ):
             allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
-            raise ValueError(f"{place}={shown(given)} of a parametrisation must be {allowed}")
+            raise ValueError(
+                f"{place}={shown(given)} of a parametrisation must be {allowed}"
+            )
         return float(given)
     parts = old if isinstance(old, dict) else old._asdict()
     if not isinstance(given, Mapping):
-        raise ValueError(f"{place}={shown(given)} of a parametrisation must be a table with {', '.join(parts)}")
+        raise ValueError(
+            f"{place}={shown(given)} of a parametrisation must be a table with"
+            f" {', '.join(parts)}"
+        )
     for name in given:
         if name not in parts:
             whole = place or "a parametrisation"
-            raise ValueError(f"{shown(name)} is not part of {whole}; its parts are {', '.join(parts)}")
+            raise ValueError(
+                f"{shown(name)} is not part of {whole}; its parts are"
+                f" {', '.join(parts)}"
+            )
     inside = f"{place}." if place else ""
-    new = {name: _merged(parts[name], value, f"{inside}{name}") for name, value in given.items()}
+    new = {
+        name: _merged(parts[name], value, f"{inside}{name}")
+        for name, value in given.items()
+    }
     return {**old, **new} if isinstance(old, dict) else old._replace(**new)
 
 
@@ -240,20 +354,29 @@ GROW = ("heads", "head-dim")  # the one that grows with the width; the other sta
 STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
 
 
-def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, grow: str) -> Transformer:
+def scaled(
+    model: Transformer, width: int, depth: int, rule: Parametrisation, grow: str
+) -> Transformer:
     """The model with another width and depth.
 
-    The perceptron keeps its ratio to the stream. The dimension of a head stays and the number of heads grows with the
-    width, as in families of real models, or the other way round.
+    The perceptron keeps its ratio to the stream. The dimension of a head stays and the
+    number of heads grows with the width, as in families of real models, or the other
+    way round.
     """
     ratio, deeper = width / model.width, depth / model.layers
     heads, groups, d = model.heads, model.key_heads, model.d
     if grow == "heads":
-        heads, groups = _times(heads, width, model, "heads"), _times(groups, width, model, "groups")
+        heads, groups = (
+            _times(heads, width, model, "heads"),
+            _times(groups, width, model, "groups"),
+        )
     else:
         d = _times(d, width, model, "the dimension of a head")
     changes: dict[str, Any] = {
-        "name": f"{model.name}, {rule.name}, n = {width:,}" + (f", L = {depth}" if depth != model.layers else ""),
+        "name": (
+            f"{model.name}, {rule.name}, n = {width:,}"
+            + (f", L = {depth}" if depth != model.layers else "")
+        ),
         "layers": depth,
         "width": width,
         "heads": heads,
@@ -265,10 +388,15 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
     for kind in KINDS:
         name = f"std_{STD_FIELDS.get(kind, kind)}"
         if name not in unread:
-            changes[name] = getattr(model, name) * rule.scaling(kind).std.of(ratio, deeper)
+            changes[name] = getattr(model, name) * rule.scaling(kind).std.of(
+                ratio, deeper
+            )
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
-    own, before = (size**-0.5 if model.score_scale is None else model.score_scale for size in (d, model.d))
+    own, before = (
+        size**-0.5 if model.score_scale is None else model.score_scale
+        for size in (d, model.d)
+    )
     wanted = before * rule.scores.of(ratio, deeper) * (d / model.d) ** rule.head_dim
     if wanted != own:
         changes["score_scale"] = wanted
@@ -278,6 +406,9 @@ def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, gr
 def _times(count: int, width: int, model: Transformer, what: str) -> int:
     if count * width % model.width:
         unit = model.width // math.gcd(count, model.width)
-        allowed = f"a multiple of {unit} for {model.name}: {what} ({count} at {model.width}) grows with the width"
+        allowed = (
+            f"a multiple of {unit} for {model.name}: {what} ({count} at {model.width})"
+            " grows with the width"
+        )
         raise ArgumentError("widths", width, allowed)
     return count * width // model.width

@@ -1,4 +1,5 @@
-"""A pool of worker processes that end with this one, however it ends, and import only this package.
+"""A pool of worker processes that end with this one, however it ends, and import only
+this package.
 
 Threads would lose up to a third of the time to the interpreter's lock.
 """
@@ -29,7 +30,14 @@ LOG = logging.getLogger("netsor")
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "BLIS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    ),
+    "1",
 )
 ENVIRONMENT = {"PYTHONSAFEPATH": "1", **ONE_THREAD}
 
@@ -37,26 +45,36 @@ _limits = ExitStack()  # for the life of a worker
 
 
 class Workers:
-    """Worker processes that end when this one does; if none can start, work is done here."""
+    """Worker processes that end when this one does; if none can start, work is done
+    here.
+    """
 
     def __init__(self, count: int) -> None:
         import multiprocessing  # slow to import
 
-        self.others, self.children = multiprocessing.active_children(), multiprocessing.active_children
+        self.others, self.children = (
+            multiprocessing.active_children(),
+            multiprocessing.active_children,
+        )
         with _clean_environment():
             self.executor = process_pool(count, _init_worker)
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Begin some work."""
         # a process starts when there is work for it
-        with nullcontext() if isinstance(self.executor, InlineExecutor) else _clean_environment():
+        with (
+            nullcontext()
+            if isinstance(self.executor, InlineExecutor)
+            else _clean_environment()
+        ):
             return self.executor.submit(work, *args)
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # interrupted, or a trial failed: do not wait for the others
+        # interrupted, or a trial failed: do not wait for the others
+        if kind is not None:
             self.executor.shutdown(wait=False, cancel_futures=True)
             for child in self.children():
                 if child not in self.others:
@@ -64,11 +82,13 @@ class Workers:
         self.executor.shutdown()
 
 
-def with_progress(parts: Iterable[object], count: int, what: str, progress: Progress = True) -> None:
+def with_progress(
+    parts: Iterable[object], count: int, what: str, progress: Progress = True
+) -> None:
     """Iterate over the parts and show progress.
 
-    A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most one in LINE_SECONDS. If
-    `progress` is a function, it is called with (done, in all).
+    A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most
+    one in LINE_SECONDS. If `progress` is a function, it is called with (done, in all).
     """
     shows = progress is True and not quiet()
     if shows and on_terminal():
@@ -88,16 +108,24 @@ def with_progress(parts: Iterable[object], count: int, what: str, progress: Prog
 
 @contextmanager
 def _clean_environment() -> Iterator[None]:
-    """Processes that start in this context ignore interrupts, run no foreign code, and have one BLAS thread.
+    """Processes that start in this context ignore interrupts, run no foreign code, and
+    have one BLAS thread.
 
-    The current folder is not on their path, because it may have a `signal.py`. They do not import the caller's script.
+    The current folder is not on their path, because it may have a `signal.py`. They do
+    not import the caller's script.
     """
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    here, papers = _place("."), getattr(sys.modules.get("netsor_papers"), "__path__", ())
-    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}  # of our packages
+    here, papers = (
+        _place("."),
+        getattr(sys.modules.get("netsor_papers"), "__path__", ()),
+    )
+    # of our packages
+    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
-        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) in homes]
+        sys.path[:] = [
+            entry for entry in path if _place(entry) != here or _place(entry) in homes
+        ]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)
         try:
@@ -111,7 +139,9 @@ def _clean_environment() -> Iterator[None]:
 
 
 def _place(entry: str) -> Path | None:
-    """The path of a folder; None if it is relative to a current folder that was removed."""
+    """The path of a folder; None if it is relative to a current folder that was
+    removed.
+    """
     try:
         return Path(entry).resolve()
     except OSError:
@@ -132,11 +162,14 @@ def _elsewhere() -> Iterator[None]:
 
 @contextmanager
 def _defer_sigint() -> Iterator[None]:
-    """Delay an interrupt until a process has started, which would otherwise be left half initialised.
+    """Delay an interrupt until a process has started, which would otherwise be left
+    half initialised.
 
     The process inherits the blocked signal.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "pthread_sigmask"
+    ):
         yield
         return
     heard: list[int] = []
@@ -152,7 +185,9 @@ def _defer_sigint() -> Iterator[None]:
 
 
 def _init_worker() -> None:
-    """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep freed memory."""
+    """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and
+    keep freed memory.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import ctypes
     import multiprocessing
@@ -168,9 +203,12 @@ def _init_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a terminated worker
+    # or its semaphores would outlive a terminated worker
+    tqdm.set_lock(threading.RLock())
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # glibc: returned pages cost a tenth of the time
+        # glibc: returned pages cost a tenth of the time
+        with suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
-            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
+            # mmap threshold, trim threshold, top pad
+            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):
                 mallopt(option, size)

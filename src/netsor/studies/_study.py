@@ -1,4 +1,6 @@
-"""How every study runs: worker processes do tasks, finished ones are kept on disk, and a report has the result."""
+"""How every study runs: worker processes do tasks, finished ones are kept on disk, and
+a report has the result.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,29 @@ from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
 from . import _process_pool
 from ._cost import Cost
-from ._output_dir import Arrays, Folder, Store, cache_key, derive_seed, environment, to_csv, to_dataframe
+from ._output_dir import (
+    Arrays,
+    Folder,
+    Store,
+    cache_key,
+    derive_seed,
+    environment,
+    to_csv,
+    to_dataframe,
+)
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
-SHORT_SECONDS = 2.0  # draws that take less are made in this process: a worker takes a second to start, and plans again
+# draws that take less are made in this process: a worker takes a second to start, and
+# plans again
+SHORT_SECONDS = 2.0
 NOTHING: Iterator[None] = iter(())
 
 
 class Task(Protocol):
-    """A unit of work, and of storage on disk. Workers receive it by pickle. Tasks are equal if their keys are."""
+    """A unit of work, and of storage on disk. Workers receive it by pickle. Tasks are
+    equal if their keys are.
+    """
 
     @property
     def key(self) -> dict[str, Any]:
@@ -51,7 +66,9 @@ class Task(Protocol):
 class DrawTask:
     """Some draws of a network, for a study that samples."""
 
-    case: Any  # the network, of the study's own type; its `key` has everything that its draws depend on
+    # the network, of the study's own type; its `key` has everything that its draws
+    # depend on
+    case: Any
     index: int  # of the part
     draws: int
     seed: int
@@ -60,38 +77,54 @@ class DrawTask:
     @property
     def key(self) -> dict[str, Any]:
         """Everything that its numbers depend on."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("case", "backend")}
+        own = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("case", "backend")
+        }
         return cache_key({type(self).__name__: self.case.key, **own}, self.backend)
 
     @classmethod
     def split(cls, case: Any, draws: int, most: int, *how: Any) -> list[Self]:
         """Split `draws` into tasks of at most `most`; `how` are the other fields."""
-        return [cls(case, k, min(most, draws - start), *how) for k, start in enumerate(range(0, draws, most))]
+        return [
+            cls(case, k, min(most, draws - start), *how)
+            for k, start in enumerate(range(0, draws, most))
+        ]
 
     def sampling(self, **how: Any) -> Sampling:
         """How it draws."""
         seed = derive_seed(self.seed, *self.case.place, self.index)
-        return Sampling(self.draws, seed, backend=self.backend, **{"progress": False, **how})
+        return Sampling(
+            self.draws, seed, backend=self.backend, **{"progress": False, **how}
+        )
 
 
 def part_draws(most: int, seconds: float, one: float) -> int:
-    """The draws of a task: the largest power of two up to `most` that fits in the seconds, if a draw takes `one`."""
-    return int(2 ** math.floor(math.log2(min(most, max(1.0, seconds / max(one, 1e-9))))))
+    """The draws of a task: the largest power of two up to `most` that fits in the
+    seconds, if a draw takes `one`.
+    """
+    return int(
+        2 ** math.floor(math.log2(min(most, max(1.0, seconds / max(one, 1e-9)))))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """The validated options that all studies have."""
 
-    command: ClassVar[str]  # such as "netsor audit"; manifests that begin with it are of earlier runs
+    # such as "netsor audit"; manifests that begin with it are of earlier runs
+    command: ClassVar[str]
     kept: ClassVar[str] = "draws"  # the content of a finished task
     smaller: ClassVar[str]  # a remedy for long runs, such as "fewer draws"
-    side_by_side: ClassVar[tuple[str, ...]] = ()  # runs that differ only in these options may share a folder
+    # runs that differ only in these options may share a folder
+    side_by_side: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     title: ClassVar[Any]  # the work, in a few words
     files: ClassVar[Any]  # the names of the files that it writes, except the manifest
     remark: ClassVar[Any] = ""  # also printed before the study begins
-    own: ClassVar[Any] = False  # whether it runs programs of the user: in this process, and nothing is kept on disk
+    # whether it runs programs of the user: in this process, and nothing is kept on disk
+    own: ClassVar[Any] = False
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
@@ -103,22 +136,35 @@ class Request:
     def of(cls, *own: Any, seed: Any, rng: Any, out: Any, **others: Any) -> Self:
         """A request from the arguments of the study's function."""
         defaults = {"backend": "numpy", "device": None, "precision": "float64"}
-        backend, device, precision = (others.pop(name, default) for name, default in defaults.items())
-        others |= {"seed": chosen_seed(seed, rng), "backend": choose(backend, device, precision, cls.precisions)}
+        backend, device, precision = (
+            others.pop(name, default) for name, default in defaults.items()
+        )
+        others |= {
+            "seed": chosen_seed(seed, rng),
+            "backend": choose(backend, device, precision, cls.precisions),
+        }
         if out is not None or cls.out is not None:
             if not isinstance(out, str | Path) or not str(out):
-                allowed = "the name of a folder, a string or a Path; for the current one give '.'"
+                allowed = (
+                    "the name of a folder, a string or a Path; for the current one"
+                    " give '.'"
+                )
                 raise ArgumentError("out", out, allowed)
             others["out"] = Path(out)
         return cls(*own, **others)
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # during validation; afterwards it is frozen
+        # during validation; afterwards it is frozen
+        object.__setattr__(self, name, value)
 
     def options(self) -> dict[str, Any]:
         """The study's own options, for the manifest."""
         shared = {field.name for field in fields(Request)}
-        return {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in shared}
+        return {
+            f.name: as_json(getattr(self, f.name))
+            for f in fields(self)
+            if f.name not in shared
+        }
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -138,7 +184,11 @@ def as_json(value: Any) -> Any:
         return {str(name): as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(each) for each in value]
-    plain = value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    plain = (
+        value is None
+        or isinstance(value, int | str)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
     return value if plain else getattr(value, "__name__", str(value))
 
 
@@ -146,7 +196,8 @@ class Result:
     """The result of a study as text, HTML and files, all made from one document."""
 
     request: Request
-    _document: ClassVar[Any]  # (manifest=None): the result as a document; a folder also has a manifest
+    # (manifest=None): the result as a document; a folder also has a manifest
+    _document: ClassVar[Any]
     _files: ClassVar[Any]  # (): the files besides the report and the manifest, by name
     _spent: ClassVar[Any]  # (): the work, for the manifest
 
@@ -157,11 +208,14 @@ class Result:
         return to_cell(self._document())
 
     def table(self, verbose: bool = False) -> str:
-        """The result as text of 80 columns, the verdict first; `verbose` adds the details."""
+        """The result as text of 80 columns, the verdict first; `verbose` adds the
+        details.
+        """
         return to_text(self._document(), verbose)
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, the data and manifest.json into a folder, and return the path of the report.
+        """Write report.html, the data and manifest.json into a folder, and return the
+        path of the report.
 
         Files in the folder that no earlier run wrote are never overwritten.
         """
@@ -170,12 +224,19 @@ class Result:
         folder.prepare(request.files)
         manifest = {
             "command": request.typed or f"{request.command}, called from Python",
-            "options": json.loads(json.dumps(request.options())),  # as it will be read again
+            # as it will be read again
+            "options": json.loads(json.dumps(request.options())),
             "seed": request.seed,
             **environment(),
             **self._spent(),
         }
-        folder.put({"report.html": to_page(self._document(manifest)).encode(), **self._files()}, manifest)
+        folder.put(
+            {
+                "report.html": to_page(self._document(manifest)).encode(),
+                **self._files(),
+            },
+            manifest,
+        )
         return path / "report.html"
 
 
@@ -184,7 +245,8 @@ def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) ->
 
     def svg() -> bytes:
         with styled(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font lacks
+            # a name may have letters that the font lacks
+            warnings.simplefilter("ignore", UserWarning)
             return rendered(draw(*args), "svg")[0]
 
     return Figure(name, caption, svg)
@@ -208,7 +270,10 @@ class TableResult(Result):
         return {f"{name}.csv": table, f"{name}.json": content}
 
     def _spent(self) -> dict[str, Any]:
-        return {"random_numbers": self.random_numbers, "seconds": {"sampling": round(self.seconds, 3)}}
+        return {
+            "random_numbers": self.random_numbers,
+            "seconds": {"sampling": round(self.seconds, 3)},
+        }
 
 
 class Several(Generic[T]):
@@ -224,12 +289,16 @@ class Several(Generic[T]):
 
     def __getitem__(self, key: str | int) -> T:
         if isinstance(key, str) and key not in self._by_name:
-            raise KeyError(f"{key!r} was not requested; {', '.join(self._by_name)} were")
+            raise KeyError(
+                f"{key!r} was not requested; {', '.join(self._by_name)} were"
+            )
         return self._by_name[key] if isinstance(key, str) else list(self)[key]
 
 
 class Study(ABC, Generic[Found]):
-    """The part that differs between studies: tasks, their cost, and the result from their numbers."""
+    """The part that differs between studies: tasks, their cost, and the result from
+    their numbers.
+    """
 
     request: Any  # of the study's own type
 
@@ -242,7 +311,9 @@ class Study(ABC, Generic[Found]):
         """The cost; raises an error if memory is too small."""
 
     def least_seconds(self) -> float:
-        """About the least seconds of the clock, known before a large model is planned; 0 if that takes no time."""
+        """About the least seconds of the clock, known before a large model is planned;
+        0 if that takes no time.
+        """
         return 0.0
 
     def cheaper(self, cost: Cost) -> str:
@@ -263,17 +334,26 @@ class Study(ABC, Generic[Found]):
             self.request.folder(self.request.out).prepare(self.request.files)
 
     def run(self, executor: Executor | None = None) -> Found:
-        """Run the unfinished tasks, in an executor or in processes here, and write the report if there is a folder."""
+        """Run the unfinished tasks, in an executor or in processes here, and write the
+        report if there is a folder.
+        """
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         self.prepare()
         pool: AbstractContextManager[Any]
         device, alone = not request.backend.threads, cost.workers == 1
-        if executor is None and ((device and request.own) or (alone and (device or cost.seconds < SHORT_SECONDS))):
-            pool = nullcontext()  # here: a device serves one process, and short work needs no other
+        if executor is None and (
+            (device and request.own)
+            or (alone and (device or cost.seconds < SHORT_SECONDS))
+        ):
+            # here: a device serves one process, and short work needs no other
+            pool = nullcontext()
         else:  # another process may not know the functions of a user
             pool = (thread_pool if request.own else _process_pool.Workers)(cost.workers)
-        with one_blas_thread() if request.backend.threads else nullcontext(), pool as workers:
+        with (
+            one_blas_thread() if request.backend.threads else nullcontext(),
+            pool as workers,
+        ):
             result = self.result(Run(self, workers, executor))
         if request.out is not None:
             result.save(request.out)
@@ -283,11 +363,19 @@ class Study(ABC, Generic[Found]):
 class Run:
     """The running tasks of a study, and the numbers of finished ones: `run[task]`."""
 
-    def __init__(self, study: Study[Any], workers: Any, executor: Executor | None) -> None:
-        self.request, self.store, self.workers = study.request, study.request.store, workers
+    def __init__(
+        self, study: Study[Any], workers: Any, executor: Executor | None
+    ) -> None:
+        self.request, self.store, self.workers = (
+            study.request,
+            study.request.store,
+            workers,
+        )
         self.pool = executor or workers  # None: tasks are done here
         # other machines may have other disks: their numbers are kept here
-        self.folder = None if self.store is None or executor is not None else self.store.folder
+        self.folder = (
+            None if self.store is None or executor is not None else self.store.folder
+        )
         self.tasks: list[Any] = []  # of the study's own type
         self.kept: set[Task] = set()
         self._found: dict[Task, Arrays | None] = {}
@@ -310,7 +398,10 @@ class Run:
         if arrays is None and self.store is not None:
             arrays = self.store.load(task.key)
         if arrays is None:
-            allowed = f"left alone by others: finished {self.request.kept} were removed; run it again"
+            allowed = (
+                f"left alone by others: finished {self.request.kept} were removed; run"
+                " it again"
+            )
             raise ArgumentError("out", str(self.request.out), allowed)
         return arrays
 
@@ -322,23 +413,34 @@ class Run:
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Do other work in a worker, or here if none is free."""
         free = self.workers is not None and all(future.done() for future in self._begun)
-        begun: Future[T] = (self.workers if free else InlineExecutor()).submit(work, *args)
+        begun: Future[T] = (self.workers if free else InlineExecutor()).submit(
+            work, *args
+        )
         return begun
 
     def wait(
-        self, tasks: Sequence[Task] | None = None, title: str | None = None, meanwhile: Iterator[None] = NOTHING
+        self,
+        tasks: Sequence[Task] | None = None,
+        title: str | None = None,
+        meanwhile: Iterator[None] = NOTHING,
     ) -> None:
         """Wait for some tasks, or for all, and show progress.
 
         `meanwhile` is other work, done here piece by piece after each task.
         """
-        left = [task for task in dict.fromkeys(self.tasks if tasks is None else tasks) if task not in self._found]
+        left = [
+            task
+            for task in dict.fromkeys(self.tasks if tasks is None else tasks)
+            if task not in self._found
+        ]
         wanted = set(left)
 
         def done() -> Iterator[None]:
             begun = [future for future, task in self._begun.items() if task in wanted]
             here = ((task, compute(task)) for task in left)
-            there = ((self._begun[future], future.result()) for future in as_completed(begun))
+            there = (
+                (self._begun[future], future.result()) for future in as_completed(begun)
+            )
             for task, arrays in here if self.workers is None else there:
                 if self.store is not None and arrays is not None:
                     self.store.save(task.key, arrays)
@@ -353,8 +455,11 @@ class Run:
 
 def compute(task: Task, folder: Path | None = None) -> Arrays | None:
     """Do a task, and save its numbers in the folder; without one, return them."""
-    # CPU time, because others may use the machine too; but tasks in threads share their process
-    clock = time.process_time if current_thread() is main_thread() else time.perf_counter
+    # CPU time, because others may use the machine too; but tasks in threads share their
+    # process
+    clock = (
+        time.process_time if current_thread() is main_thread() else time.perf_counter
+    )
     start = clock()
     with one_blas_thread():
         arrays = {**task.run()}

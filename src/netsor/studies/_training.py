@@ -1,4 +1,6 @@
-"""The common part of coordinate checks and learning-rate sweeps: networks trained for a few steps."""
+"""The common part of coordinate checks and learning-rate sweeps: networks trained for a
+few steps.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from .._program import Program
-from .._validate import ArgumentError, Positive, as_number, check_fields, choice, listed, one_of, real, whole
+from .._validate import (
+    ArgumentError,
+    Positive,
+    as_number,
+    check_fields,
+    choice,
+    listed,
+    one_of,
+    real,
+    whole,
+)
 from ..engine import Plan
 from ..engine._draw_cost import Draw, planning_bytes
 from ..engine._memory import check_memory
@@ -35,7 +47,8 @@ from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
 FEWEST = 4  # draws: a standard error needs some
 PART_DRAWS = 64  # at most
-PART_SECONDS = 20.0  # of one core, at most, unless one draw takes longer: what an interrupted run loses
+# of one core, at most, unless one draw takes longer: what an interrupted run loses
+PART_SECONDS = 20.0
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
 NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
 
@@ -55,7 +68,8 @@ class TrainingCase:
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
     own: Any = None  # the request, if the network is a program of the user
-    place: tuple[int, ...] = ()  # the index of the width: draws of different widths are independent
+    # the index of the width: draws of different widths are independent
+    place: tuple[int, ...] = ()
 
     hyperparameters: ClassVar[Mapping[str, float]] = {}  # of the plan
     program: ClassVar[Any]  # all that is measured
@@ -77,8 +91,16 @@ class TrainingCase:
     def key(self) -> dict[str, Any]:
         """Everything that its draws depend on, which the name of the model is not."""
         assert self.model is not None
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in NOT_IN_KEYS}
-        values["model"] = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        values = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in NOT_IN_KEYS
+        }
+        values["model"] = {
+            name: value
+            for name, value in dataclasses.asdict(self.model).items()
+            if name != "name"
+        }
         key: dict[str, Any] = _study.as_json(values)
         return key
 
@@ -90,7 +112,12 @@ class TrainingCase:
             start, same = time.process_time(), dataclasses.replace(self, model=model)
             plan = same.plan
             seconds = time.process_time() - start
-            return Draw.of(plan, backend, seconds, planning_bytes(topological_order(same.program.outputs), False))
+            return Draw.of(
+                plan,
+                backend,
+                seconds,
+                planning_bytes(topological_order(same.program.outputs), False),
+            )
 
         if self.empty:
             return NO_DRAW
@@ -99,7 +126,9 @@ class TrainingCase:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRequest(_study.Request):
-    """A model or a function of the width, parametrisations, an optimiser and a batch, validated."""
+    """A model or a function of the width, parametrisations, an optimiser and a batch,
+    validated.
+    """
 
     model: Transformer | Build
     rules: tuple[Parametrisation, ...] = ()  # empty for a program
@@ -114,29 +143,43 @@ class TrainingRequest(_study.Request):
     vectors: Any = ()
     eps: Any = 0.0  # of Adam, at the width of the model
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # cases of a program have it in them
+    # cases of a program have it in them
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a worker needs: it shows no progress, so a user's function for that need not pickle."""
+        """All that a worker needs: it shows no progress, so a user's function for that
+        need not pickle.
+        """
         return {**self.__dict__, "progress": False}
 
     rates: ClassVar[Any] = 1  # about how many learning rates a draw has
     rates_text: ClassVar[Any] = ""
     axis: ClassVar[Any] = "width"  # what changes
-    promise_axis: ClassVar[Any] = "width"  # what a promise is compared with; else why it is compared with nothing
+    # what a promise is compared with; else why it is compared with nothing
+    promise_axis: ClassVar[Any] = "width"
     case_type: ClassVar[type[TrainingCase]]
-    case_options: ClassVar[Any]  # (rule, width, depth): other fields of a case; width and depth are over the model's
+    # (rule, width, depth): other fields of a case; width and depth are over the model's
+    case_options: ClassVar[Any]
     default_widths: ClassVar[tuple[float, ...]]
     # options for models alone, and for programs alone, with the reason
-    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "targets", "tokens"), "a program defines its batch")
+    of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("ids", "targets", "tokens"), "a program defines its batch"
+    )
     of_programs: ClassVar[Mapping[str, str]]
 
     def __post_init__(self) -> None:
         check_fields(self)
         names = [rule.name for rule in self.rules]
         if len(set(names)) < len(names):
-            raise ArgumentError("parametrisation", names, "names that are all different")
-        self._set("widths", sizes_of("widths", self.default_widths if self.widths is None else self.widths))
+            raise ArgumentError(
+                "parametrisation", names, "names that are all different"
+            )
+        self._set(
+            "widths",
+            sizes_of(
+                "widths", self.default_widths if self.widths is None else self.widths
+            ),
+        )
         self._set("vectors", self._vectors())
         for name, why in (self.of_models if self.own else self.of_programs).items():
             if getattr(self, name) is not None:
@@ -144,12 +187,22 @@ class TrainingRequest(_study.Request):
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
         elif self.rules:
-            allowed = "left out: a program defines its standard deviations and learning rates"
+            allowed = (
+                "left out: a program defines its standard deviations and learning rates"
+            )
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
         elif self.grow != GROW[0]:
-            raise ArgumentError("grow", self.grow, "left out: a program defines what grows with its width")
+            raise ArgumentError(
+                "grow",
+                self.grow,
+                "left out: a program defines what grows with its width",
+            )
         if len(self.at) < 2:
-            raise ArgumentError(f"{self.axis}s", list(self.at), "two or more that are finite: one has no exponent")
+            raise ArgumentError(
+                f"{self.axis}s",
+                list(self.at),
+                "two or more that are finite: one has no exponent",
+            )
 
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model to train."""
@@ -158,7 +211,11 @@ class TrainingRequest(_study.Request):
         if not all(isinstance(name, str) and name in VECTORS for name in given):
             raise ArgumentError("vectors", self.vectors, allowed)
         if given and (self.own or self.optimiser == "muon"):
-            why = "a program names what moves" if self.own else "Muon moves matrices alone"
+            why = (
+                "a program names what moves"
+                if self.own
+                else "Muon moves matrices alone"
+            )
             raise ArgumentError("vectors", given, f"left out: {why}")
         return tuple(name for name in VECTORS if name in given)
 
@@ -167,7 +224,9 @@ class TrainingRequest(_study.Request):
         if not self.rules:
             raise ArgumentError("parametrisation", [], "one name or more")
         if math.inf in self.widths:
-            raise ArgumentError("widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}")
+            raise ArgumentError(
+                "widths", list(self.widths), f"finite for {model.name}: {NO_LIMIT}"
+            )
         self._check_settings(model)
         self.cases(self.rules[0])  # rejects widths that the heads do not divide
         # the ids of the tokens, and a target for each: by default the next id
@@ -177,56 +236,100 @@ class TrainingRequest(_study.Request):
         )
         most = model.vocabulary or 1
         if ids is not None and self.tokens is not None:
-            raise ArgumentError("tokens", self.tokens, "left out: the ids say how many tokens there are")
+            raise ArgumentError(
+                "tokens", self.tokens, "left out: the ids say how many tokens there are"
+            )
         if ids is None and targets is not None:
-            raise ArgumentError("targets", targets, "left out without ids: one target for each id")
+            raise ArgumentError(
+                "targets", targets, "left out without ids: one target for each id"
+            )
         if ids is None:
-            ids = np.random.default_rng([self.seed, 1]).integers(0, most, (self.tokens or TOKENS) + 1).tolist()
+            ids = (
+                np.random.default_rng([self.seed, 1])
+                .integers(0, most, (self.tokens or TOKENS) + 1)
+                .tolist()
+            )
         if targets is None:
             if len(ids) < 2:
-                raise ArgumentError("ids", ids, "two or more, each the target of the one before; or give targets")
+                raise ArgumentError(
+                    "ids",
+                    ids,
+                    "two or more, each the target of the one before; or give targets",
+                )
             ids, targets = ids[:-1], ids[1:]
         for name, some in (("ids", ids), ("targets", targets)):
             self._set(name, tuple(whole(i, name, least=0) for i in some))
             if not some or max(some) >= most:
-                raise ArgumentError(name, list(some), f"one or more, below the vocabulary of {most}")
+                raise ArgumentError(
+                    name, list(some), f"one or more, below the vocabulary of {most}"
+                )
         if len(ids) != len(targets):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
         if model.positions == "learned" and len(ids) > (model.length or 0):
-            raise ArgumentError("tokens", len(ids), f"at most {model.length}, the positions of {model.name}")
+            raise ArgumentError(
+                "tokens",
+                len(ids),
+                f"at most {model.length}, the positions of {model.name}",
+            )
 
     def _check_settings(self, model: Transformer) -> None:
         """Refuse settings that would be ignored."""
         if self.grow != GROW[0] and set(self.widths) == {model.width}:
-            allowed = f"left out: the only width is that of {model.name}, so nothing grows with it"
+            allowed = (
+                f"left out: the only width is that of {model.name}, so nothing grows"
+                " with it"
+            )
             raise ArgumentError("grow", self.grow, allowed)
         rates = self.rates_by_kind
-        refuse_idle_settings(self.rules, Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis))
+        refuse_idle_settings(
+            self.rules,
+            Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis),
+        )
 
     @property
     def rates_by_kind(self) -> Mapping[str, float]:
-        """The learning rates of a model at its own width, by kinds of weights; empty if they are not yet known."""
+        """The learning rates of a model at its own width, by kinds of weights; empty if
+        they are not yet known.
+        """
         return {}
 
     def _check_eps(self) -> None:
         """Refuse an eps that is no number, or of an optimiser that has none."""
         real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:
-            raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
+            raise ArgumentError(
+                "eps", self.eps, f"0 for {self.optimiser}: it is for Adam"
+            )
 
-    def eps_by_kind(self, rule: Parametrisation, width: float, depth: float) -> tuple[tuple[str, float], ...]:
+    def eps_by_kind(
+        self, rule: Parametrisation, width: float, depth: float
+    ) -> tuple[tuple[str, float], ...]:
         """Adam's eps for each kind of weight of a model; empty if it is 0."""
-        return tuple((kind, self.eps * rule.scaling(kind).eps.of(width, depth)) for kind in KINDS if self.eps)
+        return tuple(
+            (kind, self.eps * rule.scaling(kind).eps.of(width, depth))
+            for kind in KINDS
+            if self.eps
+        )
 
     @property
     def name(self) -> str:
         """The trained network, in words."""
-        return self.model.name if isinstance(self.model, Transformer) else getattr(self.model, "__name__", "program")
+        return (
+            self.model.name
+            if isinstance(self.model, Transformer)
+            else getattr(self.model, "__name__", "program")
+        )
 
     @property
     def files(self) -> list[str]:
         """The names of the files: data files have that of the command."""
-        return ["report.html", *(f"{self.command.split()[1]}.{kind}" for kind in ("csv", "json", "pdf", "png"))]
+        return [
+            "report.html",
+            *(
+                f"{self.command.split()[1]}.{kind}"
+                for kind in ("csv", "json", "pdf", "png")
+            ),
+        ]
 
     @property
     def own(self) -> bool:
@@ -237,12 +340,18 @@ class TrainingRequest(_study.Request):
     def title(self) -> str:
         """The work, in a few words."""
         names = " and ".join(check.name for check in self.checks)
-        return f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at {self.sizes}"
+        return (
+            f"{self.name}, {names}: {self.rates_text}{self.draws:,} draws at"
+            f" {self.sizes}"
+        )
 
     @property
     def sizes(self) -> str:
         """The widths or depths that are drawn, in words."""
-        return f"{self.axis}s {', '.join(map(width_text, self.widths if self.axis == 'width' else self.at))}"
+        return (
+            f"{self.axis}s"
+            f" {', '.join(map(width_text, self.widths if self.axis == 'width' else self.at))}"
+        )
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -259,21 +368,31 @@ class TrainingRequest(_study.Request):
         model = self.model
         if not isinstance(model, Transformer):
             own = {"own": self, **self.case_options(rule, 1.0, 1.0)}
-            return tuple(self.case_type(n, None, place=(k,), **own) for k, n in enumerate(self.widths))
+            return tuple(
+                self.case_type(n, None, place=(k,), **own)
+                for k, n in enumerate(self.widths)
+            )
         trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
         cases: list[Any] = []
-        for width, depth in itertools.product(self.widths, getattr(self, "depths", (model.layers,))):
+        for width, depth in itertools.product(
+            self.widths, getattr(self, "depths", (model.layers,))
+        ):
             resized = scaled(model, int(width), depth, rule, self.grow)
             own = self.case_options(rule, width / model.width, depth / model.layers)
-            cases.append(self.case_type(width, resized, *trained, place=(len(cases),), **own))
+            cases.append(
+                self.case_type(width, resized, *trained, place=(len(cases),), **own)
+            )
         return tuple(cases)
 
     def part_draws(self, case: TrainingCase) -> int:
         """The draws of a task: each task plans again, so short ones would cost more."""
-        if case.model is None or not self.backend.threads:  # a device draws many together
+        # a device draws many together
+        if case.model is None or not self.backend.threads:
             return PART_DRAWS
         # a parametrisation changes numbers, not the cost of a draw
-        seconds = self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
+        seconds = (
+            self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
+        )
         return _study.part_draws(PART_DRAWS, PART_SECONDS, seconds)
 
 
@@ -286,21 +405,33 @@ class TrainingStudy(_study.Study[_study.Found]):
     @property
     def cases(self) -> list[Any]:
         """All networks."""
-        return [case for rule in self.request.checks for case in self.request.cases(rule)]
+        return [
+            case for rule in self.request.checks for case in self.request.cases(rule)
+        ]
 
     def tasks_of(self, case: Any, *lr: tuple[float, ...]) -> list[Any]:
         """The draws of one network; a sweep adds learning rates."""
         r = self.request
-        return self.task_type.split(case, r.draws, r.part_draws(case), r.seed, r.backend, *lr)
+        return self.task_type.split(
+            case, r.draws, r.part_draws(case), r.seed, r.backend, *lr
+        )
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""
-        every = [task for case in self.cases if not case.empty for task in self.tasks_of(case)]
+        every = [
+            task
+            for case in self.cases
+            if not case.empty
+            for task in self.tasks_of(case)
+        ]
         return sorted(every, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
-        request, where = self.request, dataclasses.replace(self.request.backend, precision="float64")
+        request, where = (
+            self.request,
+            dataclasses.replace(self.request.backend, precision="float64"),
+        )
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
         for case in request.cases(request.checks[0]):
@@ -308,15 +439,23 @@ class TrainingStudy(_study.Study[_study.Found]):
                 refuse_large(case.model, len(case.ids), False, True)
             draw, part = case.draw(where), min(draws, request.part_draws(case))
             count = math.ceil(draws / part)
-            alone = request.backend.threads and not request.own  # every task plans what it draws
+            # every task plans what it draws
+            alone = request.backend.threads and not request.own
             plans = rates if math.isinf(case.width) else count if alone else 1
-            seconds += draw.seconds * draws * rates + draw.compiling + draw.planning * plans
-            if math.isinf(case.width) and not case.empty and case.plan.expects:  # quadrature errors
+            seconds += (
+                draw.seconds * draws * rates + draw.compiling + draw.planning * plans
+            )
+            # quadrature errors
+            if math.isinf(case.width) and not case.empty and case.plan.expects:
                 seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
             numbers += draw.numbers * draws * rates
             one = max(one, draw.in_worker(part, request.backend))
             parts += rules * count
-        check_memory(one, f"a draw at {request.axis}s {list(request.at)}", "take smaller widths, or fewer tokens")
+        check_memory(
+            one,
+            f"a draw at {request.axis}s {list(request.at)}",
+            "take smaller widths, or fewer tokens",
+        )
         workers = worker_count(request.workers, parts, one, request.backend)
         overhead = overhead_seconds(workers, request.out is not None)
         return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
@@ -330,28 +469,48 @@ class TrainingStudy(_study.Study[_study.Found]):
     @staticmethod
     def spent(run: _study.Run) -> tuple[int, float]:
         """The random numbers and the seconds of all tasks."""
-        numbers, seconds = (sum(float(run[task][name]) for task in run.tasks) for name in ("random_numbers", "seconds"))
+        numbers, seconds = (
+            sum(float(run[task][name]) for task in run.tasks)
+            for name in ("random_numbers", "seconds")
+        )
         return int(numbers), seconds
 
 
-@lru_cache(maxsize=64)  # a command prepares twice: before the announcement and before the run
+# a command prepares twice: before the announcement and before the run
+@lru_cache(maxsize=64)
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
-    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):  # longer ones are not checked
+    # longer ones are not checked
+    if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):
         resolve_precision(case.plan, backend, draws)
 
 
 NO_LIMIT = (
-    "netsor has no limit of heads of a fixed dimension and logits of a vocabulary after a step; inf is for a function "
-    "of the width, with ns.nn.attend(…, scaling='linear') and outputs by ns.mean_dot"
+    "netsor has no limit of heads of a fixed dimension and logits of a vocabulary after"
+    " a step; inf is for a function of the width, with ns.nn.attend(…,"
+    " scaling='linear') and outputs by ns.mean_dot"
 )
 
 
-def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Parametrisation, ...]]:
-    """A model or a function of the width, and the parametrisations; for a model, by default SP and µP."""
+def subject_of(
+    model: Any, given: Any, optimiser: Any
+) -> tuple[Any, tuple[Parametrisation, ...]]:
+    """A model or a function of the width, and the parametrisations; for a model, by
+    default SP and µP.
+    """
     if model is None:
-        raise ArgumentError("model", None, "a model, or a function of the width that returns a Program")
+        raise ArgumentError(
+            "model", None, "a model, or a function of the width that returns a Program"
+        )
     own = is_function(model)
-    rules = given if isinstance(given, list | tuple) else [given] if given is not None else [] if own else ["sp", "mup"]
+    rules = (
+        given
+        if isinstance(given, list | tuple)
+        else [given]
+        if given is not None
+        else []
+        if own
+        else ["sp", "mup"]
+    )
     if rules:  # their learning rates depend on the optimiser
         one_of(optimiser, "optimiser", "", tuple(NAMED))
     described = model if own or isinstance(model, Transformer) else read(model)
@@ -359,17 +518,27 @@ def subject_of(model: Any, given: Any, optimiser: Any) -> tuple[Any, tuple[Param
 
 
 def is_function(model: Any) -> bool:
-    """Whether it is a function, or a PyTorch module; some configurations of Hugging Face can be called too."""
-    return callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
+    """Whether it is a function, or a PyTorch module; some configurations of Hugging
+    Face can be called too.
+    """
+    return (
+        callable(model)
+        and not isinstance(model, Transformer)
+        and not hasattr(model, "to_dict")
+    )
 
 
 def call_build(build: Build, width: float) -> Any:
-    """The result of a function of the width; rejects functions that take other arguments."""
+    """The result of a function of the width; rejects functions that take other
+    arguments.
+    """
     try:
         inspect.signature(build).bind(width)
     except TypeError as error:
         name = getattr(build, "__name__", "program")
-        raise ArgumentError("model", name, f"a function of the width alone: {error}") from None
+        raise ArgumentError(
+            "model", name, f"a function of the width alone: {error}"
+        ) from None
     except ValueError:  # some functions written in C have no signature
         pass
     return build(Width("n") if math.isinf(width) else int(width))
@@ -385,9 +554,18 @@ def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
     try:
-        sizes = sorted(math.inf if name == "widths" and as_number(v) == math.inf else whole(v, name) for v in given)
+        sizes = sorted(
+            (
+                math.inf
+                if name == "widths" and as_number(v) == math.inf
+                else whole(v, name)
+            )
+            for v in given
+        )
     except TypeError:
-        raise ArgumentError(name, given, "a sequence of integers, as [256, 1024, 4096]") from None
+        raise ArgumentError(
+            name, given, "a sequence of integers, as [256, 1024, 4096]"
+        ) from None
     if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, given, "one number or more, each once")
     return tuple(sizes)

@@ -1,4 +1,5 @@
-"""A PyTorch module at initialisation, read as a program; the laws of its parameters; a check of its real weights.
+"""A PyTorch module at initialisation, read as a program; the laws of its parameters; a
+check of its real weights.
 
 Examples
 --------

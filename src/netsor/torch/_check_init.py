@@ -1,4 +1,6 @@
-"""A check of real weights at step 0: parameters, and the forward and backward pass, against the declared laws."""
+"""A check of real weights at step 0: parameters, and the forward and backward pass,
+against the declared laws.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,61 @@ from .._html import to_cell
 from .._validate import ArgumentError, as_number, counted, seed_number, whole
 from ..models import read
 from ..models._metric_program import ATTENTION, BRANCHES, STREAM
-from ..models._metrics import effective_rank, of_attention, of_gram, of_logits, of_shares
+from ..models._metrics import (
+    effective_rank,
+    of_attention,
+    of_gram,
+    of_logits,
+    of_shares,
+)
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
-from ._init_tests import InitFinding, Reference, correlation_tests, holm, parameter_tests, pass_tests, reference_of
+from ._init_tests import (
+    InitFinding,
+    Reference,
+    correlation_tests,
+    holm,
+    parameter_tests,
+    pass_tests,
+    reference_of,
+)
 from ._network import inputs_of
 from ._parameters import Parameter, Parameters, with_declared
-from ._program import Node, UnsupportedError, captured, name_of, outputs_of_modules, path_of, refused
+from ._program import (
+    Node,
+    UnsupportedError,
+    captured,
+    name_of,
+    outputs_of_modules,
+    path_of,
+    refused,
+)
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
-SCORES = tuple(name for names in ATTENTION.values() for name in names)  # quantities that a mask changes
+# quantities that a mask changes
+SCORES = tuple(name for names in ATTENTION.values() for name in names)
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
 EXACT = ("value", "tie", "mask", "finite")  # comparisons without a p-value
-OF_PARAMETERS = ("value", "std", "mean", "shape", "tails", "rows", "columns", "independence", "tie")  # else of the pass
-FEWEST_DRAWS = 100  # of a pass: p-values beyond the largest tenth of them follow an exponential tail
+# else of the pass
+OF_PARAMETERS = (
+    "value",
+    "std",
+    "mean",
+    "shape",
+    "tails",
+    "rows",
+    "columns",
+    "independence",
+    "tie",
+)
+# of a pass: p-values beyond the largest tenth of them follow an exponential tail
+FEWEST_DRAWS = 100
 MOST_NAMED = 3  # parameters that a note names
 OWN = "its own initialisation"
 NOT_FOUND = "no reference: mistakes in the module's own code cannot be found"
-INCOMPLETE = "incomplete"  # the status if nothing departs, but parameters or pass were not checked
+# the status if nothing departs, but parameters or pass were not checked
+INCOMPLETE = "incomplete"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -46,7 +84,8 @@ class InitCheck:
     Attributes
     ----------
     findings : list of InitFinding
-        All departures: parameters in the order of the module, then the pass in the order of the forward pass.
+        All departures: parameters in the order of the module, then the pass in the
+        order of the forward pass.
     first : InitFinding or None
         The first finding along the network.
     tests : int
@@ -54,11 +93,13 @@ class InitCheck:
     parameters : int
         How many parameters the module has.
     unchecked : list of str
-        Parameters that no test looked at: those without a declared law, or with a law that has no test.
+        Parameters that no test looked at: those without a declared law, or with a law
+        that has no test.
     undeclared : list of str
         Parameters without a declared law.
     checked_pass : str
-        "forward and backward pass", "forward pass" (the reference has no gradients), or "" if no pass was checked.
+        "forward and backward pass", "forward pass" (the reference has no gradients), or
+        "" if no pass was checked.
     draws : int
         How many draws the pass was compared with; 0 if it was not checked.
     notes : list of str
@@ -84,7 +125,9 @@ class InitCheck:
 
     @property
     def status(self) -> str:
-        """ "FLAG" if something departs; else "incomplete" if no parameter or no pass was checked; else "ok"."""
+        """ "FLAG" if something departs; else "incomplete" if no parameter or no pass
+        was checked; else "ok".
+        """
         if self.findings:
             return FLAG
         complete = self.checked_pass and len(self.unchecked) < self.parameters
@@ -99,13 +142,23 @@ class InitCheck:
     def coverage(self) -> str:
         """What was checked, in a few words."""
         total = counted(self.parameters, "parameter")
-        unchecked = f"{len(self.unchecked):,} of {total} unchecked" if self.unchecked else f"all {total} checked"
-        done = f"{self.checked_pass} checked" if self.checked_pass else "forward and backward pass not checked"
+        unchecked = (
+            f"{len(self.unchecked):,} of {total} unchecked"
+            if self.unchecked
+            else f"all {total} checked"
+        )
+        done = (
+            f"{self.checked_pass} checked"
+            if self.checked_pass
+            else "forward and backward pass not checked"
+        )
         return f"{counted(self.tests, 'test')}; {unchecked}; {done}"
 
     @property
     def verdict(self) -> str:
-        """The status, what departs, what was checked, and what cannot be found without a reference."""
+        """The status, what departs, what was checked, and what cannot be found without
+        a reference.
+        """
         parts = [self._conclusion(), self.coverage]
         if not self.findings:  # what was checked matters most
             parts.reverse()
@@ -114,20 +167,32 @@ class InitCheck:
         return f"{self.status}: {'; '.join(parts)}"
 
     def _conclusion(self) -> str:
-        against = self.reference if self.reference == OWN else f"the reference {self.reference}"
+        against = (
+            self.reference
+            if self.reference == OWN
+            else f"the reference {self.reference}"
+        )
         if self.first is None:
             found = "agrees with" if self.ok else "was not compared in full with"
             return f"{self.name} {found} {against}"
         count = len({each.where for each in self._of_parameters()})
         what = counted(count, "parameter") if count else f"a {self.checked_pass}"
-        return f"{self.name} differs from {against} in {what}; look first at {self.first.where}"
+        return (
+            f"{self.name} differs from {against} in {what}; look first at"
+            f" {self.first.where}"
+        )
 
     def _of_parameters(self) -> list[InitFinding]:
         return [each for each in self.findings if each.what in OF_PARAMETERS]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, `ok`, `status`, `coverage` and `verdict`, as JSON can hold them."""
-        said = {name: getattr(self, name) for name in ("ok", "status", "coverage", "verdict")}
+        """All fields, `ok`, `status`, `coverage` and `verdict`, as JSON can hold
+        them.
+        """
+        said = {
+            name: getattr(self, name)
+            for name in ("ok", "status", "coverage", "verdict")
+        }
         return {**asdict(self), **said}
 
     def __str__(self) -> str:
@@ -139,22 +204,46 @@ class InitCheck:
     def _document(self) -> Document:
         wrong = self._of_parameters()
         rest = [each for each in self.findings if each.what not in OF_PARAMETERS]
-        ranges = f"Expected ranges hold 99 % of {self.draws} draws of the reference. " if self.draws else ""
-        subject = f"{ranges}p-values are adjusted for the number of tests." if self.tests else ""
-        because, most = (" (perhaps because of these parameters)", MOST_IMPLIED) if wrong else ("", MOST_SHOWN)
+        ranges = (
+            f"Expected ranges hold 99 % of {self.draws} draws of the reference. "
+            if self.draws
+            else ""
+        )
+        subject = (
+            f"{ranges}p-values are adjusted for the number of tests."
+            if self.tests
+            else ""
+        )
+        because, most = (
+            (" (perhaps because of these parameters)", MOST_IMPLIED)
+            if wrong
+            else ("", MOST_SHOWN)
+        )
         sections = [
             Section("Parameters that differ", _items(wrong, MOST_SHOWN)),
-            Section(f"Activations and gradients that differ{because}", _items(rest, most)),
+            Section(
+                f"Activations and gradients that differ{because}", _items(rest, most)
+            ),
         ]
         untested = [name for name in self.unchecked if name not in self.undeclared]
-        reasons = {"unknown to the reference": self.undeclared, "of a law that has no test": untested}
+        reasons = {
+            "unknown to the reference": self.undeclared,
+            "of a law that has no test": untested,
+        }
         notes = [
             f"{counted(len(names), 'parameter')} not checked, {why}: {_some(names)}"
             for why, names in reasons.items()
             if names
         ]
-        sections.append(Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]]))
-        return Document(f"Initialisation of {self.name}", self.verdict, subject, [s for s in sections if s.blocks])
+        sections.append(
+            Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]])
+        )
+        return Document(
+            f"Initialisation of {self.name}",
+            self.verdict,
+            subject,
+            [s for s in sections if s.blocks],
+        )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -165,9 +254,14 @@ def _some(names: Sequence[str]) -> str:
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
     """The first `most` findings: expected and found values, with the p-value."""
     texts: dict[tuple[str, str], str] = {}
-    wrong_std = {each.where for each in findings if each.what == "std"}  # by which a mean is judged
-    for each in (each for each in findings if each.what != "mean" or each.where not in wrong_std):
-        p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(" ", NO_BREAK)
+    # by which a mean is judged
+    wrong_std = {each.where for each in findings if each.what == "std"}
+    for each in (
+        each for each in findings if each.what != "mean" or each.where not in wrong_std
+    ):
+        p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(
+            " ", NO_BREAK
+        )
         label = each.what.replace("_", " ")
         if each.what in EXACT:
             label, p = "" if each.what in ("value", "finite") else label, ""
@@ -175,11 +269,22 @@ def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph
             label = "distribution"
         elif each.what.startswith("grad_"):
             mean = each.what in ("grad_mean_square", "grad_input")
-            label = "mean square of the gradient" if mean else f"squared gradient of {label.removeprefix('grad ')}"
-        texts.setdefault((each.where, label), f"{label + ': ' if label else ''}{each.text} {p}".rstrip())
+            label = (
+                "mean square of the gradient"
+                if mean
+                else f"squared gradient of {label.removeprefix('grad ')}"
+            )
+        texts.setdefault(
+            (each.where, label),
+            f"{label + ': ' if label else ''}{each.text} {p}".rstrip(),
+        )
     items = [Item(FLAG, where, text) for (where, _), text in texts.items()]
     rest = f"… and {len(items) - most} more: --json, or `findings` in Python, has all"
-    return [Items(items[:most]), *([Paragraph(rest)] if len(items) > most else [])] if items else []
+    return (
+        [Items(items[:most]), *([Paragraph(rest)] if len(items) > most else [])]
+        if items
+        else []
+    )
 
 
 def check_init(
@@ -194,29 +299,35 @@ def check_init(
     level: float = 1e-3,
     seed: int = 0,
 ) -> InitCheck:
-    """Check the real weights of a module before training against the initialisation that is declared for it.
+    """Check the real weights of a module before training against the initialisation
+    that is declared for it.
 
-    Every parameter is tested for its mean, standard deviation, shape of distribution, rows and columns, ties and
-    correlations. Then the module runs forward and backward once, and its activations, attention entropy, logits, loss
-    and gradient norms are compared with draws of their exact law under the declared initialisation. Attention masks are
-    compared entry by entry.
+    Every parameter is tested for its mean, standard deviation, shape of distribution,
+    rows and columns, ties and correlations. Then the module runs forward and backward
+    once, and its activations, attention entropy, logits, loss and gradient norms are
+    compared with draws of their exact law under the declared initialisation. Attention
+    masks are compared entry by entry.
 
     Parameters
     ----------
     module : torch.nn.Module or callable
         The module, or a function that makes it.
     args : torch.Tensor, sequence of int or tuple, optional
-        The inputs that the module is called with: one sequence of ids, or a tuple of inputs. 16 ids, if None.
+        The inputs that the module is called with: one sequence of ids, or a tuple of
+        inputs. 16 ids, if None.
     kwargs : mapping, optional
         Inputs by name.
     reference : optional
-        The declared initialisation: anything that `ns.models.read` takes, a `Transformer`, or another module or a
-        function that makes one. None: the module's own `config`, if netsor knows its family; else the module's own
+        The declared initialisation: anything that `ns.models.read` takes, a
+        `Transformer`, or another module or a function that makes one. None: the
+        module's own `config`, if netsor knows its family; else the module's own
         initialisation, which you pass as a function.
     declared : mapping of str to float or Parameter, optional
-        Laws of parameters by name or pattern, as in `ns.torch.parameters`; they replace those of the reference.
+        Laws of parameters by name or pattern, as in `ns.torch.parameters`; they replace
+        those of the reference.
     weights : str or pathlib.Path, optional
-        A .safetensors file (or its .index.json) of step 0, whose numbers replace those of the module.
+        A .safetensors file (or its .index.json) of step 0, whose numbers replace those
+        of the module.
     draws : int
         The number of draws of the law of a pass, 100 or more.
     level : float
@@ -249,30 +360,60 @@ def check_init(
         load_weights(real, Path(weights))
     _refuse_without_numbers(real)
     inputs, named = inputs_of(real, args), dict(kwargs or {})
-    known = reference if isinstance(reference, Reference) else reference_of(reference, inputs, named)
-    alone = "no reference was given: the module is compared with fresh ones that its own code makes"
+    known = (
+        reference
+        if isinstance(reference, Reference)
+        else reference_of(reference, inputs, named)
+    )
+    alone = (
+        "no reference was given: the module is compared with fresh ones that its own"
+        " code makes"
+    )
     net, notes, why_not = None, [alone] if own else [], ""
     try:
-        net = structure(captured(real, inputs, named, Parameters({}, 0)))  # no parameter is a constant
+        # no parameter is a constant
+        net = structure(captured(real, inputs, named, Parameters({}, 0)))
         if len(net.blocks) != len(known.masks):
-            why_not = f"it has {counted(len(net.blocks), 'block')}, and the reference has {len(known.masks)}"
+            why_not = (
+                f"it has {counted(len(net.blocks), 'block')}, and the reference has"
+                f" {len(known.masks)}"
+            )
     except UnsupportedError as error:
         why_not = str(error)
     numbers = dict(real.named_parameters())
-    laws = {name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()}
-    laws = {name: law for name, law in with_declared(laws, declared or {}).items() if law.law != "unknown"}
+    laws = {
+        name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()
+    }
+    laws = {
+        name: law
+        for name, law in with_declared(laws, declared or {}).items()
+        if law.law != "unknown"
+    }
     samples = 1 if known.laws is None else known.laws.samples
-    tests = [test for name, law in laws.items() for test in parameter_tests(name, numbers[name], law, samples)]
+    tests = [
+        test
+        for name, law in laws.items()
+        for test in parameter_tests(name, numbers[name], law, samples)
+    ]
     tested = {test.where for test in tests}
     tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
     pairs = zip(tests, holm([test.p for test in tests]), strict=True)
-    findings, count = [replace(test, p=float(p)) for test, p in pairs if p < level / 2], len(tests)
+    findings, count = (
+        [replace(test, p=float(p)) for test, p in pairs if p < level / 2],
+        len(tests),
+    )
     checked = ""
     if net is not None and not why_not:
         try:
             of_pass = _pass_findings(net, numbers, known, draws, seed, level / 2)
-            findings, count, checked = findings + of_pass.findings, count + of_pass.tests, of_pass.checked
-            why_not = "" if checked else "it has no quantity in common with the reference"
+            findings, count, checked = (
+                findings + of_pass.findings,
+                count + of_pass.tests,
+                of_pass.checked,
+            )
+            why_not = (
+                "" if checked else "it has no quantity in common with the reference"
+            )
         except UnsupportedError as error:
             why_not = str(error)
     if why_not:
@@ -297,34 +438,63 @@ def _refuse_without_numbers(module: Any) -> None:
     name = next((name for name, p in module.named_parameters() if p.is_meta), None)
     if name is not None:
         remedy = "make the module on the CPU"
-        raise ValueError(f"{name} is on the meta device and has no numbers to check: {remedy}")
+        raise ValueError(
+            f"{name} is on the meta device and has no numbers to check: {remedy}"
+        )
 
 
 def load_weights(module: Any, path: Path) -> None:
-    """Put the numbers of a .safetensors file, or of those that an .index.json names, into all parameters."""
+    """Put the numbers of a .safetensors file, or of those that an .index.json names,
+    into all parameters.
+    """
     try:
         from safetensors import SafetensorError
-        from safetensors.torch import load_file  # it executes nothing: a header of JSON, then numbers
+
+        # it executes nothing: a header of JSON, then numbers
+        from safetensors.torch import load_file
     except ImportError as error:
-        raise ImportError(f"weights={str(path)!r} needs safetensors: pip install safetensors ({error})") from error
+        raise ImportError(
+            f"weights={str(path)!r} needs safetensors: pip install safetensors"
+            f" ({error})"
+        ) from error
     try:
         if path.suffix == ".json":
             index = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         else:
             index = [path.name]
-        tensors = {name: x for file in sorted(set(index)) for name, x in load_file(path.parent / file).items()}
+        tensors = {
+            name: x
+            for file in sorted(set(index))
+            for name, x in load_file(path.parent / file).items()
+        }
     except OSError as error:
-        raise ArgumentError("weights", str(path), f"a file that can be read: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"weights={str(path)!r} is not a safetensors file: {error}") from None
+        raise ArgumentError(
+            "weights", str(path), f"a file that can be read: {error.strerror or error}"
+        ) from None
+    except (
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ValueError(
+            f"weights={str(path)!r} is not a safetensors file: {error}"
+        ) from None
     every = module.named_parameters(remove_duplicate=False)
-    given = {id(p): tensors[name] for name, p in every if name in tensors}  # one that is tied is in the file once
+    # one that is tied is in the file once
+    given = {id(p): tensors[name] for name, p in every if name in tensors}
     with torch.no_grad():
         for name, p in module.named_parameters():
             if id(p) not in given:
-                raise ArgumentError("weights", str(path), f"a file with the parameter {name}")
+                raise ArgumentError(
+                    "weights", str(path), f"a file with the parameter {name}"
+                )
             if given[id(p)].shape != p.shape:
-                raise ValueError(f"{name} has shape {tuple(given[id(p)].shape)} in {path}, not {tuple(p.shape)}")
+                raise ValueError(
+                    f"{name} has shape {tuple(given[id(p)].shape)} in {path}, not"
+                    f" {tuple(p.shape)}"
+                )
             p.copy_(given[id(p)])
 
 
@@ -336,24 +506,48 @@ def _own_reference(module: Any, real: Any) -> Any:
             if isinstance(module, torch.nn.Module):
                 return lambda: type(real)(real.config)
     if isinstance(module, torch.nn.Module):
-        raise ArgumentError("reference", None, "given: a configuration, or a function that makes a module as declared")
+        raise ArgumentError(
+            "reference",
+            None,
+            "given: a configuration, or a function that makes a module as declared",
+        )
     return module
 
 
-def _ties(module: Any, known: Reference, net: Structure | None) -> Iterator[InitFinding]:
+def _ties(
+    module: Any, known: Reference, net: Structure | None
+) -> Iterator[InitFinding]:
     """Parameters that are one and are declared to be two, and the other way round."""
     first: dict[int, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         own = first.setdefault(id(p), name)
         if own != name and name in (known.laws or {}):
-            yield InitFinding(name, "tie", 0.0, f"expected a parameter of its own, found the same tensor as {own}")
-    if known.laws is None and net and net.head and net.words and (net.head == net.words[0]) != known.tied:
+            yield InitFinding(
+                name,
+                "tie",
+                0.0,
+                f"expected a parameter of its own, found the same tensor as {own}",
+            )
+    if (
+        known.laws is None
+        and net
+        and net.head
+        and net.words
+        and (net.head == net.words[0]) != known.tied
+    ):
         said = ["a matrix of its own", "the embedding"]
-        yield InitFinding(net.head, "tie", 0.0, f"expected {said[known.tied]}, found {said[not known.tied]}")
+        yield InitFinding(
+            net.head,
+            "tie",
+            0.0,
+            f"expected {said[known.tied]}, found {said[not known.tied]}",
+        )
 
 
 class PassFindings(NamedTuple):
-    """Departures of the real pass, in the order of the network; the number of tests; what was compared."""
+    """Departures of the real pass, in the order of the network; the number of tests;
+    what was compared.
+    """
 
     findings: list[InitFinding]
     tests: int
@@ -361,24 +555,40 @@ class PassFindings(NamedTuple):
 
 
 def _pass_findings(
-    net: Structure, numbers: Mapping[str, Any], known: Reference, draws: int, seed: int, level: float
+    net: Structure,
+    numbers: Mapping[str, Any],
+    known: Reference,
+    draws: int,
+    seed: int,
+    level: float,
 ) -> PassFindings:
     law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
     try:
         quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
     except NotFiniteError as error:
         text = "expected finite activations, found NaN or infinity"
-        return PassFindings([InitFinding(error.where, "finite", 0.0, text)], 1, "forward pass")
-    laws = {(name, k): law[name][:, k] for name, k in quantities if name in law and k < law[name].shape[1]}
+        return PassFindings(
+            [InitFinding(error.where, "finite", 0.0, text)], 1, "forward pass"
+        )
+    laws = {
+        (name, k): law[name][:, k]
+        for name, k in quantities
+        if name in law and k < law[name].shape[1]
+    }
     real = {key: quantities[key] for key in laws}
     masks, compared = {}, 0  # masks that differ, by block; how many were compared
-    for k, (block, attention, mask) in enumerate(zip(net.blocks, weights, known.masks, strict=True)):
+    for k, (block, attention, mask) in enumerate(
+        zip(net.blocks, weights, known.masks, strict=True)
+    ):
         if attention is not None and attention.shape[-2:] == mask.shape:
             used = np.any(attention > 0, axis=0)
             compared += 1
             for i, j in (wrong := np.argwhere(used != mask))[:1]:
                 expected, found = ("not ", "") if used[i, j] else ("", "not ")
-                text = f"expected token {i} {expected}to attend to token {j}, found that it does {found}".rstrip()
+                text = (
+                    f"expected token {i} {expected}to attend to token {j}, found that"
+                    f" it does {found}".rstrip()
+                )
                 text += f"; {len(wrong)} pairs of tokens differ"
                 masks[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     findings = list(masks.values())
@@ -401,39 +611,66 @@ def _checked(compared: Iterable[tuple[str, int]]) -> str:
 def _path(net: Structure, name: str, k: int) -> str:
     """The module that a quantity is of."""
     if name.startswith(STARTS) or name == "grad_input":
-        return path_of(net.stacks[-1 if name.startswith("decoder") else 0][0].before) or "the input of the first block"
+        return (
+            path_of(net.stacks[-1 if name.startswith("decoder") else 0][0].before)
+            or "the input of the first block"
+        )
     if name in (*END, "grad_head", "grad_embedding"):
-        return (net.words[0] if name == "grad_embedding" and net.words else net.head) or "the output"
+        return (
+            net.words[0] if name == "grad_embedding" and net.words else net.head
+        ) or "the output"
     block = net.blocks[k]
     if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
     branch = block.branches.get(name.removesuffix("_share"))
     if branch is None:
         return block.path or "the module"
-    # the outermost module that returns it, such as the whole perceptron and not its dropout
-    return min(outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len)
+    # the outermost module that returns it, such as the whole perceptron and not its
+    # dropout
+    return min(
+        outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len
+    )
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
-    """Where a finding is along the network: a parameter at its module, a quantity at the end of its module."""
+    """Where a finding is along the network: a parameter at its module, a quantity at
+    the end of its module.
+    """
     places: dict[str, tuple[int, int]] = {}
     for k, (path, part) in enumerate(module.named_modules()):
         names = path.split(".") if path else []
-        places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}  # of those that it is inside of, too
-        places |= {".".join([*names, name]): (k, 0) for name, _ in part.named_parameters(recurse=False)}
+        # of those that it is inside of, too
+        places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}
+        places |= {
+            ".".join([*names, name]): (k, 0)
+            for name, _ in part.named_parameters(recurse=False)
+        }
     end = len(places)  # the backward pass comes last
-    return lambda finding: (end, 2) if finding.what.startswith("grad_") else places.get(finding.where, (end, 1))
+    return lambda finding: (
+        (end, 2)
+        if finding.what.startswith("grad_")
+        else places.get(finding.where, (end, 1))
+    )
 
 
 def forward_backward(
-    net: Structure, numbers: Mapping[str, Any], targets: Sequence[int] | None, masks: Sequence[Bools | None]
+    net: Structure,
+    numbers: Mapping[str, Any],
+    targets: Sequence[int] | None,
+    masks: Sequence[Bools | None],
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
-    """The quantities of a pass, by name and block, and the attention weights of each block, (heads, tokens, tokens).
+    """The quantities of a pass, by name and block, and the attention weights of each
+    block, (heads, tokens, tokens).
 
-    Quantities are in the order of the network, gradients last; those of the whole network are at block 0.
+    Quantities are in the order of the network, gradients last; those of the whole
+    network are at block 0.
     """
     parameters = {
-        name: p.detach().cpu().requires_grad_(p.is_floating_point() and name not in net.graph.frozen)
+        name: (
+            p.detach()
+            .cpu()
+            .requires_grad_(p.is_floating_point() and name not in net.graph.frozen)
+        )
         for name, p in numbers.items()
     }
     values = _values(net, parameters)
@@ -441,7 +678,12 @@ def forward_backward(
     quantities: dict[tuple[str, int], float] = {}
 
     def say(k: int, names: Sequence[str], found: Any) -> None:
-        quantities.update({(name, k): float(x) for name, x in zip(names, np.ravel(found), strict=True)})
+        quantities.update(
+            {
+                (name, k): float(x)
+                for name, x in zip(names, np.ravel(found), strict=True)
+            }
+        )
 
     def rows(node: Node, last: int = 1) -> Floats:
         x = values[node].detach().double().numpy()
@@ -454,41 +696,66 @@ def forward_backward(
 
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
         say(0, [prefix + name for name in STREAM], of_stream(stack[0].before))
-    branches = [name for name in BRANCHES if any(name in block.branches for block in net.blocks)]
+    branches = [
+        name for name in BRANCHES if any(name in block.branches for block in net.blocks)
+    ]
     weights: list[Floats | None] = []
     for k, block in enumerate(net.blocks):
         weights.append(None)
         if block.softmaxes:
             each = ([soft.args[0] for soft in block.softmaxes], block.softmaxes)
-            scores, attention = (np.concatenate([rows(node, 2) for node in nodes]) for nodes in each)
+            scores, attention = (
+                np.concatenate([rows(node, 2) for node in nodes]) for nodes in each
+            )
             weights[-1], mask = attention, masks[k] if k < len(masks) else None
             if mask is not None and mask.shape == attention.shape[-2:]:
                 say(k, SCORES, of_attention(scores, attention, allowed=mask))
         own = [name for name in BRANCHES if name in block.branches]
         added = [block.branches[name] for name in own]
         squares = [np.array([np.mean(rows(x) ** 2) for x in (block.before, *added)])]
-        squares += [] if block.middle is None else [np.array([np.mean(rows(block.middle) ** 2)])]
+        squares += (
+            []
+            if block.middle is None
+            else [np.array([np.mean(rows(block.middle) ** 2)])]
+        )
         shares = dict(zip(own, of_shares(*squares), strict=True))
-        say(k, [f"{name}_share" for name in branches], [shares.get(name, 0.0) for name in branches])
+        say(
+            k,
+            [f"{name}_share" for name in branches],
+            [shares.get(name, 0.0) for name in branches],
+        )
         say(k, STREAM, of_stream(block.stream))
     if net.logits is None:
         return quantities, weights
     logits = values[net.logits].double().reshape(-1, values[net.logits].shape[-1])
     logits = logits if targets is None else logits[: len(targets)]
-    right = logits.mean(-1) if targets is None else logits[range(len(targets)), list(targets)]
+    right = (
+        logits.mean(-1)
+        if targets is None
+        else logits[range(len(targets)), list(targets)]
+    )
     loss = (torch.logsumexp(logits, -1) - right).mean()
     std, _, largest = of_logits(logits.detach().numpy())
     say(0, END, (std, loss.item(), largest))
     loss.backward()
     for k, block in enumerate(net.blocks):
-        say(k, ["grad_mean_square"], _gradient(values[block.stream]) / values[block.stream].numel())
+        say(
+            k,
+            ["grad_mean_square"],
+            _gradient(values[block.stream]) / values[block.stream].numel(),
+        )
         for kind, names in block.matrices.items():
             say(k, [f"grad_{kind}"], sum(_gradient(parameters[name]) for name in names))
     first = values[net.stacks[0][0].before]
     say(0, ["grad_input"], _gradient(first) / first.numel())
-    ends = {"grad_embedding": net.words[0] if net.words else None, "grad_head": net.head}
+    ends = {
+        "grad_embedding": net.words[0] if net.words else None,
+        "grad_head": net.head,
+    }
     for what, name in ends.items():
-        if name is not None and (what == "grad_embedding" or name != ends["grad_embedding"]):
+        if name is not None and (
+            what == "grad_embedding" or name != ends["grad_embedding"]
+        ):
             say(0, [what], _gradient(parameters[name]))
     return quantities, weights
 
@@ -512,18 +779,30 @@ def _refuse_not_finite(net: Structure, values: Mapping[Node, Any]) -> None:
 def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
     """The values of all nodes; those of the streams will have gradients."""
     graph = net.graph
-    env: dict[Node, Any] = graph.constants | {node: parameters[name] for node, name in graph.parameters.items()}
+    env: dict[Node, Any] = graph.constants | {
+        node: parameters[name] for node, name in graph.parameters.items()
+    }
     for node in graph.nodes:
         if node.op == "call_function" and node not in env:
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-            target = torch.reshape if name_of(node) == "view" else node.target  # strides may differ under gradients
+            args, kwargs = torch.fx.node.map_arg(
+                (node.args, node.kwargs), env.__getitem__
+            )
+            # strides may differ under gradients
+            target = torch.reshape if name_of(node) == "view" else node.target
             try:
                 env[node] = target(*args, **kwargs)
             except RuntimeError as error:
                 reason = " ".join(str(error).split())
-                kinds = {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
-                remedy = f": its parameters are {' and '.join(sorted(kinds))}; make it with .float()"
-                raise refused(node, reason + (remedy if kinds != {"float32"} else "")) from error
+                kinds = {
+                    str(p.dtype).removeprefix("torch.") for p in parameters.values()
+                }
+                remedy = (
+                    f": its parameters are {' and '.join(sorted(kinds))}; make it with"
+                    " .float()"
+                )
+                raise refused(
+                    node, reason + (remedy if kinds != {"float32"} else "")
+                ) from error
             if node in net.streams and env[node].requires_grad:
                 env[node].retain_grad()
     return env

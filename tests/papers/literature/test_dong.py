@@ -1,4 +1,6 @@
-"""Rank collapse: the program without cancellation against literal layers, norms of BERT's tokens, and verdicts."""
+"""Rank collapse: the program without cancellation against literal layers, norms of
+BERT's tokens, and verdicts.
+"""
 
 import numpy as np
 import pytest
@@ -11,16 +13,22 @@ WIDTH, TOKENS, DRAWS = 8, 4, 1000
 
 
 def literal(layers, rng):
-    """log10 of |residual|/|mean| after each layer, every matrix drawn, as anyone would write it."""
+    """log10 of |residual|/|mean| after each layer, every matrix drawn, as anyone would
+    write it.
+    """
     x = rng.standard_normal((DRAWS, TOKENS, WIDTH))
     found = []
     for layer in range(layers + 1):
         if layer:
-            query, key, value = rng.standard_normal((3, DRAWS, WIDTH, WIDTH)) / np.sqrt(WIDTH)
+            query, key, value = rng.standard_normal((3, DRAWS, WIDTH, WIDTH)) / np.sqrt(
+                WIDTH
+            )
             scores = np.exp((x @ query) @ np.swapaxes(x @ key, 1, 2) / np.sqrt(WIDTH))
             x = scores / scores.sum(axis=2, keepdims=True) @ x @ value
         centre = x.mean(axis=1, keepdims=True)
-        sizes = [np.sqrt(np.mean(part**2, axis=(1, 2))) for part in (x - centre, centre)]
+        sizes = [
+            np.sqrt(np.mean(part**2, axis=(1, 2))) for part in (x - centre, centre)
+        ]
         found.append(np.log10(sizes[0] / sizes[1]))
     return np.stack(found)
 
@@ -31,7 +39,8 @@ def test_no_cancellation_changes_nothing():
     exact = study.pure(WIDTH, TOKENS, 2, DRAWS, seed=0)["log"]
     for layer in range(3):
         assert stats.ks_2samp(drawn[layer], exact[layer]).pvalue > 1e-4
-    assert stats.ks_2samp(drawn[2] + 0.3, exact[2]).pvalue < 1e-4  # a factor of 2 is rejected
+    # a factor of 2 is rejected
+    assert stats.ks_2samp(drawn[2] + 0.3, exact[2]).pvalue < 1e-4
 
 
 def test_collapse_is_cubic_far_below_rounding():
@@ -47,7 +56,10 @@ def test_coordinates_have_the_given_products():
     x -= x.mean(axis=1, keepdims=True)
     centre, residual = x.mean(axis=0), x - x.mean(axis=0)
     made, middle = study.coordinates(
-        centre @ centre / study.WIDTH, residual @ residual.T / study.WIDTH, residual @ centre / study.WIDTH, rng
+        centre @ centre / study.WIDTH,
+        residual @ residual.T / study.WIDTH,
+        residual @ centre / study.WIDTH,
+        rng,
     )
     assert np.allclose(made @ made.T, residual @ residual.T)
     assert np.allclose(made @ middle, residual @ centre)
@@ -56,15 +68,22 @@ def test_coordinates_have_the_given_products():
 
 
 def test_composite_norm():
-    assert study.composite(np.array([[1.0, -2.0], [3.0, 0.0]])) == pytest.approx(np.sqrt(4 * 3))
+    assert study.composite(np.array([[1.0, -2.0], [3.0, 0.0]])) == pytest.approx(
+        np.sqrt(4 * 3)
+    )
 
 
 @pytest.fixture(scope="module")
 def numbers():
-    """What a run would give that is as published, next to a small run of the theorem's layers."""
+    """What a run would give that is as published, next to a small run of the theorem's
+    layers.
+    """
     rng = np.random.default_rng(0)
     made = {
-        name: {"ratio": np.array(said)[:, None] * np.exp(0.05 * rng.standard_normal((len(said), 20)))}
+        name: {
+            "ratio": np.array(said)[:, None]
+            * np.exp(0.05 * rng.standard_normal((len(said), 20)))
+        }
         for name, said in study.PUBLISHED.items()
     }
     made["attention"]["ratio"] = made["attention"]["ratio"][:3]
@@ -91,7 +110,11 @@ def test_verdicts_come_out_either_way(numbers):
 
 
 def test_a_quick_run_says_what_it_leaves_out(numbers):
-    quick = {name: found for name, found in numbers.items() if name not in ("with skip", "transformer")}
+    quick = {
+        name: found
+        for name, found in numbers.items()
+        if name not in ("with skip", "transformer")
+    }
     assert [claim.verdict for claim in study.judge(quick)][1:3] == [ABSENT, ABSENT]
     assert len(study.draw(quick).axes) == 2
     assert len(study.draw(numbers).axes) == 3

@@ -11,7 +11,15 @@ from netsor_papers.literature import _gated_attention as study
 
 from ...keep import keep
 
-SMALL = {"HEADS": 2, "GROUPS": 1, "HEAD_DIM": 3, "STD": 0.6, "TOKENS": 4, "DIRECTIONS": 2, "DEEP_TOKENS": 2}
+SMALL = {
+    "HEADS": 2,
+    "GROUPS": 1,
+    "HEAD_DIM": 3,
+    "STD": 0.6,
+    "TOKENS": 4,
+    "DIRECTIONS": 2,
+    "DEEP_TOKENS": 2,
+}
 
 
 @pytest.fixture
@@ -26,7 +34,9 @@ def unit(x):
 
 
 def attend(x, queries, keys, values):
-    """Causal attention of tokens (draw, token, coordinate), by matrices of each draw."""
+    """Causal attention of tokens (draw, token, coordinate), by matrices of each
+    draw.
+    """
     q, k = unit(x @ queries), unit(x @ keys)
     scores = q @ np.swapaxes(k, 1, 2) / math.sqrt(q.shape[2])
     seen = np.tril(np.ones(scores.shape[1:], dtype=bool))
@@ -46,7 +56,9 @@ def test_heads_are_explicit_ones(kind, small):
     out = 0.6 * rng.standard_normal((draws, 3, 5))
     gates = gates if kind == "elementwise" else gates[:, :, :1]
     ahead, back = (
-        (scipy.special.expit(s * x @ gates) * attend(s * x, queries, keys, values)) @ out for s in (1.0, -1.0)
+        (scipy.special.expit(s * x @ gates) * attend(s * x, queries, keys, values))
+        @ out
+        for s in (1.0, -1.0)
     )
     squares = [((ahead + sign * back) ** 2).sum(axis=(1, 2)) for sign in (1, -1)]
     singular = np.linalg.svd(ahead, compute_uv=False) ** 2
@@ -57,11 +69,26 @@ def test_heads_are_explicit_ones(kind, small):
 
 @pytest.mark.parametrize("kind", keep(study.STACKS, "elementwise"))
 def test_gradients_are_those_of_explicit_stacks(kind, small):
-    """Two blocks of width 5, two heads that share keys and values; the gradient after the first by differences."""
+    """Two blocks of width 5, two heads that share keys and values; the gradient after
+    the first by differences.
+    """
     rng, draws = small, 2000
-    hidden = 4 if kind == "elementwise" else 6  # with gates two less, for six entries of the heads
-    shapes = ((2, 5, 3), (2, 5, 3), (5, 3), (5, 3), (6, 5), (5, hidden), (5, hidden), (hidden, 5))
-    blocks = [[0.6 * rng.standard_normal((draws, *shape)) for shape in shapes] for _ in range(2)]
+    # with gates two less, for six entries of the heads
+    hidden = 4 if kind == "elementwise" else 6
+    shapes = (
+        (2, 5, 3),
+        (2, 5, 3),
+        (5, 3),
+        (5, 3),
+        (6, 5),
+        (5, hidden),
+        (5, hidden),
+        (hidden, 5),
+    )
+    blocks = [
+        [0.6 * rng.standard_normal((draws, *shape)) for shape in shapes]
+        for _ in range(2)
+    ]
     readout = rng.standard_normal((draws, 5))
 
     def block(x, weights):
@@ -87,13 +114,18 @@ def test_gradients_are_those_of_explicit_stacks(kind, small):
         return (readout * unit(x)[:, -1]).sum(axis=1)
 
     x = block(0.6 * rng.standard_normal((draws, 2, 5)), blocks[0])
-    growth = np.log(gradient(lambda x: end(block(x, blocks[1])), x) / gradient(end, block(x, blocks[1])))
+    growth = np.log(
+        gradient(lambda x: end(block(x, blocks[1])), x)
+        / gradient(end, block(x, blocks[1]))
+    )
     same_law(growth, study.stacks(kind, 2, 5, 6, draws, seed=0)["growth"][:, 0], 0.4)
 
 
 def test_the_square_of_gates():
     z = scipy.stats.norm(scale=0.02 * math.sqrt(2048))
-    assert study.gate_square(2048) == pytest.approx(z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9)
+    assert study.gate_square(2048) == pytest.approx(
+        z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9
+    )
 
 
 def planted(even=(0.0, 0.2, 0.2), rank=(6, 48, 48), closed=0.6, growth=(6.0, 5.0, 5.0)):
@@ -101,8 +133,11 @@ def planted(even=(0.0, 0.2, 0.2), rank=(6, 48, 48), closed=0.6, growth=(6.0, 5.0
     noise, made = 1e-3 * np.array([-1.0, 1.0] * 5), {}
     for kind, share, size in zip(study.ALONE, even, rank, strict=True):
         spectrum = np.where(np.arange(study.TOKENS) < size, 1.0 / size, 1e-17)
-        made[f"head {kind}"] = {"even": share * (1 + noise), "spectrum": np.tile(spectrum, (10, 1)),
-                                "closed": closed + noise}  # fmt: skip
+        made[f"head {kind}"] = {
+            "even": share * (1 + noise),
+            "spectrum": np.tile(spectrum, (10, 1)),
+            "closed": closed + noise,
+        }
     for depth in study.MODELS:
         for kind, value in zip(study.STACKS, growth, strict=True):
             line = np.linspace(value, 0, len(study.places(depth)))
@@ -117,7 +152,8 @@ def verdicts(**changed):
 def test_verdicts():
     assert verdicts() == [AGREES] * 5
     assert verdicts(even=(0.0, 0.2, 0.05))[0] == DISAGREES  # one gate is nearly linear
-    assert verdicts(even=(0.1, 0.2, 0.2))[0] == DISAGREES  # attention without a gate is not linear
+    # attention without a gate is not linear
+    assert verdicts(even=(0.1, 0.2, 0.2))[0] == DISAGREES
     assert verdicts(rank=(6, 6, 48))[1:3] == [OUTSIDE, AGREES]
     assert verdicts(rank=(6, 48, 6))[1:3] == [AGREES, OUTSIDE]
     assert verdicts(closed=0.05)[3] == OUTSIDE

@@ -1,4 +1,6 @@
-"""Norms after, before and around branches: against backpropagation, and verdicts either way."""
+"""Norms after, before and around branches: against backpropagation, and verdicts either
+way.
+"""
 
 import math
 
@@ -38,14 +40,20 @@ def test_hidden_states_and_gradients_are_those_of_backpropagation(order, monkeyp
 
     x, states, slopes = norm(rng.standard_normal((draws, n))), [], []
     for branch in range(4):
-        y, slope = (x, np.eye(n)) if order == "Post-LN" else (norm(x), jacobian_of_norm(x))
+        y, slope = (
+            (x, np.eye(n)) if order == "Post-LN" else (norm(x), jacobian_of_norm(x))
+        )
         if branch % 2:
             gates, inner = rng.standard_normal((2, draws, 4 * n, n)) / math.sqrt(n)
             outer = rng.standard_normal((draws, n, 4 * n)) / math.sqrt(4 * n)
             g, u = apply(gates, y), apply(inner, y)
             open_ = scipy.special.expit(g)
             by_gate = u * open_ * (1 + g * (1 - open_))
-            slope = outer @ (by_gate[:, :, None] * gates + (g * open_)[:, :, None] * inner) @ slope
+            slope = (
+                outer
+                @ (by_gate[:, :, None] * gates + (g * open_)[:, :, None] * inner)
+                @ slope
+            )
             y = apply(outer, g * open_ * u)
         else:
             first, second = rng.standard_normal((2, draws, n, n)) / math.sqrt(n)
@@ -69,29 +77,60 @@ def test_hidden_states_and_gradients_are_those_of_backpropagation(order, monkeyp
     else:
         explicit = (states[1] ** 2).mean(axis=1)
         assert scipy.stats.ks_2samp(explicit, found["variance"][:, 0]).pvalue > 1e-4
-        assert scipy.stats.ks_2samp(1.15 * explicit, found["variance"][:, 0]).pvalue < 1e-4
+        assert (
+            scipy.stats.ks_2samp(1.15 * explicit, found["variance"][:, 0]).pvalue < 1e-4
+        )
 
 
 def test_powers_of_large_activations():
-    """W₂h with |h| ∝ c has gradient |h| under Pre-LN, |h|/|a| under Peri-LN and |h|/|x + a| before a last norm."""
-    for order, last_norm, expected in (("Pre-LN", False, 1), ("Peri-LN", False, 0), ("Pre-LN", True, 0)):
-        assert study.power(order, last_norm, 512, seed=0)["power"].mean() == pytest.approx(expected, abs=0.02)
+    """W₂h with |h| ∝ c has gradient |h| under Pre-LN, |h|/|a| under Peri-LN and |h|/|x
+    + a| before a last norm.
+    """
+    for order, last_norm, expected in (
+        ("Pre-LN", False, 1),
+        ("Peri-LN", False, 0),
+        ("Pre-LN", True, 0),
+    ):
+        assert study.power(order, last_norm, 512, seed=0)[
+            "power"
+        ].mean() == pytest.approx(expected, abs=0.02)
 
 
-def planted(pre=None, peri=None, post=-3.0, more=-3.0, change=(0.5, 1.0), powers=(1.0, 0.0, 1.0), noise=1e-3):
+def planted(
+    pre=None,
+    peri=None,
+    post=-3.0,
+    more=-3.0,
+    change=(0.5, 1.0),
+    powers=(1.0, 0.0, 1.0),
+    noise=1e-3,
+):
     """Hidden states and gradients by depth as published, or as given."""
     made = {}
     for part in study.parts(False):
         if part.work is study.power:
-            made[part.label] = {"power": powers[sum("perceptron" in label for label in made)] + noise * NOISE}
+            made[part.label] = {
+                "power": powers[sum("perceptron" in label for label in made)]
+                + noise * NOISE
+            }
             continue
         order, _, tokens = part.label.split()
         place = np.array([p for p in study.PLACES if p <= part.given["blocks"]])
-        states = {"Post-LN": lambda p: p**0, "Pre-LN": pre or (lambda p: np.exp(p / 8)),
-                  "Peri-LN": peri or (lambda p: 2.0 * p)}  # fmt: skip
-        backs = {"Post-LN": post if int(tokens) == study.TOKENS else more, "Pre-LN": change[1], "Peri-LN": change[0]}
+        states = {
+            "Post-LN": lambda p: p**0,
+            "Pre-LN": pre or (lambda p: np.exp(p / 8)),
+            "Peri-LN": peri or (lambda p: 2.0 * p),
+        }
+        backs = {
+            "Post-LN": post if int(tokens) == study.TOKENS else more,
+            "Pre-LN": change[1],
+            "Peri-LN": change[0],
+        }
         back, jitter = np.linspace(1, 0, len(place)), noise * NOISE[:, None]
-        made[part.label] = {"variance": states[order](place) * (1 + jitter), "log": (backs[order] + jitter) * back}
+        made[part.label] = {
+            "variance": states[order](place) * (1 + jitter),
+            "log": (backs[order] + jitter) * back,
+        }
     return made
 
 

@@ -1,4 +1,6 @@
-"""The study of published results as such: files, resuming, the command; and that every verdict has another side."""
+"""The study of published results as such: files, resuming, the command; and that every
+verdict has another side.
+"""
 
 import json
 import sys
@@ -15,9 +17,25 @@ from netsor.cli._main import Watch
 from netsor.cli._options import cli
 from netsor.cli._study_commands import literature_command
 from netsor.studies import _process_pool
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED, combine, decide_below, extrapolate
+from netsor_papers._significance import (
+    AGREES,
+    DISAGREES,
+    OUTSIDE,
+    UNDECIDED,
+    combine,
+    decide_below,
+    extrapolate,
+)
 from netsor_papers.literature import _study
-from netsor_papers.literature._result import Claim, Part, PartTask, Picture, Result, mean, within
+from netsor_papers.literature._result import (
+    Claim,
+    Part,
+    PartTask,
+    Picture,
+    Result,
+    mean,
+    within,
+)
 from netsor_papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
 
 from ...inline import Inline
@@ -53,7 +71,10 @@ SMALL = Result(
     links=("https://example.org",),
     setting="None.",
     quick="two.",
-    parts=lambda quick: [Part(name, halves, {"of": of}) for name, of in (("one", 1), ("two", 2))[: 1 if quick else 2]],
+    parts=lambda quick: [
+        Part(name, halves, {"of": of})
+        for name, of in (("one", 1), ("two", 2))[: 1 if quick else 2]
+    ],
     judge=judge,
     pictures=(Picture("small-halves", "Halves.", picture, rows),),
 )
@@ -72,7 +93,9 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     announced = study.estimate().seconds
     first = study.run()
     assert (
-        announced - study.estimate().seconds == sum(p.seconds for p in SMALL.parts(False)) > 0
+        announced - study.estimate().seconds
+        == sum(p.seconds for p in SMALL.parts(False))
+        > 0
     )  # what is there takes none
     assert first.claims["small"][0].verdict == AGREES
     for kind in ("csv", "pdf", "png"):
@@ -81,18 +104,24 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     assert "Halves &lt;of numbers&gt;" in page
     assert 'class="good"' in page
     assert "1 statement from 1 paper: 1 agree" in page
-    assert json.loads((tmp_path / "manifest.json").read_bytes())["command"] == "netsor literature, called from Python"
+    assert (
+        json.loads((tmp_path / "manifest.json").read_bytes())["command"]
+        == "netsor literature, called from Python"
+    )
     assert DONE == [1, 2]
     again = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
     assert DONE == [1, 2]
-    assert again.report.read_text().count("<svg") == 2  # the first screen, and its own section
+    # the first screen, and its own section
+    assert again.report.read_text().count("<svg") == 2
     LiteratureStudy(Request(("small",), out=tmp_path, seed=1)).run()
     assert DONE == [1, 2, 1, 2]  # other random numbers
 
 
 def test_files_of_others_are_left(small, tmp_path):
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds a report.html that is not of an earlier run"):
+    with pytest.raises(
+        ValueError, match=r"holds a report.html that is not of an earlier run"
+    ):
         LiteratureStudy(Request(("small",), out=tmp_path)).run()
     assert (tmp_path / "report.html").read_text() == "mine"
     assert DONE == []
@@ -129,14 +158,23 @@ def test_errors_name_the_argument():
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_every_result_is_whole(name):
-    """Parts are kept apart, on disk too; figures have different names; a quick run is quicker."""
+    """Parts are kept apart, on disk too; figures have different names; a quick run is
+    quicker.
+    """
     result = RESULTS[name]
     for quick in (True, False):
         parts = result.parts(quick)
         assert len({part.label for part in parts}) == len(parts)
-        assert len({json.dumps(PartTask(name, part, 0).key, sort_keys=True) for part in parts}) == len(parts)
-        assert all(part.work.__module__.startswith("netsor_papers.literature") for part in parts)
-    assert sum(p.seconds for p in result.parts(True)) <= sum(p.seconds for p in result.parts(False))
+        assert len(
+            {json.dumps(PartTask(name, part, 0).key, sort_keys=True) for part in parts}
+        ) == len(parts)
+        assert all(
+            part.work.__module__.startswith("netsor_papers.literature")
+            for part in parts
+        )
+    assert sum(p.seconds for p in result.parts(True)) <= sum(
+        p.seconds for p in result.parts(False)
+    )
     names = [p.name for other in RESULTS.values() for p in other.pictures]
     assert len(set(names)) == len(names)
     assert all(p.name.startswith(result.name) for p in result.pictures)
@@ -154,31 +192,52 @@ def test_a_share_is_within_or_not():
 
 def test_a_failure_outside_the_stated_range_is_no_disagreement():
     assert extrapolate(DISAGREES) == OUTSIDE
-    assert [extrapolate(verdict) for verdict in (AGREES, UNDECIDED)] == [AGREES, UNDECIDED]
+    assert [extrapolate(verdict) for verdict in (AGREES, UNDECIDED)] == [
+        AGREES,
+        UNDECIDED,
+    ]
     assert combine(AGREES, OUTSIDE) == OUTSIDE
     assert combine(OUTSIDE, DISAGREES) == DISAGREES
     assert combine(OUTSIDE, UNDECIDED) == UNDECIDED
 
 
-def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(small, monkeypatch, tmp_path):
+def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(
+    small, monkeypatch, tmp_path
+):
     def partly(numbers):
         claim = judge(numbers)[0]
-        return [claim, replace(claim, verdict=OUTSIDE), replace(claim, verdict=UNDECIDED)]
+        return [
+            claim,
+            replace(claim, verdict=OUTSIDE),
+            replace(claim, verdict=UNDECIDED),
+        ]
 
-    monkeypatch.setitem(RESULTS, "small", replace(SMALL, judge=partly, unread="the second half."))
+    monkeypatch.setitem(
+        RESULTS, "small", replace(SMALL, judge=partly, unread="the second half.")
+    )
     found = LiteratureStudy(Request(("small",), out=tmp_path, workers=1)).run()
-    assert found.summary == "3 statements from 1 paper: 1 agree, 0 disagree, 1 outside their stated range, 1 undecided."
+    assert (
+        found.summary
+        == "3 statements from 1 paper: 1 agree, 0 disagree, 1 outside their stated"
+        " range, 1 undecided."
+    )
     head, row, *_ = found.table().split("\n\n")[2].splitlines()
     assert head.split() == ["result", "agree", "disagree", "outside", "undecided"]
     assert row.split() == ["Halves", "<of", "numbers>", "*", "1", "0", "1", "1"]
-    assert "* We could read only a part of the paper; verdicts are about that part." in found.table()
+    assert (
+        "* We could read only a part of the paper; verdicts are about that part."
+        in found.table()
+    )
     assert max(map(len, found.table(verbose=True).splitlines())) <= 80
     page = found.report.read_text()
     assert "Not read: the second half." in page
     assert '<span class="absent">outside its stated range' in page
     monkeypatch.setitem(RESULTS, "small", SMALL)
     assert (
-        "We could read only" not in LiteratureStudy(Request(("small",), out=tmp_path / "read", workers=1)).run().table()
+        "We could read only"
+        not in LiteratureStudy(Request(("small",), out=tmp_path / "read", workers=1))
+        .run()
+        .table()
     )
 
 
@@ -189,9 +248,19 @@ def test_means_have_errors():
 
 
 def test_statements_as_a_data_frame(monkeypatch):
-    """A row for each statement; pandas is optional, so that its constructor is stood in for here."""
+    """A row for each statement; pandas is optional, so that its constructor is stood in
+    for here.
+    """
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     claim = Claim("published", "rule", "ours", AGREES)
-    rows = Finished.to_dataframe(SimpleNamespace(claims={"hron": (claim, claim), "noci": (claim,)}))
+    rows = Finished.to_dataframe(
+        SimpleNamespace(claims={"hron": (claim, claim), "noci": (claim,)})
+    )
     assert [row["result"] for row in rows] == ["hron", "hron", "noci"]
-    assert rows[0] == {"result": "hron", "published": "published", "rule": "rule", "ours": "ours", "verdict": AGREES}
+    assert rows[0] == {
+        "result": "hron",
+        "published": "published",
+        "rule": "rule",
+        "ours": "ours",
+        "verdict": AGREES,
+    }

@@ -1,4 +1,6 @@
-"""Gradients through deep networks: against backpropagation, laws of growth, and verdicts either way."""
+"""Gradients through deep networks: against backpropagation, laws of growth, and
+verdicts either way.
+"""
 
 import math
 
@@ -13,7 +15,13 @@ from netsor_papers.literature._depth import exponent
 
 def test_gradients_are_those_of_backpropagation(monkeypatch):
     """Three blocks of perceptrons with tanh, one token, width 6, drawn in full."""
-    sizes = (("WIDTH", 6), ("HIDDEN", 6), ("TOKENS", 1), ("STD", math.sqrt(1 / 6)), ("PLACES", (1,)))
+    sizes = (
+        ("WIDTH", 6),
+        ("HIDDEN", 6),
+        ("TOKENS", 1),
+        ("STD", math.sqrt(1 / 6)),
+        ("PLACES", (1,)),
+    )
     for name, value in sizes:
         monkeypatch.setattr(study, name, value)
     rng, draws = np.random.default_rng(0), 3000
@@ -22,7 +30,9 @@ def test_gradients_are_those_of_backpropagation(monkeypatch):
     slopes = []
     for first, second in zip(inner, outer, strict=True):
         hidden = np.einsum("dij,dj->di", first, np.tanh(x))
-        slopes.append((second * (hidden > 0)[:, None]) @ (first * (1 / np.cosh(x) ** 2)[:, None]))
+        slopes.append(
+            (second * (hidden > 0)[:, None]) @ (first * (1 / np.cosh(x) ** 2)[:, None])
+        )
         x = x + np.einsum("dij,dj->di", second, np.maximum(hidden, 0))
     back = rng.standard_normal((draws, 6))
     for slope in slopes[:0:-1]:
@@ -61,6 +71,8 @@ def test_verdicts():
 
 
 def test_the_table_has_one_kind_of_row():
-    rows = list(study.rows({part.label: {"log": logs(0.5)} for part in study.parts(False)}))
+    rows = list(
+        study.rows({part.label: {"log": logs(0.5)} for part in study.parts(False)})
+    )
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 36

@@ -1,4 +1,6 @@
-"""Critical temperatures: laws against quadrature and a layer; verdicts, from published and altered numbers."""
+"""Critical temperatures: laws against quadrature and a layer; verdicts, from published
+and altered numbers.
+"""
 
 import math
 
@@ -15,15 +17,21 @@ def test_the_entropy_of_two_tokens():
     z, weight = np.polynomial.hermite_e.hermegauss(200)
     for beta in (0.5, 2.0):
         a = scipy.special.expit(math.sqrt(2) * beta * z)
-        exact = weight / weight.sum() @ (scipy.special.entr(a) + scipy.special.entr(1 - a))
-        assert study.entropy(2, beta) == pytest.approx(exact, abs=1e-8)  # |q|²/d is not quite 1
+        exact = (
+            weight / weight.sum() @ (scipy.special.entr(a) + scipy.special.entr(1 - a))
+        )
+        # |q|²/d is not quite 1
+        assert study.entropy(2, beta) == pytest.approx(exact, abs=1e-8)
 
 
 def test_the_own_share_of_three_random_tokens():
     """Given the first token, the cosines with the others are independent."""
     t, weight = scipy.special.roots_gegenbauer(200, 3.0)  # dimension 8
     others = np.exp(-5.0 * (1 - t))
-    exact = np.sum(np.outer(weight, weight) / (1 + others + others[:, None])) / weight.sum() ** 2
+    exact = (
+        np.sum(np.outer(weight, weight) / (1 + others + others[:, None]))
+        / weight.sum() ** 2
+    )
     found = study.own_share(3, 5.0, 8)
     assert found.value == pytest.approx(exact, abs=1e-9)
     assert found.error < 1e-9
@@ -58,13 +66,15 @@ def test_verdicts():
     assert verdicts(numbers) == [AGREES, AGREES, OUTSIDE, *[AGREES] * 7]
     for label, found in numbers.items():
         if label != "entropy":
-            found["scale"] = found["scale"] * np.log(study.LENGTHS) ** 0.5  # another power, another level
+            # another power, another level
+            found["scale"] = found["scale"] * np.log(study.LENGTHS) ** 0.5
     numbers["entropy"]["entropy"][0, 1] = 0.2
     assert verdicts(numbers) == [DISAGREES, AGREES, OUTSIDE, *[OUTSIDE] * 7]
 
 
 def test_the_phases_have_another_side(monkeypatch):
-    monkeypatch.setattr(study, "own_share", lambda *_: study.Estimate(0.3, 0.0))  # the same at every scale
+    # the same at every scale
+    monkeypatch.setattr(study, "own_share", lambda *_: study.Estimate(0.3, 0.0))
     assert study._phases((0.5, 1.5), True).verdict == DISAGREES
 
 

@@ -1,4 +1,6 @@
-"""The transformer of Tensor Programs: recursions, programs and literal networks say the same, and verdicts can fail."""
+"""The transformer of Tensor Programs: recursions, programs and literal networks say the
+same, and verdicts can fail.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ def literal(width, rng):
             weights = np.tril(np.exp(some @ some.T / width))
             mixed.append(some + weights / weights.sum(axis=1, keepdims=True) @ some)
         z = normed(np.concatenate(mixed))
-        inner, outer = rng.standard_normal((2, width, width)) * np.sqrt(yang.VAR_W / width)
+        inner, outer = rng.standard_normal((2, width, width)) * np.sqrt(
+            yang.VAR_W / width
+        )
         biases = rng.standard_normal((2, width)) * np.sqrt(yang.VAR_B)
         x = normed(np.maximum(z @ inner + biases[0], 0) @ outer + biases[1] + z)
     return x @ x.T / width
@@ -39,10 +43,13 @@ def test_the_program_has_the_law_of_literal_networks():
     """Two entries of the kernel, Kolmogorov–Smirnov at level 1e-4 each."""
     rng = np.random.default_rng(0)
     drawn = np.stack([literal(WIDTH, rng) for _ in range(DRAWS)])
-    exact = np.asarray(yang.kernel_program(1, 2).draw(n=WIDTH, draws=DRAWS, progress=False))[:, 0]
+    exact = np.asarray(
+        yang.kernel_program(1, 2).draw(n=WIDTH, draws=DRAWS, progress=False)
+    )[:, 0]
     for i, j in ((0, 6), (3, 12)):
         assert stats.ks_2samp(drawn[:, i, j], exact[:, i, j]).pvalue > 1e-4
-    assert stats.ks_2samp(drawn[:, 0, 6], exact[:, 3, 12]).pvalue < 1e-4  # another entry is rejected
+    # another entry is rejected
+    assert stats.ks_2samp(drawn[:, 0, 6], exact[:, 3, 12]).pvalue < 1e-4
 
 
 @pytest.mark.slow
@@ -66,9 +73,14 @@ def numbers():
         "tangent limit": {"ours": np.ones((1, 2, 2)), "recursion": np.ones((1, 2, 2))},
         "kernel limit": {"ours": np.ones((2, 3, 3)), "recursion": np.ones((2, 3, 3))},
     }
-    for name, power, table in (("tangent", -0.5, study.TANGENT), ("kernel", -1.0, study.KERNEL)):
+    for name, power, table in (
+        ("tangent", -0.5, study.TANGENT),
+        ("kernel", -1.0, study.KERNEL),
+    ):
         for width in table:
-            made[f"{name} {width}"] = {"off": 1.2 * width**power * np.exp(0.5 * rng.standard_normal(300))}
+            made[f"{name} {width}"] = {
+                "off": 1.2 * width**power * np.exp(0.5 * rng.standard_normal(300))
+            }
     return made
 
 
@@ -79,7 +91,15 @@ def verdicts(numbers):
 def test_verdicts_come_out_either_way(numbers):
     assert verdicts(numbers) == [AGREES] * 6
     for place, change in (
-        (0, {"tangent limit": {"ours": np.full((1, 2, 2), 1.001), "recursion": np.ones((1, 2, 2))}}),
+        (
+            0,
+            {
+                "tangent limit": {
+                    "ours": np.full((1, 2, 2), 1.001),
+                    "recursion": np.ones((1, 2, 2)),
+                }
+            },
+        ),
         (1, {"tangent 16384": {"off": 3 * numbers["tangent 16384"]["off"]}}),
         (
             2,

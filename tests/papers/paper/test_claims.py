@@ -1,4 +1,6 @@
-"""Verdicts: they agree with what is known, can be negative, and turn when the limit is broken on purpose."""
+"""Verdicts: they agree with what is known, can be negative, and turn when the limit is
+broken on purpose.
+"""
 
 import dataclasses
 from functools import lru_cache
@@ -21,13 +23,20 @@ from ...keep import keep
 
 def filled(plan, cases):
     """Do the trials that these cases need."""
-    for part in {plan.part(c, t) for t in range(plan.trials) for case in cases for c in (case, case.limit)}:
+    for part in {
+        plan.part(c, t)
+        for t in range(plan.trials)
+        for case in cases
+        for c in (case, case.limit)
+    }:
         if plan.store.load(part.key) is None:
             plan.store.save(part.key, part.run())
 
 
 def test_the_exact_estimator_gives_the_known_divergence(tmp_path):
-    """D(width 16 ‖ limit) = 2.218e-2 ± 0.01e-2, from independent scripts; ours agrees within five joint errors."""
+    """D(width 16 ‖ limit) = 2.218e-2 ± 0.01e-2, from independent scripts; ours agrees
+    within five joint errors.
+    """
     plan = Request(("1b",), out=tmp_path, samples=20_000, trials=2).plan
     case = Case(width=16)
     filled(plan, [case])
@@ -47,7 +56,8 @@ def estimates(*values):
         (estimates(2e-2, 2e-3, 1.5e-4, 1e-5), "agrees"),
         (estimates(2e-2, 2e-3, 3e-3, 1e-5), "disagrees"),
         (estimates(2e-2, 2e-3, 2e-3, 1e-5), "undecided"),
-        (estimates(2e-2, 1.5e-2, 1e-2, 8e-3), "disagrees"),  # it falls, but not like a power below −1
+        # it falls, but not like a power below −1
+        (estimates(2e-2, 1.5e-2, 1e-2, 8e-3), "disagrees"),
     ],
 )
 def test_the_rule_of_falling_can_be_negative(values, verdict):
@@ -60,7 +70,9 @@ def test_the_rule_of_falling_can_be_negative(values, verdict):
 def test_a_limit_that_is_not_the_engines_own_turns_the_verdict():
     values = estimates(2e-2, 2e-3, 1.5e-4, 1e-5)
     for deviation, verdict in ((3.0, "agrees"), (9.0, "disagrees")):
-        found = Divergences(figures()["1b"], exact=values, limits=[Agreement(deviation, 6.0)] * 4)
+        found = Divergences(
+            figures()["1b"], exact=values, limits=[Agreement(deviation, 6.0)] * 4
+        )
         row = _claims.judged({"1b": found})[0]
         assert row.verdict == verdict
         assert "the closed-form limit and samples at infinite width are" in row.measured
@@ -72,10 +84,18 @@ NAMES = ("1b", "3b", "4b", "5b", "heads")
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Trials of every figure that a claim with a limit rests on; of the heads, one."""
-    plan = Request(NAMES, out=tmp_path_factory.mktemp("done"), samples=5_000, trials=2, estimator="exact").plan
+    plan = Request(
+        NAMES,
+        out=tmp_path_factory.mktemp("done"),
+        samples=5_000,
+        trials=2,
+        estimator="exact",
+    ).plan
     every = figures(tokens=5)
     chosen = {name: every[name] for name in NAMES}
-    chosen["heads"] = dataclasses.replace(every["heads"], cases=every["heads"].cases[:1])
+    chosen["heads"] = dataclasses.replace(
+        every["heads"], cases=every["heads"].cases[:1]
+    )
     filled(plan, [case for figure in chosen.values() for case in figure.cases])
     return plan, chosen
 
@@ -84,11 +104,18 @@ def verdicts(done):
     plan, chosen = done
     _densities.on_grid.cache_clear()
     Plan._agreement.cache_clear()
-    data = {name: _estimators.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
+    data = {
+        name: _estimators.MEASURES[figure.kind](plan, figure)
+        for name, figure in chosen.items()
+    }
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
 
 
-@pytest.mark.parametrize("heads", [(1, 256), pytest.param(HEADS, marks=pytest.mark.slow)], ids=["two", "nine"])
+@pytest.mark.parametrize(
+    "heads",
+    [(1, 256), pytest.param(HEADS, marks=pytest.mark.slow)],
+    ids=["two", "nine"],
+)
 def test_every_claim_agrees_with_the_right_limit(done, heads, monkeypatch):
     for module in (_claims, _estimators):
         monkeypatch.setattr(module, "HEADS", heads)
@@ -96,16 +123,25 @@ def test_every_claim_agrees_with_the_right_limit(done, heads, monkeypatch):
 
 
 def test_what_can_be_told_apart_is_computed_from_the_laws(done):
-    """The limit of ReLU is 6.8e-8 from a Gaussian in KL, that of figure 1 is 2.73e-4: from independent scripts.
+    """The limit of ReLU is 6.8e-8 from a Gaussian in KL, that of figure 1 is 2.73e-4:
+    from independent scripts.
 
-    Width 1024 is farther than the first from its own limit, so that figure 5 cannot tell one head from 64.
+    Width 1024 is farther than the first from its own limit, so that figure 5 cannot
+    tell one head from 64.
     """
     plan, chosen = done
     data = {
-        name: _estimators.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items() if name in ("1b", "5b")
+        name: _estimators.MEASURES[figure.kind](plan, figure)
+        for name, figure in chosen.items()
+        if name in ("1b", "5b")
     }
     clip, relu = separations(plan, data)
-    assert (clip.figure, clip.case.width, relu.figure, relu.case.width) == ("1b", 1024, "5b", 1024)
+    assert (clip.figure, clip.case.width, relu.figure, relu.case.width) == (
+        "1b",
+        1024,
+        "5b",
+        1024,
+    )
     assert clip.others[-1].kl == pytest.approx(2.73e-4, rel=5e-3)
     assert relu.others[-1].kl == pytest.approx(6.8e-8, rel=5e-3)
     assert {other.heads for other in clip.others if other.by_width} >= {1, 64, np.inf}
@@ -133,12 +169,18 @@ def narrow(law):
     return HeadSum(law.head, law.heads, 0.95 * law.scale, law.origin)
 
 
-@pytest.mark.parametrize("broken", [doubled, *(pytest.param(b, marks=pytest.mark.slow) for b in (gaussian, narrow))])
+@pytest.mark.parametrize(
+    "broken",
+    [doubled, *(pytest.param(b, marks=pytest.mark.slow) for b in (gaussian, narrow))],
+)
 def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
     for module in (_densities, _estimators):
-        monkeypatch.setattr(module, "limit_law", lru_cache(lambda case: broken(limit_law(case))))
+        monkeypatch.setattr(
+            module, "limit_law", lru_cache(lambda case: broken(limit_law(case)))
+        )
     for module in (_claims, _estimators):
-        monkeypatch.setattr(module, "HEADS", (1, 256))  # fewer steps make it no easier to disagree
+        # fewer steps make it no easier to disagree
+        monkeypatch.setattr(module, "HEADS", (1, 256))
     found = verdicts(done)
     monkeypatch.undo()
     _densities.on_grid.cache_clear()
@@ -149,21 +191,33 @@ def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", keep([doubled, gaussian], doubled))
 def test_a_distance_is_to_the_limit_as_it_was_given(broken):
-    """Through replicas of the right limit, a wrong one would be at the right one's distance."""
+    """Through replicas of the right limit, a wrong one would be at the right one's
+    distance.
+    """
     right = ns.paper.layer().law(n=ns.inf, draws=20_000)
     finite = ns.paper.layer().law(n=256, draws=20_000)
     wrong = broken(right)
-    wrong = HeadSum(wrong.head, wrong.heads, wrong.scale, Provenance("proved", "broken"), right.mixture)
+    wrong = HeadSum(
+        wrong.head,
+        wrong.heads,
+        wrong.scale,
+        Provenance("proved", "broken"),
+        right.mixture,
+    )
     found = ns.kl(finite, wrong)
     y = np.linspace(-8, 8, 8001)
     f, g = finite.pdf(y), wrong.pdf(y)
-    apart = np.trapezoid(np.where(f > 1e-200, f * (np.log(np.maximum(f, 1e-300)) - np.log(g)), 0.0), y)
+    apart = np.trapezoid(
+        np.where(f > 1e-200, f * (np.log(np.maximum(f, 1e-300)) - np.log(g)), 0.0), y
+    )
     assert found.value == pytest.approx(apart, abs=4 * found.error + 0.05 * apart)
     assert found.value > 1.3 * ns.kl(finite, right).value
 
 
 def test_scores_that_are_too_wide_disagree(tmp_path):
-    plan = Request(("2a",), out=tmp_path, samples=20_000, trials=2, estimator="exact").plan
+    plan = Request(
+        ("2a",), out=tmp_path, samples=20_000, trials=2, estimator="exact"
+    ).plan
     figure = figures()["2a"]
     for part in plan.parts(figure):
         plan.store.save(part.key, part.run())

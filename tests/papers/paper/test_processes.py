@@ -1,4 +1,6 @@
-"""Runs as processes: killed, interrupted, side by side, and in folders full of traps. No test depends on the clock."""
+"""Runs as processes: killed, interrupted, side by side, and in folders full of traps.
+No test depends on the clock.
+"""
 
 import contextlib
 import json
@@ -22,7 +24,8 @@ from ...inline import Inline
 from ...keep import keep
 
 NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
-UNILLUSTRATED = (  # the command without pictures, which take most of the time of a small run
+# the command without pictures, which take most of the time of a small run
+UNILLUSTRATED = (
     "from functools import partial\n"
     "from netsor.cli import main\n"
     "from netsor_papers.paper import _reproduce\n"
@@ -40,14 +43,21 @@ def read(folder):
 
 
 def stamps(folder):
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "parts").glob("*.npz")}
+    return {
+        path.name: path.stat().st_mtime_ns for path in (folder / "parts").glob("*.npz")
+    }
 
 
 class Running(subprocess.Popen):
     """A process in a new session; nothing of it is left when the test is over."""
 
     def __init__(self, command, **how):
-        how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **how}
+        how = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **how,
+        }
         super().__init__([str(word) for word in command], start_new_session=True, **how)
 
     def __exit__(self, *error):
@@ -93,7 +103,9 @@ def members(session):
 
 @pytest.fixture
 def inline(monkeypatch):
-    """In this process, without pictures: what is asked are the numbers, and what was kept."""
+    """In this process, without pictures: what is asked are the numbers, and what was
+    kept.
+    """
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
 
@@ -101,17 +113,22 @@ def inline(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", keep([1, 20], 1))
 def test_killed_runs_lose_nothing(kills, inline, tmp_path):
-    """kill −9 when some more parts are there, then once more to the end: the bytes of an undisturbed run."""
+    """kill −9 when some more parts are there, then once more to the end: the bytes of
+    an undisturbed run.
+    """
     moment = random.Random(kills)
     kept = {}
     for _ in range(kills):
-        with Running([*PLAIN, *COMMAND, "--out", tmp_path], stderr=subprocess.DEVNULL) as run:
+        with Running(
+            [*PLAIN, *COMMAND, "--out", tmp_path], stderr=subprocess.DEVNULL
+        ) as run:
             more = len(kept) + moment.randint(1, 8)
             run.until(lambda more=more: len(stamps(tmp_path)) >= more)
             run.kill()
             run.wait(HANG)
         now = stamps(tmp_path)
-        assert all(now[name] == kept[name] for name in kept)  # what was finished stays as it was
+        # what was finished stays as it was
+        assert all(now[name] == kept[name] for name in kept)
         kept = now
     for out in (tmp_path, tmp_path / "undisturbed"):
         PaperStudy(Request(("2a",), out=out, samples=3000, trials=8)).run()
@@ -124,29 +141,61 @@ def test_killed_runs_lose_nothing(kills, inline, tmp_path):
 @pytest.mark.parametrize("sent", keep([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
 def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     """An endless run, so that it is the signal that ends it."""
-    command = [*NETSOR, "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
+    command = [
+        *NETSOR,
+        "5",
+        "--samples",
+        "20000",
+        "--trials",
+        "300",
+        "--workers",
+        "2",
+        "--out",
+        tmp_path,
+    ]
     with Running(command) as run:
         run.until(lambda: len(stamps(tmp_path)) >= 2)
-        for _ in range(2 if sent == signal.SIGINT else 1):  # a second one changes nothing
+        # a second one changes nothing
+        for _ in range(2 if sent == signal.SIGINT else 1):
             run.send_signal(sent)
-        error = run.ended()  # stderr is at its end when the last process that had it is gone
+        # stderr is at its end when the last process that had it is gone
+        error = run.ended()
         if sent == signal.SIGINT:
             assert run.returncode == 130, error
-            assert error.splitlines()[-1] == ("netsor: interrupted; finished trials are kept; the same command resumes")
+            assert (
+                error.splitlines()[-1]
+                == "netsor: interrupted; finished trials are kept; the same command"
+                " resumes"
+            )
             assert "Traceback" not in error
         run.gone()
     store = Store(tmp_path / "parts")
     plan = Request(("5",), out=tmp_path, samples=20000, trials=300).plan
-    kept = [part for part in plan.parts(figures()["5b"]) if store.path(part.key).exists()]
+    kept = [
+        part for part in plan.parts(figures()["5b"]) if store.path(part.key).exists()
+    ]
     assert kept
     assert all(store.load(part.key) is not None for part in kept)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
-    """Python's tracker of semaphores had the last word, if the main thread was busy and the process was ended."""
+    """Python's tracker of semaphores had the last word, if the main thread was busy and
+    the process was ended.
+    """
     busy = "from netsor.cli import _main, main\n_main.GRACE = 0.0\nmain()\n"
-    more = ["reproduce", "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
+    more = [
+        "reproduce",
+        "5",
+        "--samples",
+        "20000",
+        "--trials",
+        "300",
+        "--workers",
+        "2",
+        "--out",
+        tmp_path,
+    ]
     with Running([sys.executable, "-c", busy, *more]) as run:
         run.until(lambda: len(stamps(tmp_path)) >= 1)
         run.send_signal(signal.SIGINT)
@@ -176,32 +225,64 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_waits_for_another_says_so(tmp_path):
     tmp_path.mkdir(exist_ok=True)
-    with FileLock(tmp_path / ".netsor.lock"), Running([*PLAIN, *TINY, "--out", tmp_path]) as run:
-        assert run.stderr.readline().startswith("netsor: figure 2a: 2 trials of 600 draws")
-        assert run.stderr.readline() == f"netsor: waiting for another run to leave {tmp_path}\n"
+    with (
+        FileLock(tmp_path / ".netsor.lock"),
+        Running([*PLAIN, *TINY, "--out", tmp_path]) as run,
+    ):
+        assert run.stderr.readline().startswith(
+            "netsor: figure 2a: 2 trials of 600 draws"
+        )
+        assert (
+            run.stderr.readline()
+            == f"netsor: waiting for another run to leave {tmp_path}\n"
+        )
         assert not (tmp_path / "report.html").exists()
         run.send_signal(signal.SIGINT)
         assert run.ended().startswith("netsor: interrupted")
         assert run.returncode == 130
 
 
-TRAP = "import os\nos.close(os.open({sprung!r}, os.O_CREAT))\nraise ImportError('a trap')\n"
-NAMES = ["signal", "pickle", "numpy", "scipy", "multiprocessing", "threading", "struct", "matplotlib", "tqdm", "random"]
+TRAP = (
+    "import os\nos.close(os.open({sprung!r}, os.O_CREAT))\nraise ImportError('a"
+    " trap')\n"
+)
+NAMES = [
+    "signal",
+    "pickle",
+    "numpy",
+    "scipy",
+    "multiprocessing",
+    "threading",
+    "struct",
+    "matplotlib",
+    "tqdm",
+    "random",
+]
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(tmp_path):
-    """As the installed command does it: a script in another folder, started where the data are.
+def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(
+    tmp_path,
+):
+    """As the installed command does it: a script in another folder, started where the
+    data are.
 
     Its workers do not import it either, so that it says what it says once.
     """
     script, data = tmp_path / "bin" / "netsor", tmp_path / "data"
     script.parent.mkdir()
     data.mkdir()
-    script.write_text("import sys\nfrom netsor.cli import main\nprint('begun', flush=True)\nsys.exit(main())\n")
+    script.write_text(
+        "import sys\nfrom netsor.cli import main\nprint('begun',"
+        " flush=True)\nsys.exit(main())\n"
+    )
     for name in NAMES:
-        (data / f"{name}.py").write_text(TRAP.format(sprung=str(tmp_path / f"{name}-was-imported")))
-    with Running([sys.executable, script, "reproduce", *TINY], cwd=data, stdout=subprocess.PIPE) as run:
+        (data / f"{name}.py").write_text(
+            TRAP.format(sprung=str(tmp_path / f"{name}-was-imported"))
+        )
+    with Running(
+        [sys.executable, script, "reproduce", *TINY], cwd=data, stdout=subprocess.PIPE
+    ) as run:
         out, error = run.communicate(timeout=HANG)
     assert not list(tmp_path.glob("*-was-imported"))
     assert (run.returncode, error.count("\n")) == (0, 1), error

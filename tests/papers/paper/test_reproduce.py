@@ -1,4 +1,6 @@
-"""Reproducing the paper: the same bytes however a run is cut up, and verdicts that could be negative."""
+"""Reproducing the paper: the same bytes however a run is cut up, and verdicts that
+could be negative.
+"""
 
 import csv
 import dataclasses
@@ -37,7 +39,9 @@ def table(path):
 
 
 def stamps(folder):
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "parts").glob("*.npz")}
+    return {
+        path.name: path.stat().st_mtime_ns for path in (folder / "parts").glob("*.npz")
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,9 +67,11 @@ def unillustrated(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All figures, small, in this process. The first is drawn, as every file, and stands for the others.
+    """All figures, small, in this process. The first is drawn, as every file, and
+    stands for the others.
 
-    The others are drawn by `test_every_figure_is_drawn`, and one of each kind by `test_one_estimator_alone`.
+    The others are drawn by `test_every_figure_is_drawn`, and one of each kind by
+    `test_one_estimator_alone`.
     """
     out, first = tmp_path_factory.mktemp("whole"), {}
 
@@ -105,25 +111,39 @@ def test_every_figure_has_its_files(whole):
 def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     _, done = whole
     page = done.report.read_text()
-    assert page.count("<figure ") == page.count("<svg") - page.count('role="img"') == len(NAMES)
+    assert (
+        page.count("<figure ")
+        == page.count("<svg") - page.count('role="img"')
+        == len(NAMES)
+    )
     assert page.count('<td data-head="Verdict"') == len(_claims.CLAIMS) == 7
     assert not re.search(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
     assert "<script" not in page
-    relu = re.search(r'<tr><td data-head="Figure"><a href="#figure-5b">.*?</tr>', page)[0]
+    relu = re.search(r'<tr><td data-head="Figure"><a href="#figure-5b">.*?</tr>', page)[
+        0
+    ]
     assert re.search(
         r">none of these</td><td [^>]*>1 head \(KL 6.8e-08\);", relu
     )  # what differs from width 1024, and what does not
 
 
 def test_figures_are_told_of_in_the_papers_order(whole):
-    """Their trials are drawn in another: those that take longest first, and so to the end no process waits."""
+    """Their trials are drawn in another: those that take longest first, and so to the
+    end no process waits.
+    """
     out, done = whole
     page = done.report.read_text()
     shown = re.findall(r'<figure id="figure-(\w+)"', page)
-    assert shown == ["1b", *(name for name in NAMES if name != "1b")]  # how KL falls, on the first screen
-    apart = " ".join(re.findall(r'<tr><td data-head="Figure"><a href="#figure-(\w+)">', page))
+    # how KL falls, on the first screen
+    assert shown == ["1b", *(name for name in NAMES if name != "1b")]
+    apart = " ".join(
+        re.findall(r'<tr><td data-head="Figure"><a href="#figure-(\w+)">', page)
+    )
     assert apart == "1b 3b 3b 3b 4b 5b heads heads"
-    cases = [part["case"] for part in json.loads((out / "manifest.json").read_text())["parts"]]
+    cases = [
+        part["case"]
+        for part in json.loads((out / "manifest.json").read_text())["parts"]
+    ]
     assert cases[1]["heads"] == 256
 
 
@@ -135,7 +155,9 @@ def test_the_report_shows_the_limit_law(whole):
     assert source == ns.paper.layer().latex(document=False, style="paper")
     box = re.search(r'<div class="formula boxed">.*?<details>', page, re.DOTALL)[0]
     assert r"\operatorname{Var}(Z^{u^{(4)}} \mid \mathring p) = \frac{1}{2} \sum" in box
-    elements = [ElementTree.fromstring(text) for text in re.findall(r"<math.*?</math>", page)]
+    elements = [
+        ElementTree.fromstring(text) for text in re.findall(r"<math.*?</math>", page)
+    ]
     assert len(elements) == 9
     last = "".join(elements[-1].itertext())
     assert last == "Var(Zu(4)|p˚)=12∑i,j,ka˚i,ja˚i,k𝔼[ZxjZxk]"
@@ -153,15 +175,24 @@ def test_formulas():
 def test_the_manifest_says_what_was_run(whole):
     out, _ = whole
     manifest = json.loads((out / "manifest.json").read_text())
-    assert set(manifest["versions"]) == {"netsor", "python", "numpy", "scipy", "matplotlib"}
+    assert set(manifest["versions"]) == {
+        "netsor",
+        "python",
+        "numpy",
+        "scipy",
+        "matplotlib",
+    }
     assert manifest["seed"] == 0
     assert manifest["options"]["trials"] == 2
     assert manifest["seconds"]["all"] > 0
-    assert manifest["random_numbers"] == sum(part["random_numbers"] for part in manifest["parts"])
+    assert manifest["random_numbers"] == sum(
+        part["random_numbers"] for part in manifest["parts"]
+    )
     for part in manifest["parts"]:
         case = part["case"]
         s, heads = case["tokens"], case["heads"]
-        if not case["score"] and case["activation"] == "clip":  # the count by formula, and one for the output
+        # the count by formula, and one for the output
+        if not case["score"] and case["activation"] == "clip":
             limit = case["width"] == "inf"
             numbers = heads * s if limit else s * (s + 1) // 2 + 1 + heads * (s + 2) + 1
             if s <= (16 if limit else case["width"]) - 1:
@@ -169,8 +200,11 @@ def test_the_manifest_says_what_was_run(whole):
 
 
 @pytest.mark.parametrize("workers", keep([1, 2, 3, 7], 2))
-def test_any_number_of_workers_makes_the_bytes_of_this_process(workers, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))  # no pictures; a partial can be sent
+def test_any_number_of_workers_makes_the_bytes_of_this_process(
+    workers, whole, tmp_path, monkeypatch
+):
+    # no pictures; a partial can be sent
+    monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))
     PaperStudy(Request(("1b",), out=tmp_path, **{**SMALL, "workers": workers})).run()
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
@@ -187,16 +221,26 @@ def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     options = Request(("2a",), out=out, **SMALL)
-    first, second, third = (options.plan.store.path(part.key) for part in options.plan.parts(FIGURE)[:3])
+    first, second, third = (
+        options.plan.store.path(part.key) for part in options.plan.parts(FIGURE)[:3]
+    )
     first.write_bytes(first.read_bytes()[:-100])
     content = bytearray(second.read_bytes())
     content[len(content) // 2] ^= 1
     second.write_bytes(content)
-    other = next(path for path in (out / "parts").glob("*.npz") if path not in (first, second, third))
+    other = next(
+        path
+        for path in (out / "parts").glob("*.npz")
+        if path not in (first, second, third)
+    )
     third.write_bytes(other.read_bytes())  # whole, but of other options
     PaperStudy(options).run()
     after = stamps(out)
-    assert {name for name in before if before[name] != after[name]} == {first.name, second.name, third.name}
+    assert {name for name in before if before[name] != after[name]} == {
+        first.name,
+        second.name,
+        third.name,
+    }
     assert read(out) == files
 
 
@@ -212,8 +256,14 @@ def test_other_options_never_mix_with_old_data(whole, inline, unillustrated, tmp
     assert read(tmp_path) == files
     part = old.plan.parts(FIGURE)[0]
     changes = [{"seed": 1}, {"samples": 700}, {"trial": 5}]
-    changes += [{"case": dataclasses.replace(part.case, **c)} for c in ({"width": 64}, {"heads": 3}, {"score": False})]
-    others = [old.plan.store.path(dataclasses.replace(part, **change).key) for change in changes]
+    changes += [
+        {"case": dataclasses.replace(part.case, **c)}
+        for c in ({"width": 64}, {"heads": 3}, {"score": False})
+    ]
+    others = [
+        old.plan.store.path(dataclasses.replace(part, **change).key)
+        for change in changes
+    ]
     assert len({old.plan.store.path(part.key), *others}) == 1 + len(changes)
 
 
@@ -228,7 +278,9 @@ def test_a_part_is_read_only_for_its_own_key(tmp_path):
     assert store.load({"a": 2}) is None
     whole = store.path({"a": 1}).read_bytes()
     for place in (*range(32), *range(32, len(whole), 13), len(whole) - 1):
-        store.path({"a": 1}).write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        store.path({"a": 1}).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
+        )
         assert store.load({"a": 1}) is None
         store.path({"a": 1}).write_bytes(whole[:place])
         assert store.load({"a": 1}) is None
@@ -238,11 +290,26 @@ def test_names_groups_and_parameters():
     assert Request(("all",)).chosen == Request().chosen == list(NAMES)
     assert Request(("heads", "1")).chosen == ["1a", "1b", "heads"]
     assert Request(("exp1",)).chosen == ["1a", "1b", "2b", "heads"]
-    assert set(GROUPS) == {"all", "1", "2", "3", "4", "5", "exp1", "exp2", "exp3", "exp4"}
+    assert set(GROUPS) == {
+        "all",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "exp1",
+        "exp2",
+        "exp3",
+        "exp4",
+    }
     every = figures(tokens=9)
     assert [case.width for case in every["1b"].cases] == [16, 64, 256, 1024]
     assert {case.tokens for case in every["4a"].cases} == {9}
-    assert [(c.heads, c.width, c.head_dim) for c in every["3b"].cases] == [(1, 64, 64), (4, 256, 64), (16, 1024, 64)]
+    assert [(c.heads, c.width, c.head_dim) for c in every["3b"].cases] == [
+        (1, 64, 64),
+        (4, 256, 64),
+        (16, 1024, 64),
+    ]
     assert {case.samples for case in every["5b"].cases} == {100_000}
     assert {case.samples for case in every["1b"].cases} == {50_000}
     plan = Request().plan
@@ -278,7 +345,9 @@ def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
 def test_one_estimator_alone(estimator, inline, tmp_path, monkeypatch):
     """A figure of each kind, drawn as the report has it."""
     monkeypatch.setattr(_figures, "KINDS", ("svg",))
-    done = ns.paper.reproduce("1b", "2a", "heads", out=tmp_path, estimator=estimator, **SMALL)
+    done = ns.paper.reproduce(
+        "1b", "2a", "heads", out=tmp_path, estimator=estimator, **SMALL
+    )
     rows = table(tmp_path / "1b.csv")
     assert {row["estimator"] for row in rows} == {estimator}
     assert done.report.exists()

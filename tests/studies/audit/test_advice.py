@@ -1,4 +1,6 @@
-"""Advice that no threshold decides: AdamW's first update, formulas of recipes, drawbacks of what is preferred."""
+"""Advice that no threshold decides: AdamW's first update, formulas of recipes,
+drawbacks of what is preferred.
+"""
 
 import math
 
@@ -8,7 +10,13 @@ import pytest
 import netsor as ns
 from netsor._document import to_text
 from netsor.studies.audit._differences import differences, drawbacks
-from netsor.studies.audit._document import GRADIENT_NOTE, adam_note, adam_updates, document, recipe_notes
+from netsor.studies.audit._document import (
+    GRADIENT_NOTE,
+    adam_note,
+    adam_updates,
+    document,
+    recipe_notes,
+)
 
 from .test_comparison import GROWN, MODEL, made
 
@@ -17,12 +25,17 @@ from .test_comparison import GROWN, MODEL, made
 def test_adams_first_update_does_not_depend_on_the_gradient(size):
     """Adam's first step on a drawn matrix and gradient, by its definition."""
     rng = np.random.default_rng(0)
-    weights, gradient = 0.02 * rng.standard_normal((200, 200)), size * rng.standard_normal((200, 200))
-    first, second = 0.1 * gradient, 0.001 * gradient**2  # moments, before the correction of their bias
+    weights, gradient = (
+        0.02 * rng.standard_normal((200, 200)),
+        size * rng.standard_normal((200, 200)),
+    )
+    # moments, before the correction of their bias
+    first, second = 0.1 * gradient, 0.001 * gradient**2
     update = 3e-4 * (first / 0.1) / (np.sqrt(second / 0.001) + 1e-15)
     model = ns.models.read("gpt2")
     ratio = np.sqrt(np.mean(update**2)) / weights.std()
-    assert adam_updates(model)["query"] == pytest.approx(ratio, rel=0.02)  # 1/√(2 · 40,000) is 0.004
+    # 1/√(2 · 40,000) is 0.004
+    assert adam_updates(model)["query"] == pytest.approx(ratio, rel=0.02)
     assert adam_updates(model)["MLP out"] == pytest.approx(math.sqrt(24) * 0.015)
 
 
@@ -39,7 +52,11 @@ def test_matrices_that_a_model_has():
 
 
 def test_recipes_have_their_formula():
-    models = [MODEL, ns.models.recipe(MODEL, "ntk"), ns.models.recipe(MODEL, "ntk").replace(eps=1e-6)]
+    models = [
+        MODEL,
+        ns.models.recipe(MODEL, "ntk"),
+        ns.models.recipe(MODEL, "ntk").replace(eps=1e-6),
+    ]
     (note,) = recipe_notes(models)
     assert note.startswith("ntk: std 1/√fan-in, embeddings of std 1")
     assert recipe_notes([MODEL.replace(name="a, recipe=none of ours")]) == []
@@ -47,12 +64,16 @@ def test_recipes_have_their_formula():
 
 def test_what_speaks_against_the_preferred_model():
     """Only where it is worse than all others, by a factor, with bands that part."""
-    models = made(GROWN, {"effective_rank": [2.0] * 4}, {**GROWN, "effective_rank": [6.0] * 4})
+    models = made(
+        GROWN, {"effective_rank": [2.0] * 4}, {**GROWN, "effective_rank": [6.0] * 4}
+    )
     found = differences(models)
     assert found.preferred == "b"
     assert drawbacks(models, "b") == ["effective rank 2 (5 to 6 in the others)"]
     assert drawbacks(models, "a") == drawbacks(models, None) == []
-    assert "Against “b”: effective rank 2 (5 to 6 in the others)." in to_text(document(models, found))
+    assert "Against “b”: effective rank 2 (5 to 6 in the others)." in to_text(
+        document(models, found)
+    )
     assert GRADIENT_NOTE not in to_text(document(models, found))
 
 

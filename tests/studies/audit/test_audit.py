@@ -1,4 +1,6 @@
-"""An audit: the same bits however it is cut up, nothing lost, nothing of somebody else's touched."""
+"""An audit: the same bits however it is cut up, nothing lost, nothing of somebody
+else's touched.
+"""
 
 import html
 import math
@@ -22,7 +24,14 @@ from netsor.studies.audit._request import Request
 
 from ...inline import Inline
 
-GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 30,
+}
 TINY = ns.models.read(GPT2)
 SMALL = {"tokens": 3, "draws": 40}
 
@@ -39,7 +48,8 @@ def bits(audit):
 
 @pytest.mark.slow
 def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
-    monkeypatch.setattr(_cases, "PART_DRAWS", 16)  # it is the parent that makes the parts
+    # it is the parent that makes the parts
+    monkeypatch.setattr(_cases, "PART_DRAWS", 16)
     two = bits(ns.audit(TINY, workers=2, **SMALL))
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     one = bits(ns.audit(TINY, workers=1, **SMALL))
@@ -53,7 +63,10 @@ def test_draws_do_not_depend_on_what_else_is_asked(inline):
     assert {key: both[key] for key in plain} == plain
     more = ns.audit(TINY, widths="actual", tokens=3, draws=50).actual["cosine"]
     assert more[:40].tobytes() == plain[TINY.name, 3, False, "cosine"]
-    assert bits(ns.audit(TINY, widths="actual", seed=1, **SMALL)).values() != plain.values()
+    assert (
+        bits(ns.audit(TINY, widths="actual", seed=1, **SMALL)).values()
+        != plain.values()
+    )
 
 
 def test_parts_are_draws_of_the_model(inline):
@@ -61,14 +74,21 @@ def test_parts_are_draws_of_the_model(inline):
     audit = ns.audit(TINY, widths="actual", **SMALL)
     parts = audit.request.tasks(audit.actual.subject)
     assert [part.draws for part in parts] == [16, 16, 8]
-    own = [TINY.probes(tokens=3).measure(p.draws, seed=p.sampling().seed, workers=1)["entropy"] for p in parts]
+    own = [
+        TINY.probes(tokens=3).measure(p.draws, seed=p.sampling().seed, workers=1)[
+            "entropy"
+        ]
+        for p in parts
+    ]
     np.testing.assert_array_equal(audit.actual["entropy"], np.concatenate(own))
     assert len(np.unique(audit.actual["entropy"][:, 0])) == 40
 
 
 def test_what_an_audit_looks_like_and_whom_it_tells(inline):
     reported = []
-    audit = ns.audit(TINY, widths="actual", progress=lambda *done: reported.append(done), **SMALL)
+    audit = ns.audit(
+        TINY, widths="actual", progress=lambda *done: reported.append(done), **SMALL
+    )
     assert reported == [(1, 3), (2, 3), (3, 3)]
     assert len(repr(audit)) < 120
     assert repr(audit).startswith("<Audit of gpt2: 40 draws; flagged: ")
@@ -76,19 +96,33 @@ def test_what_an_audit_looks_like_and_whom_it_tells(inline):
     shown = html.unescape(audit._repr_html_())
     for finding in audit.findings:
         assert (finding.brief if finding.verdict == OK else finding.measured) in shown
-    assert repr(audit.actual).startswith("<40 draws of gpt2 at its own widths: mean_square, ")
-    with pytest.raises(ValueError, match="progress=3 must be True, False or a function of"):
+    assert repr(audit.actual).startswith(
+        "<40 draws of gpt2 at its own widths: mean_square, "
+    )
+    with pytest.raises(
+        ValueError, match="progress=3 must be True, False or a function of"
+    ):
         ns.audit(TINY, progress=3)
 
 
 def test_results_are_mappings(inline):
-    audit = ns.audit(TINY, widths="actual", compare=TINY.replace(std=0.3, name="wide"), gradients=False, **SMALL)
+    audit = ns.audit(
+        TINY,
+        widths="actual",
+        compare=TINY.replace(std=0.3, name="wide"),
+        gradients=False,
+        **SMALL,
+    )
     first, second = audit
     assert (len(audit), second.model.name) == (2, "wide")
     for mapping in (first, first.at(3), first.actual):
         assert {"entropy", "loss", "input_cosine"} <= set(mapping)
         assert len(mapping) == len(list(mapping)) == len(dict(mapping))
-        assert ("entropy" in mapping, "nothing" in mapping, 0 in mapping) == (True, False, False)
+        assert ("entropy" in mapping, "nothing" in mapping, 0 in mapping) == (
+            True,
+            False,
+            False,
+        )
         assert mapping == mapping
         assert {mapping: 1}[mapping] == 1
     assert dict(first.actual)["entropy"] is first.actual["entropy"]
@@ -97,13 +131,22 @@ def test_results_are_mappings(inline):
 
 
 def test_a_limit_is_coupled_to_its_model(inline):
-    """Common random numbers: the largest scores of the first block, which vary in the limit too, go together."""
-    audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100, gradients=False)
+    """Common random numbers: the largest scores of the first block, which vary in the
+    limit too, go together.
+    """
+    audit = ns.audit(
+        TINY.replace(width=400, head_dim=200, hidden=50),
+        tokens=3,
+        draws=100,
+        gradients=False,
+    )
     pairs = audit.actual["score_max"][:, 0], audit.limit["score_max"][:, 0]
     assert np.corrcoef(*pairs)[0, 1] > 0.5  # 0 ± 0.1 if they were independent
 
 
-def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_path, monkeypatch):
+def test_finished_parts_are_kept_and_not_done_again(
+    inline, unillustrated, tmp_path, monkeypatch
+):
     whole = ns.audit(TINY, out=tmp_path / "whole", **SMALL)
     work = _study.compute
     left = iter(range(2))
@@ -120,11 +163,15 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
     assert len(parts) == 2
     assert not (tmp_path / "cut" / "report.html").exists()
     done = []
-    monkeypatch.setattr(_study, "compute", lambda part, folder: done.append(part) or work(part, folder))
+    monkeypatch.setattr(
+        _study, "compute", lambda part, folder: done.append(part) or work(part, folder)
+    )
     again = ns.audit(TINY, out=tmp_path / "cut", **SMALL)
     assert bits(again) == bits(whole)
     assert len(done) == 4  # of three for each of two widths
-    assert (tmp_path / "cut" / "audit.csv").read_bytes() == (tmp_path / "whole" / "audit.csv").read_bytes()
+    assert (tmp_path / "cut" / "audit.csv").read_bytes() == (
+        tmp_path / "whole" / "audit.csv"
+    ).read_bytes()
     parts[0].write_bytes(b"damaged")
     done.clear()
     assert bits(ns.audit(TINY, out=tmp_path / "cut", **SMALL)) == bits(whole)
@@ -142,9 +189,16 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
         replace(part, case=replace(part.case, tokens=4)),
         replace(part, case=replace(part.case, gradients=True)),
         replace(part, case=replace(part.case, ids=(0, 1, 2))),
-        *(replace(part, case=replace(part.case, model=TINY.replace(**change)))
-          for change in ({"std_q": 0.03}, {"eps": 1e-4}, {"tied": False}, {"score_cap": 30.0})),
-    ]  # fmt: skip
+        *(
+            replace(part, case=replace(part.case, model=TINY.replace(**change)))
+            for change in (
+                {"std_q": 0.03},
+                {"eps": 1e-4},
+                {"tied": False},
+                {"score_cap": 30.0},
+            )
+        ),
+    ]
     names = {Store(Path("parts")).path(p.key).name for p in (part, *others)}
     assert len(names) == 1 + len(others)
     renamed = replace(part, case=replace(part.case, model=TINY.replace(name="mine")))
@@ -153,7 +207,9 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
 
 
 def test_gradients_are_measured_where_they_cost_little():
-    """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
+    """Of the shortest of several inputs, whose draws are a part of the whole; by
+    counts, and not by the clock.
+    """
     model = TINY.replace(length=96, vocabulary=100)
     several = _request.Request((model,), tokens=(4, 96), draws=40, widths="both")
     assert 1.0 < several.times <= 2.0
@@ -171,14 +227,17 @@ def test_gradients_are_measured_where_they_cost_little():
 
 def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(ValueError, match=r"out=.* holds a report\.html that is not of an earlier run"):
+    with pytest.raises(
+        ValueError, match=r"out=.* holds a report\.html that is not of an earlier run"
+    ):
         ns.audit(TINY, out=tmp_path, **SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     found = ns.audit(TINY, **SMALL)
     with pytest.raises(ValueError, match=r"holds a report\.html"):
         found.save(tmp_path)
     assert found.save(tmp_path / "other").read_text().startswith("<!DOCTYPE html>")
-    ns.audit(TINY, out=tmp_path / "other", seed=5, **SMALL)  # an earlier audit's files are ours
+    # an earlier audit's files are ours
+    ns.audit(TINY, out=tmp_path / "other", seed=5, **SMALL)
 
 
 def test_the_quantities_are_those_of_the_models():
@@ -187,12 +246,21 @@ def test_the_quantities_are_those_of_the_models():
     names = set(model.probes(tokens=2, gradients=True).names)
     final = set(TINY.replace(tied=False).probes(tokens=2, gradients=True).final)
     fused = {"grad_qkv", "grad_qkv_ratio"}  # of PyTorch modules alone
-    assert names | final == set(EVERY) - {group.name for group in (*TOGETHER, *ROUTING)} - fused
+    assert (
+        names | final
+        == set(EVERY) - {group.name for group in (*TOGETHER, *ROUTING)} - fused
+    )
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
-    audit = ns.audit(TINY.replace(vocabulary=None), out=tmp_path, gradients=False, **SMALL)
-    assert audit.as_dict()["final"] == {"logit_std": None, "loss": None, "max_probability": None}
+    audit = ns.audit(
+        TINY.replace(vocabulary=None), out=tmp_path, gradients=False, **SMALL
+    )
+    assert audit.as_dict()["final"] == {
+        "logit_std": None,
+        "loss": None,
+        "max_probability": None,
+    }
     assert "the model has no logits" in audit.table()
     assert {f.name: f.verdict for f in audit.findings}["loss"] == NOT_APPLICABLE
 
@@ -211,27 +279,44 @@ def test_two_models_of_one_name_are_told_apart():
         ([TINY, TINY], [", again", ", again, again"]),
     ):
         request = Request((TINY, *others), widths="actual", **SMALL)
-        assert [model.name for model in request.models] == [TINY.name, *(f"{TINY.name}{words}" for words in reported)]
+        assert [model.name for model in request.models] == [
+            TINY.name,
+            *(f"{TINY.name}{words}" for words in reported),
+        ]
 
 
 WRONG = [
-    ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "tokens=1 must be 2 or more"), ({"tokens": 17}, "tokens=17"),
+    ({"tokens": 0}, "tokens=0 must be"),
+    ({"tokens": 1}, "tokens=1 must be 2 or more"),
+    ({"tokens": 17}, "tokens=17"),
     ({"draws": 14}, "draws=14 must be an integer, 15 or more: fewer"),
     ({"widths": "real"}, "widths='real' must be 'actual', 'inf'"),
-    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "two or more: an audit"), ({"ids": [1, -1]}, "ids=-1 must be"),
+    ({"ids": [1, 40]}, "ids=40"),
+    ({"ids": []}, "two or more: an audit"),
+    ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
-    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"),
+    ({"workers": 0}, "workers=0 must be"),
+    ({"seed": -1}, "seed=-1 must be"),
     ({"compare": "nothing"}, "must be the path of a file"),
-    ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
-    ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
-    ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
+    ({"tokens": 10**9}, "tokens=1000000000"),
+    ({"ids": [1, 2.5]}, "ids=2.5 must be"),
+    ({"ids": 5}, "ids=5 must be a sequence"),
+    ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
+    ({"tokens": []}, "tokens=[] must be one length or more"),
+    ({"quick": 1}, "quick=1 must be True or False"),
     ({"ids": [1, 2], "tokens": 3}, "ids and tokens cannot be combined"),
-    ({"sweep": {"std": [0.1]}}, "sweep={'std': [0.1]} must be over two numbers or more"),
+    (
+        {"sweep": {"std": [0.1]}},
+        "sweep={'std': [0.1]} must be over two numbers or more",
+    ),
     ({"sweep": {"std": "ab"}}, "sweep={'std': 'ab'} must be over two numbers or more"),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
-    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare cannot be combined"),
+    (
+        {"sweep": {"std": [0.1, 0.2]}, "compare": TINY},
+        "sweep and compare cannot be combined",
+    ),
     ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is not a field"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG)
@@ -244,17 +329,30 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
     monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**27)
-    with pytest.raises(ValueError, match=r"3 tokens on 1 worker would need 16\d MiB of memory \(available: 128 MiB"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"3 tokens on 1 worker would need 16\d MiB of memory \(available: 128 MiB"
+        ),
+    ):
         ns.audit(TINY, workers=1, **SMALL)
-    with pytest.raises(ValueError, match=r"layers=5000 must be at most 2000 for an audit of gpt2"):
+    with pytest.raises(
+        ValueError, match=r"layers=5000 must be at most 2000 for an audit of gpt2"
+    ):
         ns.audit(TINY.replace(layers=5000), **SMALL)
 
 
 def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch):
-    """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
+    """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what
+    one takes is less.
+    """
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("engine._draw_cost.BASE", "engine._draw_cost.MIN_DRAW_BYTES", "studies.audit.COPIES"):
+    for name in (
+        "engine._draw_cost.BASE",
+        "engine._draw_cost.MIN_DRAW_BYTES",
+        "studies.audit.COPIES",
+    ):
         monkeypatch.setattr(f"netsor.{name}", 0.0)
     together = min(block_of(subject.plan), 64)
     assert together > 2
@@ -265,7 +363,9 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
 
 
 def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
-    """The limit costs no more than the model itself, and has gradients unless the input is long."""
+    """The limit costs no more than the model itself, and has gradients unless the input
+    is long.
+    """
     model = ns.models.read("llama-3-8b").replace(layers=1)
     own, limit = (AuditCase(model, 64, None, infinite) for infinite in (False, True))
     assert limit.widths == {"n": math.inf, "d": 128, "m": math.inf}
@@ -280,6 +380,8 @@ def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
 @pytest.mark.parametrize(("tokens", "head_dim"), [(128, math.inf), (192, 64)])
 def test_a_limit_of_a_long_input_costs_no_more_than_the_model(tokens, head_dim):
     model = ns.models.read("gpt2").replace(layers=2)
-    own, limit = (AuditCase(model, tokens, None, infinite) for infinite in (False, True))
+    own, limit = (
+        AuditCase(model, tokens, None, infinite) for infinite in (False, True)
+    )
     assert limit.widths == {"n": math.inf, "d": head_dim, "m": math.inf}
     assert limit.plan.seconds(100) < own.plan.seconds(100)

@@ -1,4 +1,6 @@
-"""Intervals of quantiles that assume nothing of the law: their level, computed exactly."""
+"""Intervals of quantiles that assume nothing of the law: their level, computed
+exactly.
+"""
 
 import numpy as np
 import pytest
@@ -10,13 +12,21 @@ from netsor.studies.audit._findings import LEVEL, band, quantile_interval
 @pytest.mark.parametrize("draws", [10, 16, 50, 200, 1001])
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
 def test_the_level_is_kept_and_not_wasted(draws, q):
-    """Draws 1 … n in order: the ends are the ranks, and how often they miss is known exactly."""
-    low, high = quantile_interval(np.random.default_rng(0).permutation(np.arange(1.0, draws + 1)), q)
+    """Draws 1 … n in order: the ends are the ranks, and how often they miss is known
+    exactly.
+    """
+    low, high = quantile_interval(
+        np.random.default_rng(0).permutation(np.arange(1.0, draws + 1)), q
+    )
     below = stats.binom(draws, q)
-    misses_low = 0.0 if np.isinf(low) else below.cdf(low - 1)  # fewer than `low` draws below the quantile
+    # fewer than `low` draws below the quantile
+    misses_low = 0.0 if np.isinf(low) else below.cdf(low - 1)
     misses_high = 0.0 if np.isinf(high) else below.sf(high - 1)
     assert max(misses_low, misses_high) <= LEVEL / 2
-    tighter_low, tighter_high = (1 if np.isinf(low) else low + 1), (draws if np.isinf(high) else high - 1)
+    tighter_low, tighter_high = (
+        (1 if np.isinf(low) else low + 1),
+        (draws if np.isinf(high) else high - 1),
+    )
     assert below.cdf(tighter_low - 1) > LEVEL / 2
     assert below.sf(tighter_high - 1) > LEVEL / 2
 

@@ -1,8 +1,17 @@
-"""Networks whose exponents are known: perceptrons as Tensor Programs IV has them, and a small GPT-2."""
+"""Networks whose exponents are known: perceptrons as Tensor Programs IV has them, and a
+small GPT-2.
+"""
 
 import netsor as ns
 
-CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 60}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": 60,
+}
 X = [[1.0, 0.0], [0.6, 0.8]]
 
 
@@ -37,7 +46,8 @@ RATES = {
     "ntk": (sum_head, {"in": 1.0, "matrix": one_over, "head": one_over}),
     "sp": (sum_head, 0.001),
 }
-# what the first and the second layer, the output and the updates of in, matrix and head go like (Yang and Hu 2021)
+# what the first and the second layer, the output and the updates of in, matrix and head
+# go like (Yang and Hu 2021)
 THEORY = {
     "mup": {1: 0.0, 2: 0.0, "in": 0.0, "matrix": 0.0, "head": 0.0},
     "ntk": {1: -0.5, 2: -0.5, "in": -0.5, "matrix": -0.5, "head": 0.0},

@@ -1,4 +1,6 @@
-"""A wrong scale at initialisation is named, and following the advice turns the flag off."""
+"""A wrong scale at initialisation is named, and following the advice turns the flag
+off.
+"""
 
 import re
 
@@ -7,27 +9,69 @@ import pytest
 import netsor as ns
 from netsor.studies.coord_check._causes import Scale
 from netsor.studies.coord_check._request import Entry
-from netsor.studies.coord_check._rules import GROWS, KEPT, Exponent, Fit, Verdict, advice, wrong_scales
+from netsor.studies.coord_check._rules import (
+    GROWS,
+    KEPT,
+    Exponent,
+    Fit,
+    Verdict,
+    advice,
+    wrong_scales,
+)
 
 from ...keep import keep
 from .nets import CONFIG
 
 SMALL = {**CONFIG, "n_layer": 1}
 UNTIED = {**SMALL, "tie_word_embeddings": False}
-BROKEN = {  # the model, what is broken, what grows, what the advice scales, and its power
-    "scores over √d": (SMALL, {"scores": {"head_dim": -0.5}}, "scores", "the scores (with 1/d, not 1/√d)", "1/√n"),
-    "std of the head": (UNTIED, {"head": {"std": {"width": -0.5}}}, "logits", "the standard deviation of head", "1/√n"),
-    "tied logits": (SMALL, {"logits": {"width": 0.0}}, "logits", "the tied logits, by a factor behind them,", "1/n"),
+# the model, what is broken, what grows, what the advice scales, and its power
+BROKEN = {
+    "scores over √d": (
+        SMALL,
+        {"scores": {"head_dim": -0.5}},
+        "scores",
+        "the scores (with 1/d, not 1/√d)",
+        "1/√n",
+    ),
+    "std of the head": (
+        UNTIED,
+        {"head": {"std": {"width": -0.5}}},
+        "logits",
+        "the standard deviation of head",
+        "1/√n",
+    ),
+    "tied logits": (
+        SMALL,
+        {"logits": {"width": 0.0}},
+        "logits",
+        "the tied logits, by a factor behind them,",
+        "1/n",
+    ),
 }
-# one step of SGD hardly moves the scores of wide heads: their gradients are not yet aligned with the values
-CASES = [(name, by) for by in ("muon", "sgd") for name in BROKEN if (name, by) != ("scores over √d", "sgd")]
+# one step of SGD hardly moves the scores of wide heads: their gradients are not yet
+# aligned with the values
+CASES = [
+    (name, by)
+    for by in ("muon", "sgd")
+    for name in BROKEN
+    if (name, by) != ("scores over √d", "sgd")
+]
 WIDTHS = {"muon": [64, 1024], "sgd": [256, 4096]}
 
 
 def check_of(config, file, optimiser):
     grow = "head-dim" if "scores" in file else "heads"
-    how = {"grow": grow, "widths": WIDTHS[optimiser], "draws": 8, "tokens": 3, "progress": False, "workers": 1}
-    return ns.coord_check(config, parametrisation={"like": "mup", **file}, optimiser=optimiser, **how)[0]
+    how = {
+        "grow": grow,
+        "widths": WIDTHS[optimiser],
+        "draws": 8,
+        "tokens": 3,
+        "progress": False,
+        "workers": 1,
+    }
+    return ns.coord_check(
+        config, parametrisation={"like": "mup", **file}, optimiser=optimiser, **how
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +98,12 @@ SCALE = Scale("scores", "scores", -0.5, "the scores", frozenset({"query", "key"}
 def test_a_scale_is_the_cause_only_if_the_size_before_the_step_shows_it():
     grown = [made("change", "scores", 0.5, verdict=GROWS)]
     assert wrong_scales([SCALE], grown, [made("size", "scores", -0.5)], 0.1) == []
-    assert wrong_scales([SCALE], [made("change", "scores", 0.0)], [made("size", "scores", 0.0)], 0.1) == []
+    assert (
+        wrong_scales(
+            [SCALE], [made("change", "scores", 0.0)], [made("size", "scores", 0.0)], 0.1
+        )
+        == []
+    )
     (found,) = wrong_scales([SCALE], grown, [made("size", "scores", 0.0)], 0.1)
     assert (found.excess, found.slowed) == (0.5, {"query", "key"})
 
@@ -64,10 +113,15 @@ def test_learning_rates_are_those_behind_the_right_scale():
     grown = [made("change", "scores", 1.0, verdict=GROWS)]
     scales = wrong_scales([SCALE], grown, [made("size", "scores", 0.0)], 0.1)
     query, key, value = (
-        made("update", name, power, verdict=GROWS) for name, power in (("query", 0.5), ("key", 1.5), ("value", 0.5))
+        made("update", name, power, verdict=GROWS)
+        for name, power in (("query", 0.5), ("key", 1.5), ("value", 0.5))
     )
     lines = advice([query, key, value], grown, [], "n", scales)
     said = [re.match(r"scale (.*?) by (\S+):", line).groups() for line in lines]
-    assert said == [("the scores", "1/√n"), ("the learning rate of key", "1/n"), ("the learning rate of value", "1/√n")]
+    assert said == [
+        ("the scores", "1/√n"),
+        ("the learning rate of key", "1/n"),
+        ("the learning rate of value", "1/√n"),
+    ]
     still = made("update", "query", 0.0)
     assert "learning rate of query by √n" in advice([still], grown, [], "n", scales)[1]

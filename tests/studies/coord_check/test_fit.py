@@ -1,4 +1,6 @@
-"""The exponent and its error: intervals cover as often as they say, in a made-up case and in a network."""
+"""The exponent and its error: intervals cover as often as they say, in a made-up case
+and in a network.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ LEVEL = 1e-4  # of these tests
 
 
 def allowed(trials, p):
-    """How many of so many trials may be misses of probability p, at the level of these tests."""
+    """How many of so many trials may be misses of probability p, at the level of these
+    tests.
+    """
     return stats.binom.ppf([LEVEL / 2, 1 - LEVEL / 2], trials, p)
 
 
@@ -19,7 +23,10 @@ def test_the_interval_covers_with_few_replicas_of_unequal_spread():
     rng = np.random.default_rng(0)
     at, spread, trials, misses = (64, 256, 1024), (0.6, 0.2, 0.1), 1000, 0
     for _ in range(trials):
-        draws = [np.exp(0.3 * np.log(n) + s * rng.standard_normal(6)) for n, s in zip(at, spread, strict=True)]
+        draws = [
+            np.exp(0.3 * np.log(n) + s * rng.standard_normal(6))
+            for n, s in zip(at, spread, strict=True)
+        ]
         e = fit(draws, at, level=0.05).exponent
         misses += not e.low <= 0.3 <= e.high
     low, high = allowed(trials, 0.05)
@@ -28,7 +35,9 @@ def test_the_interval_covers_with_few_replicas_of_unequal_spread():
 
 
 def test_the_interval_covers_in_a_network():
-    """ΔW x of one layer is η|x|² n^(−1/2) times a Gaussian vector: log √(χ²_n/n) has a known mean."""
+    """ΔW x of one layer is η|x|² n^(−1/2) times a Gaussian vector: log √(χ²_n/n) has a
+    known mean.
+    """
     at, groups, of = (16, 64), 400, 8
     found = []
     for k, n in enumerate(at):
@@ -36,12 +45,20 @@ def test_the_interval_covers_in_a_network():
         y = w @ ns.data([1.0, 0.5])
         loss = ns.dot(ns.gaussian(n), y)
         move = ns.step(y, loss, lr=0.1) - y
-        found.append(np.sqrt(ns.Program(ns.mean_dot(move, move)).draw(draws=groups * of, seed=k, progress=False)))
+        found.append(
+            np.sqrt(
+                ns.Program(ns.mean_dot(move, move)).draw(
+                    draws=groups * of, seed=k, progress=False
+                )
+            )
+        )
     means = [0.5 * (special.digamma(n / 2) + np.log(2 / n)) for n in at]
     truth = (means[1] - means[0]) / np.log(at[1] / at[0]) - 0.5
     misses = 0
     for g in range(groups):
-        e = fit([draws[g * of : (g + 1) * of] for draws in found], at, level=0.05).exponent
+        e = fit(
+            [draws[g * of : (g + 1) * of] for draws in found], at, level=0.05
+        ).exponent
         misses += not e.low <= truth <= e.high
     assert misses <= allowed(groups, 0.05)[1]
     assert misses >= allowed(groups, 0.05)[0] / 2
@@ -57,7 +74,9 @@ def test_a_power_law_has_one_slope_and_another_law_bends():
     assert bent.bends
     assert bent.last == bent.local[-1]
     assert abs(bent.last.value) < 0.1 < abs(bent.exponent.value)
-    assert fit([np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.1, 1.9])], (2, 4)).bend is None
+    assert (
+        fit([np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.1, 1.9])], (2, 4)).bend is None
+    )
 
 
 def test_what_does_not_move_has_no_exponent():

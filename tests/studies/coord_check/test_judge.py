@@ -26,10 +26,18 @@ def fitted(value, away=0.05):
 @pytest.mark.parametrize(
     ("value", "promised", "verdict"),
     [
-        (0.0, 0.0, KEPT), (0.04, 0.0, KEPT), (0.08, 0.0, UNDECIDED), (0.16, 0.0, GROWS), (-0.16, 0.0, SHRINKS),
-        (-0.5, -0.5, KEPT), (0.0, -0.5, GROWS), (-0.5, 0.0, SHRINKS), (1.0, 1.0, KEPT), (0.5, 1.0, SHRINKS),
+        (0.0, 0.0, KEPT),
+        (0.04, 0.0, KEPT),
+        (0.08, 0.0, UNDECIDED),
+        (0.16, 0.0, GROWS),
+        (-0.16, 0.0, SHRINKS),
+        (-0.5, -0.5, KEPT),
+        (0.0, -0.5, GROWS),
+        (-0.5, 0.0, SHRINKS),
+        (1.0, 1.0, KEPT),
+        (0.5, 1.0, SHRINKS),
     ],
-)  # fmt: skip
+)
 def test_the_rule(value, promised, verdict):
     assert judged(fitted(value), promised, 0.1) == verdict
 
@@ -61,15 +69,24 @@ def test_the_worst_block_speaks():
 
 
 def update(name, value, promised=0.0):
-    return Verdict(Entry(UPDATE, name), promised, fitted(value), judged(fitted(value), promised, 0.1))
+    return Verdict(
+        Entry(UPDATE, name),
+        promised,
+        fitted(value),
+        judged(fitted(value), promised, 0.1),
+    )
 
 
 def change(name, value):
-    return Verdict(Entry(CHANGE, name), 0.0, fitted(value), judged(fitted(value), 0.0, 0.1))
+    return Verdict(
+        Entry(CHANGE, name), 0.0, fitted(value), judged(fitted(value), 0.0, 0.1)
+    )
 
 
 def test_advice_names_what_to_change():
-    (line,) = advice([update("head", 1.02), update("query", 0.0)], [change("logits", 1.0)], [], "n")
+    (line,) = advice(
+        [update("head", 1.02), update("query", 0.0)], [change("logits", 1.0)], [], "n"
+    )
     assert line.startswith("scale the learning rate of head by 1/n: ")
     (line,) = advice([update("query", -0.5), update("key", -0.52)], [], [], "n")
     assert line.startswith("scale the learning rates of query and key by √n: ")
@@ -84,12 +101,20 @@ def test_advice_is_silent_where_all_is_as_promised():
 
 
 def test_where_no_update_is_the_cause_initialisation_is():
-    (line,) = advice([update("head", 0.0)], [change("logits", 0.6)], [change("logits", 0.5)], "n")
+    (line,) = advice(
+        [update("head", 0.0)], [change("logits", 0.6)], [change("logits", 0.5)], "n"
+    )
     assert "no learning rate is the cause" in line
     assert "+0.50" in line
 
 
 def test_powers_in_words():
     assert [power(v) for v in (1.0, -1.05, 0.5, -0.45, 1.5, -2.0, 0.25)] == [
-        "n", "1/n", "√n", "1/√n", "n^(1.5)", "n^(−2)", "n^(0.25)",
-    ]  # fmt: skip
+        "n",
+        "1/n",
+        "√n",
+        "1/√n",
+        "n^(1.5)",
+        "n^(−2)",
+        "n^(0.25)",
+    ]

@@ -1,6 +1,8 @@
-"""Exponents of SP, NTK and µP by gradient descent, as the Tensor Programs papers have them; limits where they are.
+"""Exponents of SP, NTK and µP by gradient descent, as the Tensor Programs papers have
+them; limits where they are.
 
-Intervals have level 1e-4. That they could fail is seen where the same exponents are held to another promise.
+Intervals have level 1e-4. That they could fail is seen where the same exponents are
+held to another promise.
 """
 
 import json
@@ -31,16 +33,26 @@ def here(monkeypatch):
 def perceptron(name):
     net, lr = RATES[name]
     promise = {"features": THEORY[name][2], "logits": THEORY[name]["head"]}
-    return ns.coord_check(net, widths=[64, 512, ns.inf], lr=lr, draws=160, tolerance=0.15, progress=False,
-                          promise=promise)[0]  # fmt: skip
+    return ns.coord_check(
+        net,
+        widths=[64, 512, ns.inf],
+        lr=lr,
+        draws=160,
+        tolerance=0.15,
+        progress=False,
+        promise=promise,
+    )[0]
 
 
 @pytest.mark.parametrize("name", keep(["sp", "ntk", "mup"], "mup"))
 def test_perceptrons(name):
     check = perceptron(name)
-    assert check["hidden"].verdict in (KEPT, SHRINKS if name == "sp" else KEPT)  # the first layer of SP shrinks
+    # the first layer of SP shrinks
+    assert check["hidden"].verdict in (KEPT, SHRINKS if name == "sp" else KEPT)
     for key, exponent in THEORY[name].items():
-        entry = Entry(CHANGE, "hidden", key) if isinstance(key, int) else Entry(UPDATE, key)
+        entry = (
+            Entry(CHANGE, "hidden", key) if isinstance(key, int) else Entry(UPDATE, key)
+        )
         found = check.fits[entry]
         assert judged(found, exponent, 0.15) == KEPT, (entry, found)
         assert judged(found, exponent - 1.0, 0.15) == GROWS
@@ -48,7 +60,9 @@ def test_perceptrons(name):
     second = Entry(CHANGE, "hidden", 2)
     assert check.limit is not None
     if name == "mup":  # what finite widths come to
-        assert check.limit[second].mean() == pytest.approx(check.draws[second][-1].mean(), rel=0.05)
+        assert check.limit[second].mean() == pytest.approx(
+            check.draws[second][-1].mean(), rel=0.05
+        )
         assert not check.refused
     elif name == "ntk":  # features stand still
         assert not check.limit[second].any()
@@ -82,27 +96,47 @@ def test_advice_of_a_perceptron():
     assert check.advice == []
     assert {v.verdict for v in (*check.verdicts, *check.updates)} == {KEPT}
     net, lr = RATES["ntk"]  # held to maximal updates, which it does not promise
-    assert ns.coord_check(net, widths=[64, 1024], lr=lr, draws=64, progress=False)[0]["hidden"].verdict == SHRINKS
+    assert (
+        ns.coord_check(net, widths=[64, 1024], lr=lr, draws=64, progress=False)[0][
+            "hidden"
+        ].verdict
+        == SHRINKS
+    )
 
 
 @pytest.mark.parametrize(
     ("optimiser", "theory"),
-    [("muon", {"in": -0.5, "matrix": 0.0, "head": 0.5}), ("adam", {"in": 0.0, "matrix": 1.0, "head": 1.0})],
+    [
+        ("muon", {"in": -0.5, "matrix": 0.0, "head": 0.5}),
+        ("adam", {"in": 0.0, "matrix": 1.0, "head": 1.0}),
+    ],
 )
 def test_other_optimisers(optimiser, theory):
-    """With one learning rate: a polar factor has norm 1, and signs are of size 1 at every width."""
+    """With one learning rate: a polar factor has norm 1, and signs are of size 1 at
+    every width.
+    """
     net, _ = RATES["sp"]
-    check = ns.coord_check(net, widths=[32, 256], lr=0.01, optimiser=optimiser, draws=40, progress=False)[0]
+    check = ns.coord_check(
+        net, widths=[32, 256], lr=0.01, optimiser=optimiser, draws=40, progress=False
+    )[0]
     for kind, exponent in theory.items():
-        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, check.update(kind)
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (
+            check.update(kind)
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimiser", ["muon", "adam"])
 def test_transformers_by_other_optimisers(optimiser):
-    found = ns.coord_check(CONFIG, widths=[64, 512], optimiser=optimiser, draws=16, progress=False)
-    vectors, matrices, head = {"muon": (-0.5, 0.0, 0.5), "adam": (0.0, 1.0, 1.0)}[optimiser]
-    theory = {"embedding": vectors, "head": head} | dict.fromkeys(("query", "value", "output", "in", "out"), matrices)
+    found = ns.coord_check(
+        CONFIG, widths=[64, 512], optimiser=optimiser, draws=16, progress=False
+    )
+    vectors, matrices, head = {"muon": (-0.5, 0.0, 0.5), "adam": (0.0, 1.0, 1.0)}[
+        optimiser
+    ]
+    theory = {"embedding": vectors, "head": head} | dict.fromkeys(
+        ("query", "value", "output", "in", "out"), matrices
+    )
     for kind, exponent in theory.items():
         for check, promised in ((found["sp"], exponent), (found["mup"], 0.0)):
             verdict = check.update(kind)
@@ -113,12 +147,19 @@ def test_transformers_by_other_optimisers(optimiser):
 
 @pytest.mark.slow
 def test_a_small_transformer():
-    found = ns.coord_check(CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False)
+    found = ns.coord_check(
+        CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False
+    )
     sp, mup = found
     assert [check.name for check in found] == ["sp", "mup"]
-    for kind in ("value", "in", "out", "head"):  # tied embeddings of fixed size: ∂L/∂y does not shrink with n
-        assert judged(sp.fits[sp.update(kind).entry], 1.0, 0.15) == KEPT, sp.update(kind)
-        assert judged(mup.fits[mup.update(kind).entry], 0.0, 0.15) == KEPT, mup.update(kind)
+    # tied embeddings of fixed size: ∂L/∂y does not shrink with n
+    for kind in ("value", "in", "out", "head"):
+        assert judged(sp.fits[sp.update(kind).entry], 1.0, 0.15) == KEPT, sp.update(
+            kind
+        )
+        assert judged(mup.fits[mup.update(kind).entry], 0.0, 0.15) == KEPT, mup.update(
+            kind
+        )
     assert sp["stream"].verdict == sp["logits"].verdict == GROWS
     assert mup["stream"].verdict == mup["logits"].verdict == KEPT
     assert mup.kept
@@ -131,25 +172,52 @@ def test_a_small_transformer():
     shown = found._repr_html_()
     assert "update of" in shown
     assert "Scale the learning rates of " in shown
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["checks"][1]["advice"] == []
+    assert (
+        json.loads(json.dumps(found.as_dict(), allow_nan=False))["checks"][1]["advice"]
+        == []
+    )
 
 
 @pytest.mark.parametrize("optimiser", keep(["adam", "muon"], "adam"))
 def test_the_tangent_kernel_by_other_optimisers(optimiser):
-    """Features move like n^(−1/2) and outputs stay of order 1, whatever the optimiser."""
-    how = {"widths": [32, 128], "optimiser": optimiser, "draws": 24, "tokens": 2, "progress": False}
+    """Features move like n^(−1/2) and outputs stay of order 1, whatever the
+    optimiser.
+    """
+    how = {
+        "widths": [32, 128],
+        "optimiser": optimiser,
+        "draws": 24,
+        "tokens": 2,
+        "progress": False,
+    }
     check = ns.coord_check(CONFIG, parametrisation="ntk", **how)[0]
     for name, exponent in {"embedding": -0.5, "stream": -0.5, "logits": 0.0}.items():
         assert judged(check.fits[check[name].entry], exponent, 0.2) == KEPT, check[name]
-    for name, exponent in {"embedding": -0.5, "value": -0.5, "in": -0.5, "head": 0.0}.items():
-        assert judged(check.fits[check.update(name).entry], exponent, 0.2) == KEPT, check.update(name)
+    for name, exponent in {
+        "embedding": -0.5,
+        "value": -0.5,
+        "in": -0.5,
+        "head": 0.0,
+    }.items():
+        assert judged(check.fits[check.update(name).entry], exponent, 0.2) == KEPT, (
+            check.update(name)
+        )
 
 
 def test_adam_with_one_rate_for_the_tangent_parameters_grows():
-    """n^(−1/2) for entries is a constant rate for entries over their standard deviation: updates grow like √n."""
+    """n^(−1/2) for entries is a constant rate for entries over their standard
+    deviation: updates grow like √n.
+    """
     one = {"like": "ntk", "matrices": {"lr": {"width": -0.5}}}
-    check = ns.coord_check(CONFIG, widths=[64, 256], parametrisation=one, optimiser="adam", draws=8, tokens=2,
-                           progress=False)[0]  # fmt: skip
+    check = ns.coord_check(
+        CONFIG,
+        widths=[64, 256],
+        parametrisation=one,
+        optimiser="adam",
+        draws=8,
+        tokens=2,
+        progress=False,
+    )[0]
     assert judged(check.fits[check.update("in").entry], 0.5, 0.2) == KEPT
     assert check.update("in").verdict == GROWS
 
@@ -158,46 +226,82 @@ def test_adam_with_one_rate_for_the_tangent_parameters_grows():
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["sp", "ntk", "mup"])
 def test_transformers(name, tied):
-    """Exponents of updates: matrices have that of ∂L/∂y, n^(−1/2) by an untied head of SP, a constant by a tied one."""
+    """Exponents of updates: matrices have that of ∂L/∂y, n^(−1/2) by an untied head of
+    SP, a constant by a tied one.
+    """
     config = {**CONFIG, "tie_word_embeddings": tied}
-    check = ns.coord_check(config, widths=[128, 512, 2048], parametrisation=name, draws=32, progress=False)[0]
+    check = ns.coord_check(
+        config, widths=[128, 512, 2048], parametrisation=name, draws=32, progress=False
+    )[0]
     vectors, matrices, head = {
-        ("sp", True): (0.0, 1.0, 1.0), ("sp", False): (-0.5, 0.5, 1.0),
-        ("ntk", True): (-0.5, -0.5, 0.0), ("ntk", False): (-0.5, -0.5, 0.0),
-        ("mup", True): (0.0, 0.0, 0.0), ("mup", False): (0.0, 0.0, 0.0),
-    }[name, tied]  # fmt: skip
+        ("sp", True): (0.0, 1.0, 1.0),
+        ("sp", False): (-0.5, 0.5, 1.0),
+        ("ntk", True): (-0.5, -0.5, 0.0),
+        ("ntk", False): (-0.5, -0.5, 0.0),
+        ("mup", True): (0.0, 0.0, 0.0),
+        ("mup", False): (0.0, 0.0, 0.0),
+    }[name, tied]
     theory = {"embedding": vectors, "position": vectors, "head": head}
     theory |= dict.fromkeys(("value", "output", "in", "out"), matrices)
     for kind, exponent in theory.items():
-        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (kind, check.update(kind))
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (
+            kind,
+            check.update(kind),
+        )
 
 
 @pytest.mark.slow
 def test_depths():
-    found = ns.coord_check(CONFIG, depths=[1, 2, 3], draws=4, tokens=1, parametrisation="mup", progress=False)
+    found = ns.coord_check(
+        CONFIG,
+        depths=[1, 2, 3],
+        draws=4,
+        tokens=1,
+        parametrisation="mup",
+        progress=False,
+    )
     check = found[0]
     assert found.request.axis == "depth"
     assert {entry.block for entry in check.draws if entry.name == "stream"} == {1, 2, 3}
     last = check.draws[Entry(CHANGE, "stream", 3)]
     assert [len(draws) for draws in last] == [4, 4, 4]
-    assert np.array_equal(last[0], check.draws[Entry(CHANGE, "stream", 1)][0])  # of one block, the first is the last
-    assert re.search(r"^stream, (first|middle|last)", found.table(verbose=True), re.MULTILINE)
+    # of one block, the first is the last
+    assert np.array_equal(last[0], check.draws[Entry(CHANGE, "stream", 1)][0])
+    assert re.search(
+        r"^stream, (first|middle|last)", found.table(verbose=True), re.MULTILINE
+    )
 
 
 def test_the_limit_has_its_quadrature_error():
-    """At infinite width √E[tanh(g)²], g ~ N(0, 1/2), is within the quadrature error of ours; the first loss is 1."""
+    """At infinite width √E[tanh(g)²], g ~ N(0, 1/2), is within the quadrature error of
+    ours; the first loss is 1.
+    """
     check = perceptron("mup")
     points, weights = np.polynomial.hermite_e.hermegauss(120)
     exact = np.sqrt(np.tanh(np.sqrt(0.5) * points) ** 2 @ weights / weights.sum())
     value, low, high = check.limit_size(Entry("size", "hidden", 1))
     assert low < exact < high < low + 1e-3
     assert abs(value - exact) > 1e-6
-    assert check.limit_size(Entry("size", "loss")) == (1, 1, 1)  # the first output is 0 by structure
-    rows = {(row["what"], row["name"], row["block"]): row for row in check.rows() if np.isinf(row["width"])}
-    assert (rows["size", "hidden", 1]["low"], rows["size", "hidden", 1]["high"]) == (low, high)
+    # the first output is 0 by structure
+    assert check.limit_size(Entry("size", "loss")) == (1, 1, 1)
+    rows = {
+        (row["what"], row["name"], row["block"]): row
+        for row in check.rows()
+        if np.isinf(row["width"])
+    }
+    assert (rows["size", "hidden", 1]["low"], rows["size", "hidden", 1]["high"]) == (
+        low,
+        high,
+    )
     entry = check["hidden"].entry
-    written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry[:3]]
-    assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
+    written = [
+        row
+        for row in check.as_dict()["limit"]
+        if (row["what"], row["name"], row["block"]) == entry[:3]
+    ]
+    assert [(row["value"], row["low"], row["high"]) for row in written] == [
+        check.limit_size(entry)
+    ]
     table = size_table(check, check.verdicts, "change of")
     assert table.head[3] == "∞"
     assert all(" ± 0.0" in row[3] for row in table.rows)
@@ -210,7 +314,9 @@ def test_the_limit_has_its_quadrature_error():
 
 @pytest.mark.slow
 def test_a_limit_that_may_be_0_is_shown_as_a_bound():
-    """With scores of 1/n, queries and keys do not move at infinite width; a quadrature error makes that a bound."""
+    """With scores of 1/n, queries and keys do not move at infinite width; a quadrature
+    error makes that a bound.
+    """
 
     @ns.program
     def attention(n):
@@ -223,12 +329,19 @@ def test_a_limit_that_may_be_0_is_shown_as_a_bound():
 
     wide = dict.fromkeys(("in", "head"), lambda fan_in, out: out)
     rates = wide | dict.fromkeys("qkv", 1.0)
-    check = ns.coord_check(attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False)[0]
+    check = ns.coord_check(
+        attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False
+    )[0]
     q = Entry(UPDATE, "q")
-    assert check.limit_size(q) == (0, 0, 0)  # the engine knows that the expectation is 0
+    # the engine knows that the expectation is 0
+    assert check.limit_size(q) == (0, 0, 0)
 
     def shown(check):
-        return next(row[3] for row in size_table(check, check.updates, "update of").rows if row[0] == "q")
+        return next(
+            row[3]
+            for row in size_table(check, check.updates, "update of").rows
+            if row[0] == "q"
+        )
 
     assert shown(check) == "0"
     errors = {**check.errors, q: 1e-8}  # of the mean square, which is 1e-10
@@ -238,5 +351,7 @@ def test_a_limit_that_may_be_0_is_shown_as_a_bound():
     assert shown(check) == "≤ 0.0001"
     text = CoordCheck(check.request, [check], 0, 0.0).table(verbose=True)
     assert "≤ means that it may be 0" in " ".join(text.split())
-    assert "as expected if its interval of level 1e-4 lies within 0.1" in " ".join(text.split())
+    assert "as expected if its interval of level 1e-4 lies within 0.1" in " ".join(
+        text.split()
+    )
     assert max(map(len, text.splitlines())) <= 80

@@ -1,4 +1,6 @@
-"""Parametrisations: exponents of the tables, files that change them, and models that are scaled by them."""
+"""Parametrisations: exponents of the tables, files that change them, and models that
+are scaled by them.
+"""
 
 import json
 
@@ -20,11 +22,20 @@ def test_at_its_own_width_a_model_is_what_it_is(name, optimiser):
 
 
 def test_maximal_updates_are_as_their_table_has_them():
-    """Tensor Programs V, table 3: input, hidden and output weights by SGD and by Adam."""
+    """Tensor Programs V, table 3: input, hidden and output weights by SGD and by
+    Adam.
+    """
     for optimiser, rates in {"sgd": (1, 0, -1), "adam": (0, -1, -1)}.items():
         rule = known("mup", optimiser)
-        assert tuple(rule.scaling(kind).lr.width for kind in ("embedding", "query", "head")) == rates
-        assert tuple(rule.scaling(kind).std.width for kind in ("embedding", "query", "head")) == (0, -0.5, -1)
+        assert (
+            tuple(
+                rule.scaling(kind).lr.width for kind in ("embedding", "query", "head")
+            )
+            == rates
+        )
+        assert tuple(
+            rule.scaling(kind).std.width for kind in ("embedding", "query", "head")
+        ) == (0, -0.5, -1)
     untied = read({**CONFIG, "tie_word_embeddings": False})
     wide = scaled(untied, 256, 2, known("mup", "sgd"), "heads")
     assert (wide.heads, wide.d, wide.hidden, wide.std_q) == (8, 32, 1024, 0.01)
@@ -38,7 +49,8 @@ def test_heads_grow_or_their_dimension():
     model = read(CONFIG)
     wide = scaled(model, 256, 2, known("mup", "sgd"), "head-dim")
     assert (wide.heads, wide.d) == (2, 128)
-    assert wide.score_scale == pytest.approx(32**-0.5 / 4)  # 1/d, and as it was at its own width
+    # 1/d, and as it was at its own width
+    assert wide.score_scale == pytest.approx(32**-0.5 / 4)
     assert scaled(model, 256, 2, known("sp", "sgd"), "head-dim").score_scale is None
     with pytest.raises(ValueError, match="widths=80 must be a multiple of 32 for gpt2"):
         scaled(model, 80, 2, known("sp", "sgd"), "heads")
@@ -50,20 +62,30 @@ def test_heads_grow_or_their_dimension():
 def test_a_file_begins_with_another_one(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
-        'like = "mup"\nmatrices.lr = {width = 0.5, depth = -0.5}\nhead.std = {width = -0.5}\n'
-        "scores = {width = -0.75}\npromise = {features = 0.25}\n"
+        'like = "mup"\nmatrices.lr = {width = 0.5, depth = -0.5}\nhead.std = {width ='
+        " -0.5}\nscores = {width = -0.75}\npromise = {features = 0.25}\n"
     )
     rule = parametrisation(path, "sgd")
     assert rule.name == "mine"
     assert rule.scaling("query").lr == rule.scaling("out").lr == Power(0.5, -0.5)
     assert rule.scaling("query").std == Power(-0.5)
     assert rule.scaling("head")[:2] == (Power(-0.5), Power(-1.0))
-    assert (rule.scores, rule.logits, rule.features, rule.outputs) == (Power(-0.75), Power(-1.0), 0.25, 0.0)
+    assert (rule.scores, rule.logits, rule.features, rule.outputs) == (
+        Power(-0.75),
+        Power(-1.0),
+        0.25,
+        0.0,
+    )
     again = tmp_path / "again.json"
     again.write_text(json.dumps(rule.fields()))
     assert parametrisation(again, "sgd").kinds == rule.kinds
     assert parametrisation(str(again), "sgd").fields() == rule.fields()
-    assert parametrisation({"query": {"lr": {"width": 1}}}, "sgd").scaling("query").lr.width == 1.0
+    assert (
+        parametrisation({"query": {"lr": {"width": 1}}}, "sgd")
+        .scaling("query")
+        .lr.width
+        == 1.0
+    )
     assert parametrisation({}, "sgd").scaling("query").lr.width == 0.0
 
 
@@ -91,7 +113,10 @@ def test_what_is_wrong_is_named(given, said):
         parametrisation(given, "sgd")
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("a.toml", "= 3"), ("b.json", "[1]"), ("c.json", "\xff")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.json", "{"), ("a.toml", "= 3"), ("b.json", "[1]"), ("c.json", "\xff")],
+)
 def test_a_file_that_is_none(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="parametrisation="):

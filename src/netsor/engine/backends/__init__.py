@@ -1,4 +1,6 @@
-"""The backends that run a plan: numpy, JAX and PyTorch, each a small file with its generators and devices."""
+"""The backends that run a plan: numpy, JAX and PyTorch, each a small file with its
+generators and devices.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from .._cost_model import Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
 
-__all__ = ["AUTO", "NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose", "prices"]
+__all__ = [
+    "AUTO",
+    "NAMES",
+    "PRECISIONS",
+    "Backend",
+    "Device",
+    "NoDeviceError",
+    "Numpy",
+    "choose",
+    "prices",
+]
 
 NAMES = ("numpy", "jax", "torch")
 
@@ -22,11 +34,20 @@ def choose(
     precision: object = "float64",
     precisions: Sequence[str] = PRECISIONS,
 ) -> Backend:
-    """The backend with this name and device; by default a CUDA device if there is one, else the CPU."""
+    """The backend with this name and device; by default a CUDA device if there is one,
+    else the CPU.
+    """
     # `precisions` are the allowed ones. AUTO means double precision except for numpy.
     if isinstance(backend, Backend):  # already chosen, with its device and precision
-        if device not in (None, backend.device) or precision not in ("float64", AUTO, backend.precision):
-            problem = f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already"
+        if device not in (None, backend.device) or precision not in (
+            "float64",
+            AUTO,
+            backend.precision,
+        ):
+            problem = (
+                f"device={shown(device)}, precision={shown(precision)}: backend is"
+                f" {backend} already"
+            )
             raise ValueError(f"{problem}; leave them out")
         return backend
     if not isinstance(precision, str) or precision not in precisions:
@@ -38,7 +59,9 @@ def choose(
         import_module(name)
     except ImportError:
         raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
-    kind: type[Backend] = getattr(import_module(f"{__name__}._{name}"), name.capitalize())
+    kind: type[Backend] = getattr(
+        import_module(f"{__name__}._{name}"), name.capitalize()
+    )
     precision = "float64" if precision == AUTO else precision
     if device is not None:
         return kind(device, precision)
@@ -49,7 +72,9 @@ def choose(
 
 
 def prices(backend: object = "numpy", device: object = None) -> Prices:
-    """The prices of a backend on a device, which need not be present; the default device is the same as in `choose`."""
+    """The prices of a backend on a device, which need not be present; the default
+    device is the same as in `choose`.
+    """
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
     name, place = _named(backend, device)
@@ -60,8 +85,14 @@ def _named(backend: object, device: object) -> tuple[str, str | None]:
     """Check the names of a backend and a device."""
     if not isinstance(backend, str) or backend not in NAMES:
         raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
-    if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
+    if device is not None and not (
+        isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)
+    ):
         raise ArgumentError("device", device, "'cpu', 'cuda' or 'cuda:N'")
     if backend == "numpy" and device not in (None, "cpu"):
-        raise NoDeviceError("device", device, "'cpu' for numpy; the backends jax and torch support other devices")
+        raise NoDeviceError(
+            "device",
+            device,
+            "'cpu' for numpy; the backends jax and torch support other devices",
+        )
     return backend, device

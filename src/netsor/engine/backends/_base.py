@@ -1,4 +1,6 @@
-"""The base class of backends: an array library, its generators, a device and a precision."""
+"""The base class of backends: an array library, its generators, a device and a
+precision.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +20,49 @@ from .._moment_histogram import BlockMoments, MomentGrid, summed
 from .._plan import Plan
 
 PRECISIONS = ("float64", "float32")
-AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
-DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}  # of a block's arrays: fits in a cache, or keeps a GPU busy
+# one of these, chosen for each plan (see `_precision`) before anything is sampled
+AUTO = "auto"
+# of a block's arrays: fits in a cache, or keeps a GPU busy
+DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}
 MAX_BLOCK_REPLICAS = 2**22  # most replicas in a block
 BY_QUADRATURE = 2**16  # the same, if the host may have to integrate for each replica
 MIN_BLOCK_REPLICAS = 8  # fewest replicas in a block
 FIRST = 16  # fewest replicas in the first block
-FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")  # compute capabilities of NVIDIA's data-centre GPUs
+# compute capabilities of NVIDIA's data-centre GPUs
+FAST_DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")
 
 
 class NoDeviceError(ArgumentError):
-    """The backend is not installed, or the device does not exist or has too little memory."""
+    """The backend is not installed, or the device does not exist or has too little
+    memory.
+    """
 
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """An array library on a device, in a precision. You can pickle it; another process finds its own device."""
+    """An array library on a device, in a precision. You can pickle it; another process
+    finds its own device.
+    """
 
     device: str = "cpu"
     precision: str = "float64"
-    chosen: bool = field(default=False, compare=False)  # whether single precision is known to be accurate enough
+    # whether single precision is known to be accurate enough
+    chosen: bool = field(default=False, compare=False)
     rounded: bool = False  # whether random numbers are single precision
 
     name: ClassVar[str]
-    threads: ClassVar[bool] = False  # whether to sample in several threads; otherwise the library is parallel
+    # whether to sample in several threads; otherwise the library is parallel
+    threads: ClassVar[bool] = False
     slowness: ClassVar[float] = 1.0  # seconds on a CPU per second that a plan predicts
     library_bytes: ClassVar[float] = 0.0  # memory of the library itself
-    working: ClassVar[float] = 8.0  # peak memory, with temporary arrays, relative to the bytes of a block's arrays
+    # peak memory, with temporary arrays, relative to the bytes of a block's arrays
+    working: ClassVar[float] = 8.0
 
     def __post_init__(self) -> None:
         """Check that the device exists."""
-        return  # subclasses override it: without this method, the shared `__init__` would not call theirs
+        # subclasses override it: without this method, the shared `__init__` would not
+        # call theirs
+        return
 
     @property
     def itemsize(self) -> int:
@@ -62,7 +76,9 @@ class Backend(ABC):
 
     @property
     def fast_double(self) -> bool:
-        """Whether double precision is about as fast as single, as on data-centre GPUs."""
+        """Whether double precision is about as fast as single, as on data-centre
+        GPUs.
+        """
         return False
 
     @property
@@ -76,33 +92,45 @@ class Backend(ABC):
 
     @abstractmethod
     def chunk(self, plan: Plan, draws: int) -> int:
-        """The size of a chunk, the unit of work: a number of replicas that fits in memory."""
+        """The size of a chunk, the unit of work: a number of replicas that fits in
+        memory.
+        """
 
     @abstractmethod
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Conditional means and coefficients (see `_plan.run`) for the replicas of a chunk of `size`, in blocks."""
+        """Conditional means and coefficients (see `_plan.run`) for the replicas of a
+        chunk of `size`, in blocks.
+        """
 
     @abstractmethod
     def cov(self, columns: Array) -> Array:
-        """The covariances (replicas or 1, entries, entries) of coefficients, as an array of the library."""
+        """The covariances (replicas or 1, entries, entries) of coefficients, as an
+        array of the library.
+        """
 
     @abstractmethod
     def numpy(self, array: Array) -> Array:
         """Convert an array of the library to numpy in double precision."""
 
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
-        """The sums over cells of a block of replicas of one output, on the host unless a backend overrides it."""
+        """The sums over cells of a block of replicas of one output, on the host unless
+        a backend overrides it.
+        """
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
 
     def first_block(self, plan: Plan) -> int:
-        """Replicas in the first block: more take hardly longer, because launching steps dominates on an accelerator."""
+        """Replicas in the first block: more take hardly longer, because launching steps
+        dominates on an accelerator.
+        """
         return FIRST
 
     def seconds(self, plan: Plan, draws: int) -> float:
-        """Roughly the seconds for this many draws on a CPU: on one core, or on all if the library uses them."""
+        """Roughly the seconds for this many draws on a CPU: on one core, or on all if
+        the library uses them.
+        """
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
@@ -110,10 +138,14 @@ class Backend(ABC):
         # An accelerator keeps the arrays in its own memory, which `fits` checks.
         if self.kind != "cpu":
             return self.library_bytes
-        return self.library_bytes + self.working * max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
+        return self.library_bytes + self.working * max(
+            MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind]
+        )
 
     def fits(self, plan: Plan, replicas: int) -> int:
-        """This many replicas, halved until they fit on the device; raises an error if not even one fits."""
+        """This many replicas, halved until they fit on the device; raises an error if
+        not even one fits.
+        """
         one = self.working * plan.bytes * self.itemsize / 8
         room = self.memory()
         if one > room:
@@ -125,9 +157,17 @@ class Backend(ABC):
         return replicas
 
     def largest_block(self, plan: Plan, least: int = MIN_BLOCK_REPLICAS) -> int:
-        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES; depends only on the plan."""
-        replicas = DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
-        most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MAX_BLOCK_REPLICAS
+        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES;
+        depends only on the plan.
+        """
+        replicas = (
+            DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
+        )
+        most = (
+            BY_QUADRATURE
+            if any(step.kind in ("kernel", "moments") for step in plan.steps)
+            else MAX_BLOCK_REPLICAS
+        )
         return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))
 
     def __str__(self) -> str:
@@ -139,8 +179,11 @@ class Device(Backend):
     """A backend whose arrays are not numpy's, and may be on another device."""
 
     @abstractmethod
-    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+    def given(
+        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+    ) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register.
 
-        It computes `what(library, mean, columns)` of the outputs of the plan (see `_plan.run`) on the device.
+        It computes `what(library, mean, columns)` of the outputs of the plan (see
+        `_plan.run`) on the device.
         """

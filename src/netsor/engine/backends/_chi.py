@@ -1,9 +1,11 @@
-"""χ with many degrees of freedom from one normal, for libraries with slow gamma generators.
+"""χ with many degrees of freedom from one normal, for libraries with slow gamma
+generators.
 
-χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The cube root of χ²/ν is nearly linear in z (Wilson and Hilferty 1931):
-√(9ν/2) ((χ²/ν)^(1/3) − 1) is a polynomial in z of low degree, fitted to the quantiles to 1e-12 of a standard deviation.
-One normal gives the χ of every width, so laws of two widths with one seed are strongly coupled. Below MIN_QUANTILE_DOF
-degrees of freedom, χ² is a sum of squares.
+χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The cube root of χ²/ν is nearly linear
+in z (Wilson and Hilferty 1931): √(9ν/2) ((χ²/ν)^(1/3) − 1) is a polynomial in z of low
+degree, fitted to the quantiles to 1e-12 of a standard deviation. One normal gives the χ
+of every width, so laws of two widths with one seed are strongly coupled. Below
+MIN_QUANTILE_DOF degrees of freedom, χ² is a sum of squares.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ from numpy.polynomial.chebyshev import cheb2poly, chebfit
 from ..._array_api import Array
 
 MIN_QUANTILE_DOF = 16  # degrees of freedom: below this, sum squares of normals
-MAX_QUANTILE_DOF = 2**14  # degrees of freedom: above this, quantiles lose digits, so interpolate in 1/√ν
-MAX_NORMAL = 9.0  # end of the fitted range of |z|: normals from 53 random bits are smaller
+# degrees of freedom: above this, quantiles lose digits, so interpolate in 1/√ν
+MAX_QUANTILE_DOF = 2**14
+# end of the fitted range of |z|: normals from 53 random bits are smaller
+MAX_NORMAL = 9.0
 DEGREE = 40  # of the fitted Chebyshev series, before dropping small coefficients
-COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}  # in standard deviations: smaller coefficients are dropped
+# in standard deviations: smaller coefficients are dropped
+COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}
 
 
 class Chi(NamedTuple):
-    """A recipe for a row of χ from normals: those with many degrees of freedom, then those with few."""
+    """A recipe for a row of χ from normals: those with many degrees of freedom, then
+    those with few.
+    """
 
-    # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root of a sum of squares.
+    # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root
+    # of a sum of squares.
 
-    polynomial: Array  # (degree + 1, large): of the columns with many degrees of freedom
+    # (degree + 1, large): of the columns with many degrees of freedom
+    polynomial: Array
     scale: Array  # (large,): √ν
     squares: Array  # (normals − large, small)
 
@@ -39,11 +48,14 @@ class Chi(NamedTuple):
         return len(self.scale) + len(self.squares)
 
     def of(self, xp: Any, z: Array) -> Array:
-        """The χ (…, columns) from normals (…, normals); these and the tables are arrays of the library."""
+        """The χ (…, columns) from normals (…, normals); these and the tables are arrays
+        of the library.
+        """
         large, parts = len(self.scale), []
         if large:
             x = z[..., :large]
-            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch does both in one pass
+            # PyTorch does both in one pass
+            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)
             w = self.polynomial[-1, :]
             for k in range(len(self.polynomial) - 2, -1, -1):
                 w = add(self.polynomial[k, :], w, x)
@@ -55,7 +67,9 @@ class Chi(NamedTuple):
 
 
 def chi(freedom: Array, precision: str) -> Chi:
-    """The recipe for a row of χ with these degrees of freedom, in decreasing order, in numpy."""
+    """The recipe for a row of χ with these degrees of freedom, in decreasing order, in
+    numpy.
+    """
     return _row(tuple(int(f) for f in freedom), precision)
 
 
@@ -66,8 +80,11 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     is_large = freedom >= MIN_QUANTILE_DOF
     large, counts = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
-    polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))  # similar widths share one compiled program
-    return Chi(polynomial, np.sqrt(large), np.repeat(np.eye(len(counts)), counts, axis=0))
+    # similar widths share one compiled program
+    polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))
+    return Chi(
+        polynomial, np.sqrt(large), np.repeat(np.eye(len(counts)), counts, axis=0)
+    )
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:
@@ -75,17 +92,32 @@ def _polynomials(freedom: Array, precision: str) -> Array:
     series = np.empty((DEGREE + 1, len(freedom)))
     many = freedom > MAX_QUANTILE_DOF
     series[:, ~many] = _fitted(freedom[~many])
-    if many.any():  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ MAX_QUANTILE_DOF
-        epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)])
-        known = np.column_stack([np.eye(DEGREE + 1)[1] * MAX_NORMAL, _fitted(epsilon[1:] ** -2)])
+    # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤
+    # MAX_QUANTILE_DOF
+    if many.any():
+        epsilon = np.concatenate(
+            [[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)]
+        )
+        known = np.column_stack(
+            [np.eye(DEGREE + 1)[1] * MAX_NORMAL, _fitted(epsilon[1:] ** -2)]
+        )
         at = 1 / np.sqrt(freedom[many])
-        weight = [np.prod([(at - o) / (e - o) for o in epsilon if o != e], axis=0) for e in epsilon]
+        weight = [
+            np.prod([(at - o) / (e - o) for o in epsilon if o != e], axis=0)
+            for e in epsilon
+        ]
         series[:, many] = known @ weight
         highest = _degree(_fitted(np.array([float(MAX_QUANTILE_DOF)])), precision)
-        series[highest.item() + 1 :, many] = 0.0  # higher coefficients are rounding noise
+        # higher coefficients are rounding noise
+        series[highest.item() + 1 :, many] = 0.0
     highest = _degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
-    power = _powers() @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
+    power = (
+        _powers()
+        @ series
+        / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
+        / np.sqrt(4.5 * freedom)
+    )
     power[0] += 1.0
     return power[: highest.max(initial=-1) + 1]
 
@@ -93,7 +125,13 @@ def _polynomials(freedom: Array, precision: str) -> Array:
 @cache
 def _powers() -> Array:
     """The powers of x in each Chebyshev polynomial T_k, in column k."""
-    return np.stack([np.pad(cheb2poly(np.eye(k + 1)[k]), (0, DEGREE - k)) for k in range(DEGREE + 1)], axis=1)
+    return np.stack(
+        [
+            np.pad(cheb2poly(np.eye(k + 1)[k]), (0, DEGREE - k))
+            for k in range(DEGREE + 1)
+        ],
+        axis=1,
+    )
 
 
 def _degree(series: Array, precision: str) -> Array:
@@ -103,10 +141,15 @@ def _degree(series: Array, precision: str) -> Array:
 
 
 def _fitted(freedom: Array) -> Array:
-    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL, (DEGREE + 1, ν)."""
-    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]  # from 1 down to −1
+    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL,
+    (DEGREE + 1, ν).
+    """
+    # from 1 down to −1
+    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
     half, middle = freedom / 2, (DEGREE + 1) // 2
-    above = scipy.special.gammainccinv(half, scipy.special.ndtr(-MAX_NORMAL * x[:middle]))
+    above = scipy.special.gammainccinv(
+        half, scipy.special.ndtr(-MAX_NORMAL * x[:middle])
+    )
     below = scipy.special.gammaincinv(half, scipy.special.ndtr(MAX_NORMAL * x[middle:]))
     square = np.concatenate([above, below]) / half
     return chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

@@ -1,4 +1,6 @@
-"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program`."""
+"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see
+`_jax_program`.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,19 @@ _cpu_lock = threading.Lock()
 
 @lru_cache(maxsize=8)
 def summed(cells: MomentGrid) -> Any:
-    """A function of means and covariances that returns sums over cells (sums, cells) and the replicas outside."""
+    """A function of means and covariances that returns sums over cells (sums, cells)
+    and the replicas outside.
+    """
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
-        m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
+        m, v = jnp.broadcast_arrays(
+            mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64)
+        )
         place, weights, outside = cells.placed(jnp, m, v)
         # integers below 2^53 have exact sums: the same bits in any order
-        return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
+        return jnp.stack(
+            [jnp.bincount(place, w, length=cells.size) for w in weights]
+        ), outside
 
     return jax.jit(add)
 
@@ -54,7 +62,9 @@ class Jax(Device):
             self._device()
         except (RuntimeError, IndexError):
             found = ", ".join(dict.fromkeys(d.platform for d in jax.devices()))
-            raise NoDeviceError("device", self.device, f"one that JAX sees here: {found}") from None
+            raise NoDeviceError(
+                "device", self.device, f"one that JAX sees here: {found}"
+            ) from None
 
     def _device(self) -> Any:
         kind, _, number = self.device.partition(":")
@@ -67,7 +77,9 @@ class Jax(Device):
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """Set JAX's precision and device for this thread; matrix products in full precision, not in TF32."""
+        """Set JAX's precision and device for this thread; matrix products in full
+        precision, not in TF32.
+        """
         with (
             jax.enable_x64(self.precision == "float64"),
             jax.default_device(self._device()),
@@ -77,16 +89,24 @@ class Jax(Device):
 
     def seconds(self, plan: Plan, draws: int) -> float:
         """Includes compiling steps first, on all cores; equal blocks compile once."""
-        distinct = len(plan.steps) - sum(loop.period * (loop.times - 1) for loop in plan.loops)
+        distinct = len(plan.steps) - sum(
+            loop.period * (loop.times - 1) for loop in plan.loops
+        )
         return distinct * COMPILE_SECONDS / cores() + super().seconds(plan, draws)
 
     def memory(self) -> float:
         """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
-        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else super().memory()
+        return (
+            float(stats["bytes_limit"])
+            if stats and "bytes_limit" in stats
+            else super().memory()
+        )
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """One block, no larger than the draws need; its size does not change the random numbers."""
+        """One block, no larger than the draws need; its size does not change the random
+        numbers.
+        """
         needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
         return self.fits(plan, min(needed, self.largest_block(plan)))
 
@@ -99,18 +119,33 @@ class Jax(Device):
         # On a CPU, two concurrent blocks can deadlock in XLA's threads.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
             made = block(found, compiled, seed, part.start, size)
-            results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
-            mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
+            results = [
+                made[r] if r.value is None else np.asarray(r.value)
+                for r in (plan.mean, plan.columns)
+            ]
+            mean, columns = (
+                a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results
+            )
             if self.kind == "cpu":
                 jax.block_until_ready((mean, columns))
         yield mean, columns
         tick(len(part))
 
-    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
-        """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than computing spare replicas."""
-        rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
+    def given(
+        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+    ) -> Callable[[Mapping[Register, Any]], Any]:
+        """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than
+        computing spare replicas.
+        """
+        rest = replace(
+            plan,
+            steps=[step for step in plan.steps if step.kind not in ("normals", "chi")],
+        )
         with self._within():
-            found, last = pieces(rest, self.precision, device=self.device), jax.jit(partial(what, LIBRARY))
+            found, last = (
+                pieces(rest, self.precision, device=self.device),
+                jax.jit(partial(what, LIBRARY)),
+            )
 
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked, replicas = len(next(iter(drawn.values()))), MIN_BLOCK_REPLICAS
@@ -118,10 +153,17 @@ class Jax(Device):
                 replicas *= 4
             compiled = programs(found, replicas, self._within)
             with self._within():
-                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # pad with copies of the first
-                before = {register: jnp.asarray(a[more], dtype=self.precision) for register, a in drawn.items()}
+                # pad with copies of the first
+                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]
+                before = {
+                    register: jnp.asarray(a[more], dtype=self.precision)
+                    for register, a in drawn.items()
+                }
                 arrays = block(found, compiled, 0, 0, replicas, before)
-                results = [arrays[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
+                results = [
+                    arrays[r] if r.value is None else np.asarray(r.value)
+                    for r in (plan.mean, plan.columns)
+                ]
                 return self.numpy(last(*results))[:asked]
 
         return made
@@ -144,4 +186,6 @@ class Jax(Device):
         if not strays:  # nothing else needs copying from the device
             return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
         m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
-        return BlockMoments(found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)])
+        return BlockMoments(
+            found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)]
+        )

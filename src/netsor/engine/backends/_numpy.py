@@ -1,7 +1,9 @@
-"""numpy, the default backend: it starts immediately, samples fastest on a CPU, and reuses the memory of dead arrays.
+"""numpy, the default backend: it starts immediately, samples fastest on a CPU, and
+reuses the memory of dead arrays.
 
-Each draw of the plan has a stream, keyed by (seed, draw, chunk), so random numbers depend neither on the order of the
-steps nor on the blocks of a chunk. Single-precision numbers are rounded double-precision ones.
+Each draw of the plan has a stream, keyed by (seed, draw, chunk), so random numbers
+depend neither on the order of the steps nor on the blocks of a chunk. Single-precision
+numbers are rounded double-precision ones.
 """
 
 from __future__ import annotations
@@ -22,33 +24,52 @@ from .._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
 from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
-MIN_BLAS_ENTRIES = 1024  # of a replica: from here on BLAS multiplies matrices one by one, and needs them contiguous
-MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head: smaller heads stay strided, however many there are
-LARGE_BYTES = 2**29  # of a block's arrays, maximum for plans that fit no cache but have short steps
+# of a replica: from here on BLAS multiplies matrices one by one, and needs them
+# contiguous
+MIN_BLAS_ENTRIES = 1024
+# entries of a head: smaller heads stay strided, however many there are
+MAX_STRIDED_HEAD_ENTRIES = 8
+# of a block's arrays, maximum for plans that fit no cache but have short steps
+LARGE_BYTES = 2**29
 MAX_BLAS_REPLICAS = 32  # most replicas in such a block
 STEP_SECONDS = 1.3e-5  # Python's overhead per step, measured
-ROUNDED = 2**16  # normals sampled and rounded to single precision at a time: they fit in a cache
-HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: its maximum setting
+# normals sampled and rounded to single precision at a time: they fit in a cache
+ROUNDED = 2**16
+# largest array whose memory glibc keeps after it is freed: its maximum setting
+HELD_BYTES = 2**25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
 
 def positive_products(
-    key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
+    key: tuple[int, ...],
+    width: int,
+    vectors: int,
+    replicas: int,
+    dtype: np.dtype[Any],
+    following: Next,
 ) -> Array:
-    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory."""
-    # From the number of coordinates with each sign pattern: see `_relu_sign_patterns.py`. Counts, and sizes of
-    # each vector in each pattern, have separate streams, so they do not depend on the blocks. For the next replicas of
-    # a stream, `following(key, array)` yields each generator with its part of the array.
+    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas
+    innermost in memory.
+    """
+    # From the number of coordinates with each sign pattern: see
+    # `_relu_sign_patterns.py`. Counts, and sizes of each vector in each pattern, have
+    # separate streams, so they do not depend on the blocks. For the next replicas of a
+    # stream, `following(key, array)` yields each generator with its part of the array.
     made = np.zeros((vectors, vectors, replicas), dtype)
-    several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
+    several = [
+        p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)
+    ]
     most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for begin in range(0, replicas, most):
         part = made[..., begin : begin + most]
-        counts = np.empty((part.shape[-1], 2**vectors), np.int64)  # patterns of several vectors, of one, of none
+        # patterns of several vectors, of one, of none
+        counts = np.empty((part.shape[-1], 2**vectors), np.int64)
         for rng, some in following((*key, 0), counts):
-            some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
+            some[:] = rng.multinomial(
+                width, np.full(2**vectors, 0.5**vectors), size=len(some)
+            )
         stream = 0
         for pattern, count in zip(several, counts.T, strict=False):
             edges = np.concatenate([[0], np.cumsum(count)])
@@ -60,10 +81,13 @@ def positive_products(
                     start, stop = stop, stop + int(some.sum())
                     rng.standard_normal(dtype=dtype, out=row[start:stop])
             np.abs(sizes, out=sizes)
-            products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds at least one term
+            # reduceat adds at least one term
+            products, there = np.empty_like(sizes[0]), count > 0
             for i, j in combinations_with_replacement(range(len(pattern)), 2):
                 np.multiply(sizes[i], sizes[j], out=products)
-                part[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
+                part[pattern[i], pattern[j]] += (
+                    np.add.reduceat(products, edges)[:-1] * there
+                )
             del sizes, row, products  # free them before the next pattern
         for i in range(vectors):  # half of a χ² each
             alone = (counts[:, len(several) + i] / 2).astype(dtype)
@@ -77,12 +101,23 @@ def positive_products(
 class Streams:
     """The random numbers of one chunk of replicas, or of several consecutive ones."""
 
-    def __init__(self, seed: int, chunks: int | Sequence[range], precision: str = "float64") -> None:
-        """`chunks` is the key of an endless chunk, or the replicas of each chunk, whose key is the first replica."""
+    def __init__(
+        self, seed: int, chunks: int | Sequence[range], precision: str = "float64"
+    ) -> None:
+        """`chunks` is the key of an endless chunk, or the replicas of each chunk, whose
+        key is the first replica.
+        """
         self.seed, self.dtype = seed, np.dtype(precision)
         self.chunks: list[tuple[int, float]]
-        self.chunks = [(chunks, math.inf)] if isinstance(chunks, int) else [(c.start, len(c)) for c in chunks]
-        self._under_way: dict[tuple[int, ...], tuple[np.random.Generator, int, float]] = {}  # chunk, replicas left
+        self.chunks = (
+            [(chunks, math.inf)]
+            if isinstance(chunks, int)
+            else [(c.start, len(c)) for c in chunks]
+        )
+        # chunk, replicas left
+        self._under_way: dict[
+            tuple[int, ...], tuple[np.random.Generator, int, float]
+        ] = {}
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
@@ -92,10 +127,13 @@ class Streams:
             return exact.astype(self.dtype, copy=False)
         shape = replicas, *step.out.shape
         if step.kind == "normals":
-            return _laid_out(self.normals(step.params["key"], np.empty(shape, self.dtype)))
+            return _laid_out(
+                self.normals(step.params["key"], np.empty(shape, self.dtype))
+            )
         made = np.empty(shape)
         freedom = step.params["freedom"]
-        half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
+        # numpy is faster with a scalar than with an array
+        half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2
         for rng, some in self.next(step.params["key"], made):
             rng.standard_gamma(half, out=some)
         halves = _laid_out(made)
@@ -114,8 +152,12 @@ class Streams:
                 part[:] = rng.standard_normal(len(part))
         return made
 
-    def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
-        """The generators of the chunks of the next replicas of a stream, each with its replicas of an array."""
+    def next(
+        self, key: tuple[int, ...], made: Array
+    ) -> Iterator[tuple[np.random.Generator, Array]]:
+        """The generators of the chunks of the next replicas of a stream, each with its
+        replicas of an array.
+        """
         rng, chunk, left = self._under_way.get(key, (None, -1, 0))
         done = 0
         while done < len(made):
@@ -131,19 +173,31 @@ class Streams:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, stored with the replicas innermost if its matrices are small or few: see `_ops`."""
+    """The same array, stored with the replicas innermost if its matrices are small or
+    few: see `_ops`.
+    """
     if a.shape[-1] >= MIN_INNERMOST_ROW or (
-        math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES and math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
+        math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES
+        and math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
     ):
         return a
     last = a.ndim - 1
-    return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
+    return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose(
+        (last, *range(last))
+    )
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
-    """Mean and coefficients of one coordinate of the outputs for the next replicas of a chunk."""
+    """Mean and coefficients of one coordinate of the outputs for the next replicas of a
+    chunk.
+    """
     values = partial(np.asarray, dtype=streams.dtype)
-    return run(plan, lambda step: streams.draw(step, replicas), lambda register: values(register.value), in_numpy)
+    return run(
+        plan,
+        lambda step: streams.draw(step, replicas),
+        lambda register: values(register.value),
+        in_numpy,
+    )
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
@@ -153,20 +207,26 @@ def block_of(plan: Plan, itemsize: int = 8) -> int:
 
 
 def replicas_per_block(size: float, seconds: float, steps: float, long: bool) -> int:
-    """The same from the bytes, seconds and steps of a replica, and whether rows are long."""
-    room = BLOCK_BYTES * (8 if long else 1)  # long rows of coordinates do not fit in a cache anyway
+    """The same from the bytes, seconds and steps of a replica, and whether rows are
+    long.
+    """
+    # long rows of coordinates do not fit in a cache anyway
+    room = BLOCK_BYTES * (8 if long else 1)
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
     whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # parts must be powers of 2
     few = min(MAX_BLAS_REPLICAS, whole, LARGE_BYTES // max(size, 1))
     return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
 
-def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
+def blocks(
+    plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]
+) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
     most = block_of(plan, streams.dtype.itemsize)
     count = -(-replicas // most)
-    if most > 1:  # numpy sums a single replica in another order: the numbers must not depend on that
+    # numpy sums a single replica in another order: the numbers must not depend on that
+    if most > 1:
         count = min(count, max(1, replicas // 2))
     with one_blas_thread():
         for start, stop in pairwise(replicas * k // count for k in range(count + 1)):
@@ -177,8 +237,9 @@ def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], No
 @cache
 def hold_memory() -> None:
     """Make glibc keep freed memory for the next block, once per process."""
-    # glibc returns large freed arrays to the system, which then maps all pages again for each block. That takes a
-    # quarter of the time of small plans, and a tenth of that of a model's gradients.
+    # glibc returns large freed arrays to the system, which then maps all pages again
+    # for each block. That takes a quarter of the time of small plans, and a tenth of
+    # that of a model's gradients.
     if platform.libc_ver()[0] == "glibc":
         c = ctypes.CDLL(None)
         c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)
@@ -199,7 +260,9 @@ class Numpy(Backend):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """Blocks of replicas that fit in a cache, in order, from the same streams."""
-        return blocks(plan, Streams(seed, part.start // size, self.precision), len(part), tick)
+        return blocks(
+            plan, Streams(seed, part.start // size, self.precision), len(part), tick
+        )
 
     def cov(self, columns: Array) -> Array:
         """The covariances, by a matrix product."""

@@ -1,6 +1,8 @@
-"""Adaptive Gauss–Legendre integration: panels are halved until the integrand is a polynomial on each panel.
+"""Adaptive Gauss–Legendre integration: panels are halved until the integrand is a
+polynomial on each panel.
 
-The test is that the last Legendre coefficients of its values are negligible. The unresolved part is the error.
+The test is that the last Legendre coefficients of its values are negligible. The
+unresolved part is the error.
 """
 
 from __future__ import annotations
@@ -15,22 +17,32 @@ from ..._array_api import Array
 
 NODES = 16  # Gauss–Legendre nodes of a panel
 HALVINGS = 48  # maximum: then the length of a panel is the round-off of its edges
-ROUGH = 1e-6  # unresolved part relative to the largest value on a panel, above which `rough` includes it
-SHORT = 1e-12  # half length relative to 1 + |x|: on shorter panels the largest finite value replaces an infinite one
+# unresolved part relative to the largest value on a panel, above which `rough` includes
+# it
+ROUGH = 1e-6
+# half length relative to 1 + |x|: on shorter panels the largest finite value replaces
+# an infinite one
+SHORT = 1e-12
 
 NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
-NEXT = 1.0 - 1e-6  # also checked: otherwise a jump between the last node and the end would be missed
+# also checked: otherwise a jump between the last node and the end would be missed
+NEXT = 1.0 - 1e-6
 POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
 
 
 def _checks() -> Array:
-    """The matrix from values at POINTS to the last three Legendre coefficients and a tenth of the end misfit."""
-    at_node, at_point = (np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS))
+    """The matrix from values at POINTS to the last three Legendre coefficients and a
+    tenth of the end misfit.
+    """
+    at_node, at_point = (
+        np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS)
+    )
     coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
     last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
     next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
     checks = np.concatenate([last, 0.1 * next_to_ends], axis=1)
-    # make it exactly 0 on polynomials of lower degree, so that their round-off does not count
+    # make it exactly 0 on polynomials of lower degree, so that their round-off does not
+    # count
     for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):
         q = np.linalg.qr(at_point[:, :degree])[0]
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
@@ -41,18 +53,24 @@ CHECKS = _checks()
 
 
 class Resolved(NamedTuple):
-    """The panels on which each integrand is resolved, with its values at their nodes."""
+    """The panels on which each integrand is resolved, with its values at their
+    nodes.
+    """
 
     row: Array  # (panels,): which integral, in increasing order
     x: Array  # (panels, NODES)
     weight: Array  # (panels, NODES), of Lebesgue measure
     values: Array  # (panels, NODES)
     error: Array  # (rows,): ∫ |unresolved part| · density
-    rough: Array  # (rows,): ∫ |values · unresolved part| under N(0, 1), over panels where that is large (ROUGH)
+    # (rows,): ∫ |values · unresolved part| under N(0, 1), over panels where that is
+    # large (ROUGH)
+    rough: Array
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values for each row; values have shape (panels, NODES)."""
-        return np.bincount(self.row, np.sum(self.weight * values, axis=1), len(self.error))
+        return np.bincount(
+            self.row, np.sum(self.weight * values, axis=1), len(self.error)
+        )
 
 
 def log_density(x: Array) -> Array:
@@ -61,7 +79,9 @@ def log_density(x: Array) -> Array:
 
 
 def unresolved(values: Array) -> Array:
-    """The unresolved part of values (…, POINTS): how far they are from those of a polynomial."""
+    """The unresolved part of values (…, POINTS): how far they are from those of a
+    polynomial.
+    """
     return np.sum(np.abs(values @ CHECKS), axis=-1)
 
 
@@ -79,11 +99,14 @@ def resolve(
     failing: int = 400,
     squares: bool = False,
 ) -> Resolved:
-    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale."""
-    # `density(left, right)` is the largest weight of the values on a panel, `scale` by default their root mean square.
-    # If more than `failing` panels of an integral fail in one round, they are noise or an endless oscillation and are
-    # not halved. With `squares`, for values that grow in the tails, the density is that of N(0, 1), and the tolerance
-    # applies to the root mean square of the unresolved part.
+    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved
+    to tolerance · scale.
+    """
+    # `density(left, right)` is the largest weight of the values on a panel, `scale` by
+    # default their root mean square. If more than `failing` panels of an integral fail
+    # in one round, they are noise or an endless oscillation and are not halved. With
+    # `squares`, for values that grow in the tails, the density is that of N(0, 1), and
+    # the tolerance applies to the root mean square of the unresolved part.
     edges = np.sort(edges, axis=1)
     left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
     long = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
@@ -103,12 +126,20 @@ def resolve(
         finite = np.isfinite(values).all(axis=1)
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            if scale is None:  # multiply by the root of the density first: squares of growing values would overflow
-                mass = np.sum(weight * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2, axis=1)
+            # multiply by the root of the density first: squares of growing values would
+            # overflow
+            if scale is None:
+                mass = np.sum(
+                    weight
+                    * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2,
+                    axis=1,
+                )
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf)
             largest = np.max(np.abs(values), axis=1)
-            unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0) * largest_density(left, right)
+            unsettled = np.where(
+                missing > ROUGH * largest, 2 * half * missing, 0.0
+            ) * largest_density(left, right)
             unsettled = np.where(unsettled > 0, unsettled * largest, 0.0)
             if squares:
                 missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
@@ -127,6 +158,8 @@ def resolve(
         middle = 0.5 * (left + right)
         row = np.concatenate([row[halve], row[halve]])
         left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
-    row, x, weight, values = (np.concatenate(parts) for parts in zip(*done, strict=True))
+    row, x, weight, values = (
+        np.concatenate(parts) for parts in zip(*done, strict=True)
+    )
     order = np.argsort(row, kind="stable")
     return Resolved(row[order], x[order], weight[order], values[order], error, rough)

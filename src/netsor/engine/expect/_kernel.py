@@ -1,6 +1,8 @@
-"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also `_multivariate`.
+"""Kernels E[φ(u) ψ(v)] and moments of functions of one Gaussian argument; see also
+`_multivariate`.
 
-Closed forms for (u, v) ~ N((μ, ν), [[a, c], [c, b]]); otherwise a Hermite series, or conditioning on u if it is long.
+Closed forms for (u, v) ~ N((μ, ν), [[a, c], [c, b]]); otherwise a Hermite series, or
+conditioning on u if it is long.
 """
 
 from __future__ import annotations
@@ -17,15 +19,35 @@ from ...derivatives import base
 from .._exceptions import InfiniteError
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import UNSETTLED, Series, reach, series, tabulated
-from ._univariate import BatchedFunction, Single, between, ends, flattened, paired, single, slices
+from ._univariate import (
+    BatchedFunction,
+    Single,
+    between,
+    ends,
+    flattened,
+    paired,
+    single,
+    slices,
+)
 
 _IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
-    base(f) for f in (known.IDENTITY, known.RELU, known.ABS, known.ERF, known.GELU, known.SIN, known.COS)
+    base(f)
+    for f in (
+        known.IDENTITY,
+        known.RELU,
+        known.ABS,
+        known.ERF,
+        known.GELU,
+        known.SIN,
+        known.COS,
+    )
 )
 _LEAKY_RELU = base(known.leaky_relu(0.0))
 
 
-def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array | None:
+def closed_form(
+    f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array
+) -> Array | None:
     """E[φ(u) ψ(v)] if a formula is known, else None; all arguments broadcast."""
     kinds = (base(f), base(g))
     if kinds == (_IDENTITY, _IDENTITY):
@@ -41,10 +63,12 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
-    if kinds[0] is _ERF:  # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its digits near 1
+    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its digits
+    # near 1
+    if kinds[0] is _ERF:
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
-    # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
-    # E[ΦΦ'] = 1/4 + arcsin(r)/2π
+    # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²)
+    # E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π
     mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
     angle, root = _angle(a, c, b)
     return c * (0.25 + angle / (2 * np.pi)) + mixed / (2 * np.pi * root)
@@ -52,7 +76,11 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
 
 def _is_zero(mean: Array) -> bool:
     """Whether all means are 0; a plain float needs no array library."""
-    return bool(mean == 0.0) if isinstance(mean, float) else not bool(array_namespace(mean).any(mean != 0))
+    return (
+        bool(mean == 0.0)
+        if isinstance(mean, float)
+        else not bool(array_namespace(mean).any(mean != 0))
+    )
 
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:
@@ -68,7 +96,11 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     xp = array_namespace(a, c, b)
     scale = xp.sqrt(a) * xp.sqrt(b)
     rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
-    return scale / (2 * np.pi) * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
+    return (
+        scale
+        / (2 * np.pi)
+        * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
+    )
 
 
 def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
@@ -78,8 +110,12 @@ def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
     return xp.atan2(c, root), root
 
 
-def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array:
-    """E of products of sines and cosines, from E[cos x cos y] = e^−m cosh c, E[sin x sin y] = e^−m sinh c."""
+def _waves(
+    sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array
+) -> Array:
+    """E of products of sines and cosines, from E[cos x cos y] = e^−m cosh c, E[sin x
+    sin y] = e^−m sinh c.
+    """
     xp = array_namespace(a, c, b)
     middle, size = (a + b) / 2, xp.abs(c)
     less = xp.expm1(-2 * size)
@@ -93,25 +129,36 @@ def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array,
     return p * r * even + q * s * odd
 
 
-# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a series. E[ψ(v) | u] is a formula
-# for every named activation, and an integral for other functions. The integral over u has panel edges at the
-# breakpoints of φ, and around those of ψ at distances of the order of the standard deviation of v given u.
-TRUNCATION_STD = 10.0  # standard deviations covered on each side: the density is 1e-22 there
-BOUNDED = 13.0  # end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is enough
+# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a
+# series. E[ψ(v) | u] is a formula for every named activation, and an integral for other
+# functions. The integral over u has panel edges at the breakpoints of φ, and around
+# those of ψ at distances of the order of the standard deviation of v given u. standard
+# deviations covered on each side: the density is 1e-22 there
+TRUNCATION_STD = 10.0
+# end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is
+# enough
+BOUNDED = 13.0
 STEP = 1.0  # of panels, in standard deviations, before they are halved
-AROUND = np.array([-8.0, -4.5, -2.5, -1.0, 0.0, 1.0, 2.5, 4.5, 8.0])  # panel edges at a break of ψ, in units of s
+# panel edges at a break of ψ, in units of s
+AROUND = np.array([-8.0, -4.5, -2.5, -1.0, 0.0, 1.0, 2.5, 4.5, 8.0])
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
 OPERATION_RTOL = 2e-16  # relative rounding error of one operation in double precision
 CONDITIONED_PAIRS_PER_BATCH = 1024  # bounds memory
 
 
 def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; tolerances are relative to `scale`."""
+    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; tolerances are
+    relative to `scale`.
+    """
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
-    for block in slices(len(rho), CONDITIONED_PAIRS_PER_BATCH // (1 if y.f.smoothed is not None else 16)):
-        value[block], error[block] = _block(x.take(block), y.take(block), rho[block], scale[block])
+    for block in slices(
+        len(rho), CONDITIONED_PAIRS_PER_BATCH // (1 if y.f.smoothed is not None else 16)
+    ):
+        value[block], error[block] = _block(
+            x.take(block), y.take(block), rho[block], scale[block]
+        )
     return value, error
 
 
@@ -125,7 +172,9 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
             conditional = y.f.smoothed(m, s[:, None])  # E[ψ(m + s z)]
         else:
             params = tuple(np.repeat(p[pair], m.shape[1]) for p in y.params)
-            given = replace(y, mean=m.ravel(), std=np.repeat(s, m.shape[1]), params=params)
+            given = replace(
+                y, mean=m.ravel(), std=np.repeat(s, m.shape[1]), params=params
+            )
             conditional = series(given, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             return x.at(pair, at) * conditional
@@ -139,60 +188,89 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     along = replace(y, std=np.abs(slope))  # ψ(E[v | u])
     edges.append(np.sign(rho)[:, None] * along.edges(rows, whole, STEP))
     breaks = y.features.breaks  # around them E[ψ(v) | u] varies fast
-    near = (breaks > np.min(y.mean - whole * y.std)) & (breaks < np.max(y.mean + whole * y.std))
+    near = (breaks > np.min(y.mean - whole * y.std)) & (
+        breaks < np.max(y.mean + whole * y.std)
+    )
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         v = breaks[near][:, None] + AROUND * rest[:, None, None]
-        edges.append(((v - y.mean[:, None, None]) / slope[:, None, None]).reshape(len(rho), -1))
+        edges.append(
+            ((v - y.mean[:, None, None]) / slope[:, None, None]).reshape(len(rho), -1)
+        )
         edges[-1] = np.clip(np.nan_to_num(edges[-1], nan=whole), -whole, whole)
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
-        panels = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
+        panels = resolve(
+            values, np.concatenate(edges, axis=1), largest_density, tolerance, scale
+        )
         pair, density = panels.row[:, None], np.exp(log_density(panels.x))
         value = panels.integrate(panels.values * density)
-        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result is small
-        size = 1.0 + np.abs(y.mean)[pair] + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
-        rounding = OPERATION_RTOL * panels.integrate(np.abs(x.at(panels.row, panels.x)) * size * density)
+        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result
+        # is small
+        size = (
+            1.0
+            + np.abs(y.mean)[pair]
+            + np.abs(slope)[pair] * np.abs(panels.x)
+            + rest[pair]
+        )
+        rounding = OPERATION_RTOL * panels.integrate(
+            np.abs(x.at(panels.row, panels.x)) * size * density
+        )
     own = x.f.smoothed is None or y.f.smoothed is None
     missing = np.where(own & (panels.rough > 0), UNSETTLED * panels.error, panels.error)
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
-# Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
+# Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it
+# converges; conditioning elsewhere.
 PAIRS_PER_BATCH = 2**13  # their arrays fit in a cache
 PRECISION = 3e-12  # bound on the remainder of a series, relative to √(E[φ²] E[ψ²])
-# Lengths of the series to try, and the number of pairs from which their table costs less than conditioning, with and
-# without a formula for E[ψ(v) | u].
+# Lengths of the series to try, and the number of pairs from which their table costs
+# less than conditioning, with and without a formula for E[ψ(v) | u].
 LENGTHS = ((64, 1, 1), (256, 500, 8), (1024, 5000, 64))
-CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of double precision
+# of a correlation: two relative rounding errors of double precision
+CORRELATION_RTOL = 4e-16
 
 
 def coefficients(f: Single, terms: int) -> Series:
-    """The Hermite coefficients of rows: from the table if they are centred, else each by a separate integral."""
+    """The Hermite coefficients of rows: from the table if they are centred, else each
+    by a separate integral.
+    """
     rows = Series(np.empty((terms, len(f))), np.empty(len(f)), np.full(len(f), np.inf))
-    centred = (f.mean == 0.0) & (f.std > 0.0) if not f.params else np.zeros(len(f), dtype=bool)
+    centred = (
+        (f.mean == 0.0) & (f.std > 0.0)
+        if not f.params
+        else np.zeros(len(f), dtype=bool)
+    )
     if centred.any():
         table = tabulated(f.f, f.std[centred] ** 2, terms)
         if centred.all() and np.isfinite(table.error).all():
             return table
         for whole, part in zip(rows, table, strict=True):
             whole[..., centred] = part
-    rest = np.isinf(rows.error)  # also rows of the table if E[φ²] is finite only for some variances of a piece
+    # also rows of the table if E[φ²] is finite only for some variances of a piece
+    rest = np.isinf(rows.error)
     if rest.any():
         for whole, part in zip(rows, series(f.take(rest), terms), strict=True):
             whole[..., rest] = part
     return rows
 
 
-def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for the pairs (ix, iy) of rows with the given covariances, and its error."""
+def pairs(
+    x: Single, y: Single, ix: Array, iy: Array, covariance: Array
+) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for the pairs (ix, iy) of rows with the given covariances, and its
+    error.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = covariance / (x.std[ix] * y.std[iy])
     rho = np.where((x.std[ix] > 0) & (y.std[iy] > 0), rho, 0.0)
-    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # |ρ| > 1, from rounding or a mistake of the caller
+    # |ρ| > 1, from rounding or a mistake of the caller
+    excess = np.maximum(np.abs(rho) - 1.0, 0.0)
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     formula = x.f.smoothed is not None or y.f.smoothed is not None
-    # with kinks or uncentred rows, more than 256 terms cost more than conditioning; with both, more than 64
+    # with kinks or uncentred rows, more than 256 terms cost more than conditioning;
+    # with both, more than 64
     smooth = not len(x.features.breaks) or not len(y.features.breaks)
     longest = (64, 256, 1024)[smooth + (x.centred and y.centred)]
     for terms, many, few in LENGTHS:
@@ -201,21 +279,30 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
             break
         for block in slices(len(hard), PAIRS_PER_BATCH):
             some = hard[block]
-            value[some], error[some], scale[some], todo[some] = _summed(x, y, ix[some], iy[some], rho[some], terms)
+            value[some], error[some], scale[some], todo[some] = _summed(
+                x, y, ix[some], iy[some], rho[some], terms
+            )
     hard = np.nonzero(todo)[0]
     if len(hard):
-        value[hard], further = conditioned(x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard])
+        value[hard], further = conditioned(
+            x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard]
+        )
         error[hard] += further
     with np.errstate(invalid="ignore"):
         error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
-    if x.features.jumps and y.features.jumps:  # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
+    # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
+    if x.features.jumps and y.features.jumps:
         away = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
         error += scale * CORRELATION_RTOL / np.sqrt(away)
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
-def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
-    """Values, errors, scales, and the pairs whose series is too short (their errors include only those of rows)."""
+def _summed(
+    x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int
+) -> tuple[Array, Array, Array, Array]:
+    """Values, errors, scales, and the pairs whose series is too short (their errors
+    include only those of rows).
+    """
     if x is y:
         rows, both = _unique_rows(np.concatenate([ix, iy]))
         ix, iy = both[: len(ix)], both[len(ix) :]
@@ -232,7 +319,11 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     value = np.zeros(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     if x.f is y.f:
-        same = (rho == 1.0) & (rows_x.mean[ix] == rows_y.mean[iy]) & (rows_x.std[ix] == rows_y.std[iy])
+        same = (
+            (rho == 1.0)
+            & (rows_x.mean[ix] == rows_y.mean[iy])
+            & (rows_x.std[ix] == rows_y.std[iy])
+        )
         for p, q in zip(rows_x.params, rows_y.params, strict=True):
             same &= p[ix] == q[iy]
         value[same] = f.square[ix[same]]
@@ -241,8 +332,15 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     rest_f = _remainder_norms(f, lengths)
     rest_g = rest_f if g is f else _remainder_norms(g, lengths)
     parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
-    if x.f is y.f and x.f.smoothed is None and parity[1] == 2 and rows_x.centred and rows_y.centred:
-        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])  # φ(−u) = ± φ(u)
+    if (
+        x.f is y.f
+        and x.f.smoothed is None
+        and parity[1] == 2
+        and rows_x.centred
+        and rows_y.centred
+    ):
+        # φ(−u) = ± φ(u)
+        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])
         value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
         todo &= ~mirrored
     for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
@@ -269,19 +367,36 @@ def _unique_rows(index: Array) -> tuple[Any, Array]:
 
 
 def _remainder_norms(part: Series, lengths: tuple[int, ...]) -> list[Array]:
-    """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish, √(Σ_{k ≥ length} f_k²)."""
+    """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish,
+    √(Σ_{k ≥ length} f_k²).
+    """
     columns, square = part.coefficients, part.square
     with np.errstate(invalid="ignore", over="ignore"):
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
         unknown = square - np.sum(sums, axis=0)
-        ended = np.all(np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0)
+        ended = np.all(
+            np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0
+        )
         ended &= np.abs(unknown) <= 1e-13 * square
         unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
-        return [np.sqrt(unknown + np.sum(sums[k:], axis=0)) for k in range(1, len(lengths) + 1)]
+        return [
+            np.sqrt(unknown + np.sum(sums[k:], axis=0))
+            for k in range(1, len(lengths) + 1)
+        ]
 
 
-def _mehler(f: Series, g: Series, length: int, ix: Array, iy: Array, rho: Array, parity: tuple[int, int]) -> Array:
-    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
+def _mehler(
+    f: Series,
+    g: Series,
+    length: int,
+    ix: Array,
+    iy: Array,
+    rho: Array,
+    parity: tuple[int, int],
+) -> Array:
+    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in
+    ρ².
+    """
     start, stride = parity
     factor = rho if stride == 1 else rho * rho
     total = np.zeros(len(rho))
@@ -302,13 +417,20 @@ def _parity(part: Series) -> tuple[int, int] | None:
     return None
 
 
-def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form."""
-    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (..., i, j, 1, 1) covariances.
+def kernel(
+    x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array
+) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute
+    error, 0 for a closed form.
+    """
+    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (...,
+    # i, j, 1, 1) covariances.
     if not x.params and not y.params:
         a, b = (np.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
         mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
-        exact = closed_form(x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :])
+        exact = closed_form(
+            x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :]
+        )
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
     (first, rows), same = _single(x, xx), x is y and xx is yy
@@ -320,14 +442,21 @@ def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Arr
         return value.reshape(shape), error.reshape(shape)
     i, j = np.triu_indices(shape[-1])  # half of a symmetric kernel
     both = np.empty((2, *shape))
-    half = pairs(first, first, *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)))
+    half = pairs(
+        first,
+        first,
+        *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)),
+    )
     both[..., i, j] = both[..., j, i] = np.reshape(half, (2, *shape[:-2], -1))
     return both[0], both[1]
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
-    """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i)."""
-    # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger of the mean's and β √xx's.
+    """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error
+    (..., i).
+    """
+    # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger
+    # of the mean's and β √xx's.
     rows, lead = _single(x, xx)
     (mean, first), _, error = coefficients(rows, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -336,12 +465,14 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
-    """Flattened rows and their shape; raises an error if the function has a pole there."""
+    """Flattened rows and their shape; raises an error if the function has a pole
+    there.
+    """
     lead, mean, variance, params = flattened(x, xx)
     rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
     for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
         raise InfiniteError(
-            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions with poles are not supported: "
-            "bound the function"
+            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions"
+            " with poles are not supported: bound the function"
         )
     return rows, lead

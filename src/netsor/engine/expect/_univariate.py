@@ -1,4 +1,6 @@
-"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows, values, panels and tails."""
+"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows,
+values, panels and tails.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ...activations import Function
 from ._breakpoints import Breakpoints, features
 from ._gauss_legendre import log_density
 
-DOWN = 10  # octaves of |u| below eight standard deviations to search for narrow features: down to 0.008 of one
+# octaves of |u| below eight standard deviations to search for narrow features: down to
+# 0.008 of one
+DOWN = 10
 OCTAVES = 64  # maximum to search, if the rows have very different standard deviations
 MAX_SHORT_INTERVALS = 2**13  # most ends of short intervals that become panel edges
 
@@ -33,7 +37,12 @@ class Single:
 
     def take(self, rows: Array | slice) -> Single:
         """Select rows."""
-        return replace(self, mean=self.mean[rows], std=self.std[rows], params=tuple(p[rows] for p in self.params))
+        return replace(
+            self,
+            mean=self.mean[rows],
+            std=self.std[rows],
+            params=tuple(p[rows] for p in self.params),
+        )
 
     @property
     def centred(self) -> bool:
@@ -49,18 +58,28 @@ class Single:
 
     def near_poles(self, reach: float) -> Bools:
         """Which poles lie within ± reach, (rows, poles)."""
-        return np.asarray(np.abs(self.features.poles - self.mean[:, None]) < reach * self.std[:, None])
+        return np.asarray(
+            np.abs(self.features.poles - self.mean[:, None]) < reach * self.std[:, None]
+        )
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges)."""
-        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are clipped.
+        """The standardised breaks, and the ends of intervals that a panel of one step
+        might miss, (rows, edges).
+        """
+        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ±
+        # reach are clipped.
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        breaks, ends, gaps = self.features.breaks, self.features.ends, self.features.gaps
+        breaks, ends, gaps = (
+            self.features.breaks,
+            self.features.ends,
+            self.features.gaps,
+        )
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (ends > low) & (ends < high) & (gaps < step * np.max(std))
-        if np.sum(short) > MAX_SHORT_INTERVALS:  # an endless oscillation: the error includes what panels do not resolve
+        # an endless oscillation: the error includes what panels do not resolve
+        if np.sum(short) > MAX_SHORT_INTERVALS:
             short[:] = False
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             x = np.where(gaps[short] < step * std, (ends[short] - mean) / std, reach)
@@ -68,8 +87,12 @@ class Single:
         return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
 
 
-def single(f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ()) -> Single:
-    """Rows with the breakpoints of their function; if its parameters differ by row, with its declared breaks."""
+def single(
+    f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ()
+) -> Single:
+    """Rows with the breakpoints of their function; if its parameters differ by row,
+    with its declared breaks.
+    """
     if params:
         breaks = np.array(sorted(f.breaks or ()), dtype=float)
         return Single(f, mean, std, params, Breakpoints(breaks, jumps=len(breaks) > 0))
@@ -78,8 +101,17 @@ def single(f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ())
     top = top[(std > 0) & np.isfinite(top)]
     if not len(top):
         return Single(f, mean, std, params, features(f))
-    lowest, highest = (int(np.floor(np.log2(np.clip(end, 1e-200, 1e200)))) for end in (top.min(), top.max()))
-    return Single(f, mean, std, params, features(f, max(lowest - DOWN, highest - OCTAVES), highest))
+    lowest, highest = (
+        int(np.floor(np.log2(np.clip(end, 1e-200, 1e200))))
+        for end in (top.min(), top.max())
+    )
+    return Single(
+        f,
+        mean,
+        std,
+        params,
+        features(f, max(lowest - DOWN, highest - OCTAVES), highest),
+    )
 
 
 def between(reach: float, step: float) -> Array:
@@ -93,34 +125,50 @@ def slices(rows: int, size: int) -> Sequence[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-# An integral against the normal density is truncated where φ² times the density is negligible. For a bounded φ the
-# density decides; e^(s x) has its mass at 2s standard deviations, and e^(x²/4) has no second moment. So the search
-# follows log(φ² density) outward. If the tail falls no faster than 1/x, the second moment counts as infinite.
+# An integral against the normal density is truncated where φ² times the density is
+# negligible. For a bounded φ the density decides; e^(s x) has its mass at 2s standard
+# deviations, and e^(x²/4) has no second moment. So the search follows log(φ² density)
+# outward. If the tail falls no faster than 1/x, the second moment counts as infinite.
 FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
-FALL = 64.0  # of log(φ² density) from its maximum: the rest is round-off, e^−32 in a coefficient
+# of log(φ² density) from its maximum: the rest is round-off, e^−32 in a coefficient
+FALL = 64.0
 STEP = 0.5  # standard deviations between the points of this search
-_OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # not at round numbers, where poles usually are
+# not at round numbers, where poles usually are
+_OUTWARD = STEP * (np.arange(1, 105) - 0.63)
 _FAR = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST))
-_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])  # times the end of an integral
-SLOWEST = 1.05  # of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
+# times the end of an integral
+_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])
+# of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
+SLOWEST = 1.05
 SAFETY = 4.0  # factor on estimates of a tail
 
 
-def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) -> Array:
-    """Rows with more than round-off beyond ± end, given E[φ²] within; `mean_only`: only E[φ] and E[φ x] are needed."""
+def growing(
+    f: Single, rows: Array, square: Array, end: float, mean_only: bool
+) -> Array:
+    """Rows with more than round-off beyond ± end, given E[φ²] within; `mean_only`: only
+    E[φ] and E[φ x] are needed.
+    """
     x = end * np.concatenate([_AHEAD, -_AHEAD])
     with np.errstate(all="ignore"):
         size = np.log(np.abs(f.at(rows, x[None, :])))
         if mean_only:
-            beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
+            beyond, whole = (
+                size + log_density(x) + np.log(np.abs(x)),
+                0.5 * np.log(square) - 0.5 * FALL,
+            )
         else:
             beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
         # skip points at which φ overflows: the others show whether it still matters
-        return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
+        return ~(square < np.inf) | np.any(
+            beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf
+        )
 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
-    """Where to truncate the integral of φ², and the root of the integral beyond; ∞ if that does not converge."""
+    """Where to truncate the integral of φ², and the root of the integral beyond; ∞ if
+    that does not converge.
+    """
     x = np.stack([-_OUTWARD, _OUTWARD])
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
@@ -129,16 +177,26 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     sides = np.where(known, sides, -np.inf)
     top = sides.max(axis=(1, 2))
     alive = sides > (top - FALL)[:, None, None]
-    alive_before = np.concatenate([np.ones_like(alive[:, :, :1]), alive[:, :, :-1]], axis=2)
+    alive_before = np.concatenate(
+        [np.ones_like(alive[:, :, :1]), alive[:, :, :-1]], axis=2
+    )
     overflown = np.any(alive_before & ~known, axis=(1, 2))
-    reach = np.minimum(np.where(alive, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2)) + 2 * STEP, FARTHEST)
+    reach = np.minimum(
+        np.where(alive, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2)) + 2 * STEP, FARTHEST
+    )
     with np.errstate(all="ignore"):
-        # extrapolate a tail that reaches the farthest point from its rate of decay there
+        # extrapolate a tail that reaches the farthest point from its rate of decay
+        # there
         far, farther = sides[:, :, _FAR], sides[:, :, -1]
-        rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])  # of log(φ² density), in log x
+        # of log(φ² density), in log x
+        rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])
         tail = SAFETY * np.exp(farther) * FARTHEST / (rate - 1.0)
-        tail = np.where(np.isneginf(farther), 0.0, np.where(rate > SLOWEST, tail, np.inf))
-        root = SAFETY * np.exp(0.5 * (top - FALL)) + np.where(reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
+        tail = np.where(
+            np.isneginf(farther), 0.0, np.where(rate > SLOWEST, tail, np.inf)
+        )
+        root = SAFETY * np.exp(0.5 * (top - FALL)) + np.where(
+            reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0
+        )
     return reach, np.where(overflown, np.inf, root)
 
 
@@ -150,13 +208,23 @@ class BatchedFunction(NamedTuple):
     params: tuple[Array, ...] = ()  # each (..., i)
 
 
-def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
-    """The shape (lead, i) of rows, and flattened means (rows, r), matrices (rows, ·, ·) and parameters (rows,)."""
+def flattened(
+    x: BatchedFunction, of_rows: Array
+) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
+    """The shape (lead, i) of rows, and flattened means (rows, r), matrices (rows, ·, ·)
+    and parameters (rows,).
+    """
     arrays = [np.asarray(a, dtype=float) for a in (x.mean, of_rows, *x.params)]
-    own = [a.shape[a.ndim - k :] for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)]
-    lead = np.broadcast_shapes(*(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True)))
+    own = [
+        a.shape[a.ndim - k :]
+        for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)
+    ]
+    lead = np.broadcast_shapes(
+        *(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True))
+    )
     mean, matrices, *params = (
-        np.broadcast_to(a, (*lead, *axes)).reshape(-1, *axes) for a, axes in zip(arrays, own, strict=True)
+        np.broadcast_to(a, (*lead, *axes)).reshape(-1, *axes)
+        for a, axes in zip(arrays, own, strict=True)
     )
     return lead, mean, matrices, tuple(params)
 
@@ -164,7 +232,9 @@ def flattened(x: BatchedFunction, of_rows: Array) -> tuple[tuple[int, ...], Arra
 def paired(
     rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Array, Array]:
-    """The shape (lead, i, j) of the pairs of rows, and the flattened row indices of x and y in each pair."""
+    """The shape (lead, i, j) of the pairs of rows, and the flattened row indices of x
+    and y in each pair.
+    """
     ix = np.arange(np.prod(rows_x, dtype=int)).reshape(*rows_x, 1)
     iy = np.arange(np.prod(rows_y, dtype=int)).reshape(*rows_y[:-1], 1, rows_y[-1])
     shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)

@@ -1,7 +1,9 @@
-"""Lowering: a graph with bound widths becomes a plan. All decisions are made here, from structure and constants.
+"""Lowering: a graph with bound widths becomes a plan. All decisions are made here, from
+structure and constants.
 
-Vectors are coordinates in the frames of their clusters (docs/theory.md, "Finite width, usually without a weight
-matrix"). Without shortcuts, lowering draws every source in full and computes every Gram matrix directly.
+Vectors are coordinates in the frames of their clusters (docs/theory.md, "Finite width,
+usually without a weight matrix"). Without shortcuts, lowering draws every source in
+full and computes every Gram matrix directly.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from ..passes import _operations as pass_ops
 from ._analysis import ProgramAnalysis
 from ._dual_rules import epsilon_part, score
 from ._infinite_frames import NodesNeeded
-from ._linear import lower_linear, lower_scalar, mean, products, products_of_coordinates, rotated
+from ._linear import (
+    lower_linear,
+    lower_scalar,
+    mean,
+    products,
+    products_of_coordinates,
+    rotated,
+)
 from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
@@ -35,8 +44,15 @@ from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmu
 from ._state import LoweredVector, State
 
 
-def lower(facts: ProgramAnalysis, notes: Sequence[str], shift: int, independent: Mapping[Any, Any]) -> Plan:
-    """The plan of a program. For `shift` see `_expectation_ops`, for `independent` see `Plan`."""
+def lower(
+    facts: ProgramAnalysis,
+    notes: Sequence[str],
+    shift: int,
+    independent: Mapping[Any, Any],
+) -> Plan:
+    """The plan of a program. For `shift` see `_expectation_ops`, for `independent` see
+    `Plan`.
+    """
     on_nodes = frozenset[int]()
     while True:
         try:
@@ -53,12 +69,21 @@ def _lowered(s: State) -> Plan:
             _value(s, value, index)
         except TooLargeError as error:
             width = "" if value in s.facts.limits else ", a smaller width, or width inf"
-            raise ExactError(value, str(error), instead=f"take fewer tokens, heads or outputs{width}") from None
+            raise ExactError(
+                value, str(error), instead=f"take fewer tokens, heads or outputs{width}"
+            ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
     build = s.build
-    told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place, build.independent
+    told = (
+        tuple(s.notes),
+        build.expects,
+        build.nodes,
+        tuple(build.tried),
+        s.facts.prices.place,
+        build.independent,
+    )
     return Plan("", build.steps, mean, columns, *told)
 
 
@@ -71,8 +96,14 @@ def _value(s: State, value: Value, index: int) -> None:
         for group in s.groups_of(value):
             s.held[group].append(value)
     elif isinstance(value, Scalar):
-        s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
-    for x in (value, value.op.x) if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul) else (value,):
+        s.scalars[value] = rule_for(
+            value.op, SCALARS, "SCALARS of engine/lower/__init__.py"
+        )(s, value, value.op)
+    for x in (
+        (value, value.op.x)
+        if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul)
+        else (value,)
+    ):
         for group in s.groups_of(x):
             if group.nonlinear and group.nonlinear[-1] is value:
                 rebase_after_nonlinearity(s, group, index)
@@ -81,7 +112,9 @@ def _value(s: State, value: Value, index: int) -> None:
 def _vector(s: State, value: Vector) -> LoweredVector:
     if value.op.acts is VectorAccess.LINEARLY and type(value.op) not in VECTORS:
         return lower_linear(s, value)
-    return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(s, value, value.op)
+    return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(
+        s, value, value.op
+    )
 
 
 def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
@@ -91,12 +124,16 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
         return s.build.constant(np.zeros(value.shape))
     if op.power == 1:
         return mean(s, value, op.x, op.y)
-    return s.build.step("scale", products(s, op.x, op.y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(op.x))
+    return s.build.step(
+        "scale", products(s, op.x, op.y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(op.x)
+    )
 
 
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
     words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
-    made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words)
+    made = s.build.draw(
+        "normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words
+    )
     return s.build.step("scale", made, by=op.std)
 
 
@@ -105,15 +142,22 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
         check_jumps(s, value)
     given = {p: s.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
-        given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
+        given |= {
+            p: fewer
+            for p in op.scalars
+            if (fewer := products_of_coordinates(s, p)) is not None
+        }
     return lower_scalar(s, value, [given[p] for p in op.scalars])
 
 
 def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
-    return LoweredVector(s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
+    return LoweredVector(
+        s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1))
+    )
 
 
-# One rule an operation, `rule(s, value, op)`. What acts on vectors linearly has its rule in `_linear`.
+# One rule an operation, `rule(s, value, op)`. What acts on vectors linearly has its
+# rule in `_linear`.
 VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     ops.Gaussian: gaussian,
     ops.Data: _data,
@@ -132,8 +176,11 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Dot: _dot,
     ops.Apply: _apply,
     ops.Take: lambda s, value, op: lower_scalar(s, value, [s.scalars[op.x]]),
-    ops.Join: lambda s, value, op: lower_scalar(s, value, [s.scalars[part] for part in op.parts]),
-    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # it vanishes: other ratios are numbers by now
+    ops.Join: lambda s, value, op: lower_scalar(
+        s, value, [s.scalars[part] for part in op.parts]
+    ),
+    # it vanishes: other ratios are numbers by now
+    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),
     Pool: pooled,
     pass_ops.Coefficients: lambda s, value, op: along(s, op.x, op.y),
     pass_ops.AdjointCorrection: adjoint,

@@ -1,9 +1,11 @@
-"""Infinite width as arithmetic over dual numbers: x0 + ε x1 with ε = n^(−1/2), ε² = 0 (docs/theory.md, "Orders in n").
+"""Infinite width as arithmetic over dual numbers: x0 + ε x1 with ε = n^(−1/2), ε² = 0
+(docs/theory.md, "Orders in n").
 
-Lowering computes the parts of order 1. A score asks for ε parts, each computed once by the rule of its operation (see
-`_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y with N symmetric, N_ab ~ N(0, 1) and N_aa ~ N(0, 2). Some ε parts are
-unknown: that of a function of scores depends on terms of order ε². Marks for unknown parts pass through the arithmetic
-(unknown · 0 = 0), and a score that reads one is refused.
+Lowering computes the parts of order 1. A score asks for ε parts, each computed once by
+the rule of its operation (see `_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y with N
+symmetric, N_ab ~ N(0, 1) and N_aa ~ N(0, 2). Some ε parts are unknown: that of a
+function of scores depends on terms of order ε². Marks for unknown parts pass through
+the arithmetic (unknown · 0 = 0), and a score that reads one is refused.
 """
 
 from __future__ import annotations
@@ -29,15 +31,21 @@ from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
 
 class Dual:
-    """The ε parts of a lowering's values: `dual[value]`, by one rule an operation, `rule(dual, value, op)`."""
+    """The ε parts of a lowering's values: `dual[value]`, by one rule an operation,
+    `rule(dual, value, op)`.
+    """
 
-    def __init__(self, s: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]) -> None:
+    def __init__(
+        self, s: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]
+    ) -> None:
         self.s, self.rules = s, rules
 
     def __getitem__(self, value: Value) -> Fluctuation:
-        """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,) of scalars.
+        """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,)
+        of scalars.
 
-        What its rule asks for comes before: a stack and no recursion, for a deep network is a chain.
+        What its rule asks for comes before: a stack and no recursion, for a deep
+        network is a chain.
         """
         made, pending = self.s.epsilons, [value]
         while pending:
@@ -48,8 +56,14 @@ class Dual:
                 continue
             if one not in made:
                 found = rule(self, one, one.op)
-                shape = one.shape if isinstance(one, Scalar) else self.s.vectors[one].lead.shape[:-1]
-                support, unknown = (np.broadcast_to(m, shape) for m in (found.support, found.unknown))
+                shape = (
+                    one.shape
+                    if isinstance(one, Scalar)
+                    else self.s.vectors[one].lead.shape[:-1]
+                )
+                support, unknown = (
+                    np.broadcast_to(m, shape) for m in (found.support, found.unknown)
+                )
                 made[one] = replace(found, support=support, unknown=unknown)
             pending.pop()
         return made[value]
@@ -70,13 +84,29 @@ class Dual:
         return self.rules.get(type(value.op), not_known), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
-        """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 · y1, a mean over blocks."""
-        s, more, other, ours, theirs = self.s, self[x], self[y], self.s.sets(x), self.s.sets(y)
-        unknown = pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(x, ours, y, other.unknown, ndim)
+        """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 ·
+        y1, a mean over blocks.
+        """
+        s, more, other, ours, theirs = (
+            self.s,
+            self[x],
+            self[y],
+            self.s.sets(x),
+            self.s.sets(y),
+        )
+        unknown = pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(
+            x, ours, y, other.unknown, ndim
+        )
         unknown = unknown | unknown_pairs(s, x, y, ndim)
-        some, others = ((sets != 0).any(axis=-1, keepdims=True).astype(object) for sets in (ours, theirs))
+        some, others = (
+            (sets != 0).any(axis=-1, keepdims=True).astype(object)
+            for sets in (ours, theirs)
+        )
         support = pairs_meet(x, some, y, others, ndim)
-        first, second = pairs_meet(x, more.support, y, theirs, ndim), pairs_meet(x, ours, y, other.support, ndim)
+        first, second = (
+            pairs_meet(x, more.support, y, theirs, ndim),
+            pairs_meet(x, ours, y, other.support, ndim),
+        )
         terms = []
         if (support & ~unknown).any():
             terms.append(crossed_products(s, x, y, ndim))
@@ -85,28 +115,42 @@ class Dual:
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
         total = self.sum(terms)
-        part = None if total is None else s.build.step("scale", total, by=1 / s.norm(x) ** 2)
+        part = (
+            None
+            if total is None
+            else s.build.step("scale", total, by=1 / s.norm(x) ** 2)
+        )
         return Fluctuation(part, support | first | second, unknown, self.unit(x))
 
     def unit(self, x: Vector) -> Unit:
-        """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
+        """An ε part counts in the units m^(−1/2) of its space, m the width of one of
+        its blocks.
+        """
         return x.width.name, x.width.factor / self.s.facts.blocks[x]
 
     def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
-        """An ε part in the units of another space; unknown if their widths go to infinity at rates of their own."""
+        """An ε part in the units of another space; unknown if their widths go to
+        infinity at rates of their own.
+        """
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
         if unit is not None and small.unit[0] == unit[0] and small.part is not None:
-            part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
+            part = self.s.build.step(
+                "scale", small.part, by=math.sqrt(unit[1] / small.unit[1])
+            )
             return replace(small, part=part, unit=unit)
         return unknown_along(small.unknown | small.support)
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
-        """The sum of arrays, the last axes of which may end in zeros that are not written."""
+        """The sum of arrays, the last axes of which may end in zeros that are not
+        written.
+        """
         if not terms:
             return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        return self.s.build.fold("add", [self.s.build.pad_or_cut(t, width) if t.shape else t for t in terms])
+        return self.s.build.fold(
+            "add", [self.s.build.pad_or_cut(t, width) if t.shape else t for t in terms]
+        )
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
@@ -116,21 +160,34 @@ def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
-    """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    return unknown_along(dual.s.sets(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool))
+    """The rule of what has an ε part that is not known, along all directions that a
+    vector has.
+    """
+    return unknown_along(
+        dual.s.sets(value)
+        if isinstance(value, Vector)
+        else np.ones(value.shape, dtype=bool)
+    )
 
 
 def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Pairs of vectors along directions whose normals N have no known law; on nodes all have one."""
+    """Pairs of vectors along directions whose normals N have no known law; on nodes all
+    have one.
+    """
     found = np.zeros(1, dtype=bool)
     for group in s.groups_of(x):
         frame = s.frames[group]
         if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
             continue
         ours, theirs = (_inside(s, v, group) for v in (x, y))
-        here, there = ([k for k, b in enumerate(frame.blocks) if b.bits & union(sets)] for sets in (ours, theirs))
+        here, there = (
+            [k for k, b in enumerate(frame.blocks) if b.bits & union(sets)]
+            for sets in (ours, theirs)
+        )
         for i in here:
-            if clash := sum(frame.blocks[j].bits for j in there if not frame.has_law(i, j)):
+            if clash := sum(
+                frame.blocks[j].bits for j in there if not frame.has_law(i, j)
+            ):
                 both = (ours & frame.blocks[i].bits, theirs & clash)
                 first, second = ((sets != 0).astype(object) for sets in both)
                 found = found | pairs_meet(x, first, y, second, ndim)
@@ -146,31 +203,47 @@ def _inside(s: State, x: Vector, group: FrameBatch) -> Sets:
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
-    """The ε part of orthonormal directions of vectors: the derivative of a triangular factorisation.
+    """The ε part of orthonormal directions of vectors: the derivative of a triangular
+    factorisation.
 
-    x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0 D'1) for the directions D' known
-    before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where Φ takes what is below the diagonal.
+    x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0
+    D'1) for the directions D' known before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where
+    Φ takes what is below the diagonal.
 
-    Coefficients along directions that x is orthogonal to by structure have ε parts that are known. Those of all others
-    are not known, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
-    at order 1 but does at order ε has no direction for that. It counts if the matrix acts along it too, or its
-    transpose made something along it: then a score that depends on both is refused when it is drawn.
+    Coefficients along directions that x is orthogonal to by structure have ε parts that
+    are known. Those of all others are not known, so D1 is unknown along the directions
+    that D0 has a part of. A vector that adds nothing at order 1 but does at order ε has
+    no direction for that. It counts if the matrix acts along it too, or its transpose
+    made something along it: then a score that depends on both is refused when it is
+    drawn.
     """
     s, x, known = dual.s, op.x, op.known
-    build, count, lead, mean_square = s.build, value.shape[-1], s.vectors[value].lead, s.norm(x) ** 2
+    build, count, lead, mean_square = (
+        s.build,
+        value.shape[-1],
+        s.vectors[value].lead,
+        s.norm(x) ** 2,
+    )
 
-    # Which of the directions, those known before and the new ones, each new one may depend on at order 1 (`own`)
+    # Which of the directions, those known before and the new ones, each new one may
+    # depend on at order 1 (`own`)
     given = [*known, value]
     every = np.concatenate([s.sets(v) for v in given], axis=-2)
     apart = _apart(every)[..., -count:, :]  # (…, new, all)
     own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
     more = dual[x]
-    unknown = mixed(own, every | np.concatenate([dual[v].unknown for v in (*known, x)], axis=-2))
+    unknown = mixed(
+        own, every | np.concatenate([dual[v].unknown for v in (*known, x)], axis=-2)
+    )
 
     # x1 − C1 D' − C0 D'1
     terms, reach = [] if more.part is None else [more.part], more.support
     for v in known:
-        both, cross, along = dual.product(x, v, value.ndim + 1), apart[..., : v.shape[-1]], s.sets(v)
+        both, cross, along = (
+            dual.product(x, v, value.ndim + 1),
+            apart[..., : v.shape[-1]],
+            s.sets(v),
+        )
         unknown = unknown | mixed(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
             by = build.step("multiply", both.part, build.constant(-1.0 * cross))
@@ -178,7 +251,9 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
             reach = reach | mixed(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
-            by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
+            by = build.step(
+                "scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square
+            )
             terms.append(s.mix_rows(by, old.part))
             reach = reach | mixed(s.meets(x, v, value.ndim + 1), old.support)
     total, made, left = dual.sum(terms), None, None
@@ -186,7 +261,9 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         guard(dual, v, x)
     if total is not None:
         made, left = _solved(s, value, x, given, total, own)
-        s.guards[build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True)] = None
+        s.guards[
+            build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True)
+        ] = None
         reach = mixed(own[..., -count:], reach)
 
     # less Φ(…) D0
@@ -195,26 +272,38 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         inner = crossed_products(s, value, value, value.ndim + 1)
         if made is not None:
             sides = paired_products(s, made, lead, value, value, value.ndim + 1)
-            inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
+            inner = build.step(
+                "add", build.step("add", inner, sides), build.step("transposed", sides)
+            )
         unclear = cross & unknown_pairs(s, value, value, value.ndim + 1)
         unknown = unknown | mixed(unclear, s.sets(value))
-        moved = s.mix_rows(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
+        moved = s.mix_rows(
+            build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)),
+            lead,
+        )
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | mixed(cross, s.sets(value))
     return Fluctuation(made, reach, unknown, None, left)
 
 
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
-    """Check whether x overlaps the O(ε) residual that these directions dropped; without x, whether there is any."""
+    """Check whether x overlaps the O(ε) residual that these directions dropped; without
+    x, whether there is any.
+    """
     s = dual.s
-    for one in ancestors([directions], Span):  # directions may be set end to end, or indexed
+    # directions may be set end to end, or indexed
+    for one in ancestors([directions], Span):
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:
             other = left if x is None else s.vectors[x].lead
-            s.guards[s.build.step("lost", *_same_width(s, left, other), later=False)] = None
+            s.guards[
+                s.build.step("lost", *_same_width(s, left, other), later=False)
+            ] = None
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:
-    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
+    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and
+    directions as the largest has.
+    """
     width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
     return [s.align_axes(s.rows(a, width), len(a.shape), ndim) for a in arrays]
 
@@ -222,27 +311,42 @@ def _same_width(s: State, *arrays: Register) -> list[Register]:
 def _solved(
     s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools
 ) -> tuple[Register, Register]:
-    """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds it."""
+    """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds
+    it.
+    """
     build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
     width = lead.shape[-1]
-    lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square)
+    lower = build.step(
+        "scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square
+    )
     rows = s.rows(total, width)
-    solved = build.step("transposed", build.step("solve", lower, build.step("transposed", rows)))
-    left = build.step("add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0))
+    solved = build.step(
+        "transposed", build.step("solve", lower, build.step("transposed", rows))
+    )
+    left = build.step(
+        "add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0)
+    )
     start = 0
-    for v in given:  # what unknown coefficients along directions before can hold is not lost
+    # what unknown coefficients along directions before can hold is not lost
+    for v in given:
         stop = start + v.shape[-1]
         flat = s.rows(s.vectors[v].lead, width)
         inside = build.constant(own[..., start:stop] / mean_square)
         along = build.step("multiply", build.step("gram", left, flat), inside)
-        left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
+        left = build.step(
+            "add",
+            left,
+            build.step("scale", build.step("product", along, flat), by=-1.0),
+        )
         start = stop
     left = build.step("left_over", left, rows, s.rows(s.vectors[x].lead, width))
     return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
 
 
 def _apart(sets: Sets) -> Bools:
-    """Whether two of the vectors (…, vectors, blocks) are in different components of those that share a direction."""
+    """Whether two of the vectors (…, vectors, blocks) are in different components of
+    those that share a direction.
+    """
     near = meet(sets, sets)
     while True:
         wider = near.astype(np.float64) @ near.astype(np.float64) > 0

@@ -1,4 +1,6 @@
-"""Scores at infinite width, and the rules of dual numbers, one for each operation (docs/theory.md, "Orders in n")."""
+"""Scores at infinite width, and the rules of dual numbers, one for each operation
+(docs/theory.md, "Orders in n").
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,45 @@ import numpy as np
 
 from ...activations import Function
 from ...language._array import Operation, Value
-from ...language._operation import Apply, Constant, Data, Dot, Gaussian, MatMul, Nonlin, Normal, Root
+from ...language._operation import (
+    Apply,
+    Constant,
+    Data,
+    Dot,
+    Gaussian,
+    MatMul,
+    Nonlin,
+    Normal,
+    Root,
+)
 from ...language._scalar import INVERSE, Scalar
 from ...language._score import rsqrt
 from ...language._vector import Vector
 from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
-from ..passes._operations import AdjointCorrection, Coefficients, EpsilonPart, OuterProductSum, Span
+from ..passes._operations import (
+    AdjointCorrection,
+    Coefficients,
+    EpsilonPart,
+    OuterProductSum,
+    Span,
+)
 from ..passes._orders import PRODUCTS, SUMS, bit_range, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
 from ._analysis import ancestors
 from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
-from ._linear import LINEAR, SUM_RTOL, apply_linear, factors_of, marks_of, mean, products
+from ._linear import (
+    LINEAR,
+    SUM_RTOL,
+    apply_linear,
+    factors_of,
+    marks_of,
+    mean,
+    products,
+)
 from ._residual_features import ResidualFeatures
 from ._state import Fluctuation, State, unknown_along
 
@@ -36,7 +62,12 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     assert known is not None
     width, number = known
     some = np.ones(value.shape, dtype=bool)
-    return Fluctuation(dual.s.build.constant(np.asarray(number)), some, ~some, (width.name, width.factor))
+    return Fluctuation(
+        dual.s.build.constant(np.asarray(number)),
+        some,
+        ~some,
+        (width.name, width.factor),
+    )
 
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
@@ -46,7 +77,12 @@ def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
     part = found.part if cross.any() else None
     part = part and s.build.step("multiply", part, s.build.constant(cross * 1.0))
-    return Fluctuation(part, cross & found.support, s.order_one(value) | (cross & found.unknown), found.unit)
+    return Fluctuation(
+        part,
+        cross & found.support,
+        s.order_one(value) | (cross & found.unknown),
+        found.unit,
+    )
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
@@ -59,20 +95,29 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         wanted = dual.product(op.d, op.u, value.ndim)
         unknown, support = unknown | wanted.unknown, support | wanted.support
         if wanted.part is not None:
-            terms.append(build.step("scale", wanted.part, by=op.gain * s.norm(op.d) / s.norm(op.g)))
+            terms.append(
+                build.step(
+                    "scale", wanted.part, by=op.gain * s.norm(op.d) / s.norm(op.g)
+                )
+            )
         guard(dual, op.d, op.u)
     else:
         support = np.ones(value.shape, dtype=bool)
         wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
-        terms.append(build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g))))
+        terms.append(
+            build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g)))
+        )
     both = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
-    if any(isinstance(v.op, MatMul) for v in both):  # W of what was left over has no direction, and W^T would act on it
+    # W of what was left over has no direction, and W^T would act on it
+    if any(isinstance(v.op, MatMul) for v in both):
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
 
 
 def _slope(f: Function) -> Callable[[Any], Any] | None:
-    """The derivative of a function of one scalar, if it is one that norms are made of."""
+    """The derivative of a function of one scalar, if it is one that norms are made
+    of.
+    """
     if f is INVERSE:
         return lambda x: -1.0 / (x * x)
     if isinstance(f.f, partial) and f.f.func is rsqrt:
@@ -82,7 +127,9 @@ def _slope(f: Function) -> Callable[[Any], Any] | None:
 
 
 def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
-    """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of other functions, not known."""
+    """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of
+    other functions, not known.
+    """
     given = [dual[p] for p in op.scalars]
     if not any(p.support.any() or p.unknown.any() for p in given):
         return none(dual, value, op)
@@ -90,29 +137,42 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         return _linear(dual, value, op)
     slope, build = _slope(op.f), dual.s.build
     if slope is not None and given[0].part is not None:
-        by = build.step("apply", dual.s.scalars[op.scalars[0]], made=value.shape, f=slope, shape=value.shape)
+        by = build.step(
+            "apply",
+            dual.s.scalars[op.scalars[0]],
+            made=value.shape,
+            f=slope,
+            shape=value.shape,
+        )
         return replace(given[0], part=build.step("multiply", by, given[0].part))
     alone = len(given) == 1 and not op.axes
-    return unknown_along(given[0].support | given[0].unknown if alone else dual.s.order_one(value))
+    return unknown_along(
+        given[0].support | given[0].unknown if alone else dual.s.order_one(value)
+    )
 
 
 def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
-    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a factor C has an ε part.
+    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a
+    factor C has an ε part.
 
-    That can be other than 0 where C is 0 at order 1: along the directions of all the vectors that W acts on.
+    That can be other than 0 where C is 0 at order 1: along the directions of all the
+    vectors that W acts on.
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
     some = dual.s.sets(value)
     each = some.reshape(op.weight.members.size, -1, some.shape[-1])
-    every = np.broadcast_to(np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape).reshape(some.shape)
+    every = np.broadcast_to(
+        np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape
+    ).reshape(some.shape)
     return unknown_along(every)
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     """φ(x0 + ε x1) = φ(x0) + ε Σ_i ∂_i φ(x0) x1_i, known at nodes.
 
-    Elsewhere, a change of the arguments changes the output along them, and along every feature that depends on them.
+    Elsewhere, a change of the arguments changes the output along them, and along every
+    feature that depends on them.
     """
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
@@ -122,74 +182,138 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     for group in s.groups_of(value):
         frame, places = s.frames[group], group.positions[value]
         if isinstance(frame, NodeFrame):
-            part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(dual, value, op, frame)
+            part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(
+                dual, value, op, frame
+            )
         else:
             assert isinstance(frame, LimitFrame)
             part = s.build.constant(np.zeros((*places.shape, 0)))
             for number, f in enumerate(given):
-                unknown.reshape(-1)[places] |= _changed(dual, value, frame, number, f.support | f.unknown)
+                unknown.reshape(-1)[places] |= _changed(
+                    dual, value, frame, number, f.support | f.unknown
+                )
         parts.append((places, part))
-    return Fluctuation(s.scatter(parts, *support.shape) if support.any() else None, support, unknown)
+    return Fluctuation(
+        s.scatter(parts, *support.shape) if support.any() else None, support, unknown
+    )
 
 
-def _changed(dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any) -> int:
-    """The directions along which outputs of a nonlinearity change if an argument changes where it is marked."""
+def _changed(
+    dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any
+) -> int:
+    """The directions along which outputs of a nonlinearity change if an argument
+    changes where it is marked.
+    """
     x, own = value.op.inputs[number], _feature(dual, value, frame)
     some = marks.ravel()[dual.s.argument(x, value, frame.group.positions[value])]
-    return frame.changes(own, number, union(some) if isinstance(x, Vector) else 0) if some.any() else 0
+    return (
+        frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
+        if some.any()
+        else 0
+    )
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     """The features that a nonlinearity made in a frame."""
     number = dual.s.facts.number[value]
-    return next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == number)
+    return next(
+        b.feature
+        for b in frame.blocks
+        if b.feature is not None and b.number[:2] == number
+    )
 
 
-STEP = 2.0**-12  # of a central difference: its error is of order STEP², and rounding, in single precision too, is small
+# of a central difference: its error is of order STEP², and rounding, in single
+# precision too, is small
+STEP = 2.0**-12
 
 
-def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> tuple[Register, int, int]:
-    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis functions it lies, and what is unknown.
+def _at_nodes(
+    dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame
+) -> tuple[Register, int, int]:
+    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis
+    functions it lies, and what is unknown.
 
-    A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends on terms of order ε.
+    A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends
+    on terms of order ε.
     """
-    s, build, nodes, places = dual.s, dual.s.build, frame.directions, frame.group.positions[value]
-    own, along, main, changes = _feature(dual, value, frame), [0, 0], list[Register](), list[Register]()
+    s, build, nodes, places = (
+        dual.s,
+        dual.s.build,
+        frame.directions,
+        frame.group.positions[value],
+    )
+    own, along, main, changes = (
+        _feature(dual, value, frame),
+        [0, 0],
+        list[Register](),
+        list[Register](),
+    )
 
     def rows(x: Value, a: Register) -> Register:
         at = s.argument(x, value, places)
         if isinstance(x, Vector):
             return build.step("scale", s.gather(a, at, nodes), by=nodes**0.5)
-        return build.reshape(build.take(build.reshape(a, x.size), at.ravel(), axis=0), *places.shape, 1)
+        return build.reshape(
+            build.take(build.reshape(a, x.size), at.ravel(), axis=0), *places.shape, 1
+        )
 
     for number, x in enumerate(op.inputs):
-        small = dual[x] if isinstance(x, Vector) else dual.converted(dual[x], dual.unit(value))
+        small = (
+            dual[x]
+            if isinstance(x, Vector)
+            else dual.converted(dual[x], dual.unit(value))
+        )
         smooth = all(is_smooth(f) for f, of in own.factors if number in of)
         for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
             along[unknown] |= _changed(dual, value, frame, number, marks)
         change = small.part if smooth else None
-        changes.append(build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change))
-        main.append(rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x]))
-    words, shape = f"{named(op.f)} at order n^(-1/2), at {nodes} nodes", (*places.shape, nodes)
-    made = build.step("apply", *main, *changes, made=shape, words=words, f=partial(_directional, op.f), shape=shape)
+        changes.append(
+            build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change)
+        )
+        main.append(
+            rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x])
+        )
+    words, shape = (
+        f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
+        (*places.shape, nodes),
+    )
+    made = build.step(
+        "apply",
+        *main,
+        *changes,
+        made=shape,
+        words=words,
+        f=partial(_directional, op.f),
+        shape=shape,
+    )
     return build.step("scale", made, by=nodes**-0.5), along[0], along[1]
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
-    """The derivative of a function along changes of its arguments, which follow these."""
+    """The derivative of a function along changes of its arguments, which follow
+    these.
+    """
     main, more = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
-    ends = [f(*(a + sign * STEP * b for a, b in zip(main, more, strict=True))) for sign in (1, -1)]
+    ends = [
+        f(*(a + sign * STEP * b for a, b in zip(main, more, strict=True)))
+        for sign in (1, -1)
+    ]
     return (ends[0] - ends[1]) / (2 * STEP)
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
-    """A mean over coordinates, which fluctuates; and if l has an ε part, what that changes may lie along everything."""
+    """A mean over coordinates, which fluctuates; and if l has an ε part, what that
+    changes may lie along everything.
+    """
     s, unknown, more = dual.s, dual.s.sets(value).copy(), dual[op.left]
     if (more.support | more.unknown).any():
         for group in s.groups_of(value):
             frame = s.frames[group]
             assert isinstance(frame, NodeFrame)
-            unknown.reshape(-1)[group.positions[value]] = bit_range(0, frame.blocks[-1].stop)
+            unknown.reshape(-1)[group.positions[value]] = bit_range(
+                0, frame.blocks[-1].stop
+            )
     return Fluctuation(None, np.zeros_like(unknown), unknown)
 
 
@@ -199,13 +323,23 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
     unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
     given = [dual.converted(dual[x], unit) for x in terms]
-    mains = [s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x] for x in terms]
+    mains = [
+        s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x] for x in terms
+    ]
     some = None if by is None else s.order_one(by)
-    support, unknown = (marks_of(value, [getattr(f, name) for f in given], some) for name in ("support", "unknown"))
+    support, unknown = (
+        marks_of(value, [getattr(f, name) for f in given], some)
+        for name in ("support", "unknown")
+    )
     found = []
     if any(f.part is not None for f in given):
-        parts = [f.part or s.build.constant(np.zeros(a.shape)) for f, a in zip(given, mains, strict=True)]
-        found.append(apply_linear(s, value, parts, None if by is None else s.scalars[by]))
+        parts = [
+            f.part or s.build.constant(np.zeros(a.shape))
+            for f, a in zip(given, mains, strict=True)
+        ]
+        found.append(
+            apply_linear(s, value, parts, None if by is None else s.scalars[by])
+        )
     if by is not None:
         sets = [s.sets(x) if isinstance(x, Vector) else s.order_one(x) for x in terms]
         small = dual.converted(dual[by], unit)
@@ -252,9 +386,11 @@ def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
 
 
 def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part of order 1 is 0.
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part
+    of order 1 is 0.
 
-    Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or its ε part is unknown.
+    Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or
+    its ε part is unknown.
     """
     asked, dual = s.facts.asked[value], Dual(s, RULES)
     meets = s.meets(x, y, value.ndim) & asked
@@ -262,16 +398,28 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
         meets = meets & (np.asarray(mean(s, value, x, y, SUM_RTOL).value)[0] != 0)
     if meets.any():
         raise ScoreError(
-            value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
+            value,
+            "a score of factors that share a source, or a mean, diverges or has no"
+            " known law as n → ∞",
         )
     found = dual.product(x, y, value.ndim)
     unknown = found.unknown & asked
-    if unknown.any() and (unknown & s.nonzero(x)[..., :, None] & s.nonzero(y)[..., None, :]).any():
-        if more := [g.number for g in s.facts.groups if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)]:
+    if (
+        unknown.any()
+        and (unknown & s.nonzero(x)[..., :, None] & s.nonzero(y)[..., None, :]).any()
+    ):
+        if more := [
+            g.number
+            for g in s.facts.groups
+            if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)
+        ]:
             raise NodesNeeded(frozenset(more))
         raise ScoreError(
             value,
-            "a score that depends on terms of order 1/n has no known law as n → ∞: a factor has a part of order "
-            "n^(-1/2) made from other scores, or by a function with kinks or jumps",
+            "a score that depends on terms of order 1/n has no known law as n → ∞: a"
+            " factor has a part of order n^(-1/2) made from other scores, or by a"
+            " function with kinks or jumps",
         )
-    return s.build.step("scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x))
+    return s.build.step(
+        "scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x)
+    )

@@ -1,11 +1,13 @@
 """Linear operations and inner products of vectors.
 
-A linear operation has one rule for coordinates, output coordinates and parts of order n^(−1/2): it gets arrays
-(*shape, blocks, ·) in place of its vectors, and an array in place of its coefficients (docs/theory.md, "Orders in n").
-`passes._orders` has the effect on sets of directions.
+A linear operation has one rule for coordinates, output coordinates and parts of order
+n^(−1/2): it gets arrays (*shape, blocks, ·) in place of its vectors, and an array in
+place of its coefficients (docs/theory.md, "Orders in n"). `passes._orders` has the
+effect on sets of directions.
 
-At infinite width a score is the ε part of a product whose part of order 1 is 0 (see `_dual_numbers`): a sum over pairs
-of directions, Σ_ab x_a N_ab y_b (docs/theory.md, equation 2).
+At infinite width a score is the ε part of a product whose part of order 1 is 0 (see
+`_dual_numbers`): a sum over pairs of directions, Σ_ab x_a N_ab y_b (docs/theory.md,
+equation 2).
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ import numpy.typing as npt
 
 from ...language._array import Operation, Value, rule_for
 from ...language._check_function import content_of
-from ...language._operation import Add, Apply, Concat, Dot, Join, Mix, Scale, Split, Take
+from ...language._operation import (
+    Add,
+    Apply,
+    Concat,
+    Dot,
+    Join,
+    Mix,
+    Scale,
+    Split,
+    Take,
+)
 from ...language._rotary import Rotate
 from ...language._scalar import ADD, SUBTRACT, Scalar
 from ...language._vector import Vector
@@ -28,14 +40,26 @@ from .._exceptions import ExactError
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import Append
-from ..passes._orders import PRODUCTS, SUMS, Bools, combined, parts_of, sets_of, through, union
+from ..passes._orders import (
+    PRODUCTS,
+    SUMS,
+    Bools,
+    combined,
+    parts_of,
+    sets_of,
+    through,
+    union,
+)
 from ..passes._rewrite import rearranged
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
 
-SUM_RTOL = 1e-12  # relative to the size of its terms: a known coordinate of a vector that is smaller is 0
-SCALAR_RTOL = 1e-13  # the same for scalars: a program may divide by them, so nothing but rounding may become 0
+# relative to the size of its terms: a known coordinate of a vector that is smaller is 0
+SUM_RTOL = 1e-12
+# the same for scalars: a program may divide by them, so nothing but rounding may become
+# 0
+SCALAR_RTOL = 1e-13
 
 
 def lower_linear(s: State, value: Value) -> LoweredVector:
@@ -45,35 +69,59 @@ def lower_linear(s: State, value: Value) -> LoweredVector:
     weights = None if by is None else s.scalars[by]
     lead = apply_linear(s, value, [x.lead for x in given], weights)
     if value in s.facts.limits and lead.value is not None:
-        terms = apply_linear(s, value, [s.size(x.lead) for x in given], weights and s.size(weights))
+        terms = apply_linear(
+            s, value, [s.size(x.lead) for x in given], weights and s.size(weights)
+        )
         lead = without_rounding(s, lead, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in given):
         sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
     if value not in s.facts.limits:
         return LoweredVector(lead, sample)
-    sets = combined(value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by))
+    sets = combined(
+        value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by)
+    )
     if lead.value is not None:
         sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
     return LoweredVector(lead, sample, sets)
 
 
 def lower_scalar(s: State, value: Scalar, arrays: Sequence[Register]) -> Register:
-    """A function of scalars, or a rearrangement; known sums are 0 where their terms cancel up to rounding."""
+    """A function of scalars, or a rearrangement; known sums are 0 where their terms
+    cancel up to rounding.
+    """
     made, op = apply_linear(s, value, arrays, None), value.op
-    if made.value is None or not s.facts.limits or (isinstance(op, Apply) and op.f not in SUMS + PRODUCTS):
+    if (
+        made.value is None
+        or not s.facts.limits
+        or (isinstance(op, Apply) and op.f not in SUMS + PRODUCTS)
+    ):
         return made
-    added = Scalar(replace(op, f=ADD), value.shape) if isinstance(op, Apply) and op.f is SUBTRACT else value
-    sizes, numbers = [s.size(s.scalars[p], p) for p in op.inputs], [s.size(a) for a in arrays]
-    is_product = isinstance(op, Apply) and op.f in PRODUCTS  # both factors have rounding errors
+    added = (
+        Scalar(replace(op, f=ADD), value.shape)
+        if isinstance(op, Apply) and op.f is SUBTRACT
+        else value
+    )
+    sizes, numbers = (
+        [s.size(s.scalars[p], p) for p in op.inputs],
+        [s.size(a) for a in arrays],
+    )
+    # both factors have rounding errors
+    is_product = isinstance(op, Apply) and op.f in PRODUCTS
     terms = [[sizes[0], numbers[1]], [numbers[0], sizes[1]]] if is_product else [sizes]
     with np.errstate(over="ignore"):  # no number is 0 relative to such a size
-        size = s.build.fold("add", [apply_linear(s, added, some, None) for some in terms])
+        size = s.build.fold(
+            "add", [apply_linear(s, added, some, None) for some in terms]
+        )
     return without_rounding(s, made, size, SCALAR_RTOL, value)
 
 
-def without_rounding(s: State, made: Register, terms: Register, rtol: float, keep: Value | None = None) -> Register:
-    """Known numbers, 0 if they are small relative to the size of their terms, which is kept for a value if given."""
+def without_rounding(
+    s: State, made: Register, terms: Register, rtol: float, keep: Value | None = None
+) -> Register:
+    """Known numbers, 0 if they are small relative to the size of their terms, which is
+    kept for a value if given.
+    """
     found, size = (np.asarray(a.value)[0] for a in (made, terms))
     zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
     if keep is not None:  # a zero is exact
@@ -81,24 +129,42 @@ def without_rounding(s: State, made: Register, terms: Register, rtol: float, kee
     return s.build.constant(np.where(zero, 0.0, found)) if found[zero].any() else made
 
 
-def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
-    """The rule of a linear operation, on arrays instead of what it combines and its coefficients."""
+def apply_linear(
+    s: State, value: Value, arrays: Sequence[Register], by: Register | None
+) -> Register:
+    """The rule of a linear operation, on arrays instead of what it combines and its
+    coefficients.
+    """
     if isinstance(value, Vector):
         width = max(a.shape[-1] for a in arrays)
         arrays = [s.build.pad_or_cut(a, width) for a in arrays]
-    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(s, value, value.op, list(arrays), by)
+    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
+        s, value, value.op, list(arrays), by
+    )
 
 
-def factors_of(value: Value) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
-    """What an operation combines linearly, and the coefficients, if any: of a product of scalars, the second one."""
+def factors_of(
+    value: Value,
+) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
+    """What an operation combines linearly, and the coefficients, if any: of a product
+    of scalars, the second one.
+    """
     if isinstance(value, Vector):
         return parts_of(value)
     scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
-    return (scalars[:1], scalars[1]) if isinstance(value.op, Apply) and value.op.f in PRODUCTS else (scalars, None)
+    return (
+        (scalars[:1], scalars[1])
+        if isinstance(value.op, Apply) and value.op.f in PRODUCTS
+        else (scalars, None)
+    )
 
 
-def marks_of(value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None) -> npt.NDArray[Any]:
-    """The sets of directions of vectors, or marks of scalars, that a linear operation makes of given ones."""
+def marks_of(
+    value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None
+) -> npt.NDArray[Any]:
+    """The sets of directions of vectors, or marks of scalars, that a linear operation
+    makes of given ones.
+    """
     if isinstance(value, Vector):
         return combined(value, given, by)
     if isinstance(value.op, Apply):
@@ -112,21 +178,35 @@ def marks_of(value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None) 
 
 
 def _add(s: State, value: Value, op: Add, arrays: list[Register], by: None) -> Register:
-    first, second = (s.align_axes(a, x.ndim, value.ndim) for a, x in zip(arrays, (op.x, op.y), strict=True))
+    first, second = (
+        s.align_axes(a, x.ndim, value.ndim)
+        for a, x in zip(arrays, (op.x, op.y), strict=True)
+    )
     return s.build.step("add", first, second)
 
 
-def _scale(s: State, value: Value, op: Scale, arrays: list[Register], by: Register) -> Register:
+def _scale(
+    s: State, value: Value, op: Scale, arrays: list[Register], by: Register
+) -> Register:
     factor = s.align_axes(by, op.c.ndim, value.ndim)
     scaled = s.align_axes(arrays[0], op.x.ndim, value.ndim)
-    return s.build.step("multiply", scaled, s.build.reshape(factor, *factor.shape, 1, 1))
+    return s.build.step(
+        "multiply", scaled, s.build.reshape(factor, *factor.shape, 1, 1)
+    )
 
 
-def _mix(s: State, value: Value, op: Mix, arrays: list[Register], by: Register) -> Register:
-    return s.mix_rows(s.align_axes(by, op.a.ndim, value.ndim + 1), s.align_axes(arrays[0], op.x.ndim, value.ndim))
+def _mix(
+    s: State, value: Value, op: Mix, arrays: list[Register], by: Register
+) -> Register:
+    return s.mix_rows(
+        s.align_axes(by, op.a.ndim, value.ndim + 1),
+        s.align_axes(arrays[0], op.x.ndim, value.ndim),
+    )
 
 
-def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None) -> Register:
+def _concat(
+    s: State, value: Value, op: Concat, arrays: list[Register], by: None
+) -> Register:
     """The values along an axis become blocks of one."""
     (a,), axis = arrays, op.axis
     order = [k for k in range(len(a.shape)) if k != axis]
@@ -136,7 +216,9 @@ def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None
     return s.build.reshape(made, *front, count * blocks, directions)
 
 
-def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) -> Register:
+def _split(
+    s: State, value: Value, op: Split, arrays: list[Register], by: None
+) -> Register:
     """The blocks of a value become values along a new axis."""
     (a,), axis, count = arrays, op.axis, op.count
     *front, blocks, directions = a.shape
@@ -146,20 +228,39 @@ def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) 
     return s.build.step("permute", parts, axes=tuple(order))
 
 
-def _apply(s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None) -> Register:
+def _apply(
+    s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None
+) -> Register:
     given = arrays if by is None else [*arrays, by]
-    aligned = [s.align_axes(a, p.ndim, op.leading + op.axes) for a, p in zip(given, op.scalars, strict=True)]
+    aligned = [
+        s.align_axes(a, p.ndim, op.leading + op.axes)
+        for a, p in zip(given, op.scalars, strict=True)
+    ]
     words = f"{named(op.f)} of scalars"
-    return s.build.step("apply", *aligned, made=value.shape, words=words, f=op.f, shape=value.shape, axes=op.axes)
+    return s.build.step(
+        "apply",
+        *aligned,
+        made=value.shape,
+        words=words,
+        f=op.f,
+        shape=value.shape,
+        axes=op.axes,
+    )
 
 
-def _take(s: State, value: Value, op: Take, arrays: list[Register], by: None) -> Register:
+def _take(
+    s: State, value: Value, op: Take, arrays: list[Register], by: None
+) -> Register:
     (a,), rest = arrays, arrays[0].shape[op.x.ndim :]
     entries = s.build.reshape(a, op.x.size, *rest)
-    return s.build.reshape(s.build.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest)
+    return s.build.reshape(
+        s.build.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest
+    )
 
 
-LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {
+LINEAR: dict[
+    type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]
+] = {
     Add: _add,
     Apply: _apply,
     Scale: _scale,
@@ -168,7 +269,9 @@ LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any],
     Split: _split,
     Take: _take,
     Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
-    Append: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
+    Append: lambda s, value, op, arrays, by: s.build.step(
+        "join", *arrays, axis=value.ndim - 1
+    ),
 }
 
 
@@ -179,85 +282,133 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
         raise ExactError(
             value,
             "rotary positions of vectors at width inf",
-            instead="bind their width to a number, d=64 say: the stream may be infinitely wide",
+            instead=(
+                "bind their width to a number, d=64 say: the stream may be infinitely"
+                " wide"
+            ),
         )
     width = int(s.facts.widths[value])
     key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
     if key not in s.turns:
         angles = op.angles(blocks * width)
-        s.turns[key] = tuple(build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
+        s.turns[key] = tuple(
+            build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin)
+        )
     cos, sin = s.turns[key]
-    whole = build.reshape(build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width)
+    whole = build.reshape(
+        build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width
+    )
     words = "coordinates turned by positions"
-    lead = build.step("rotate", whole, cos, sin, words=words, interleaved=op.interleaved)
+    lead = build.step(
+        "rotate", whole, cos, sin, words=words, interleaved=op.interleaved
+    )
     return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 
-def mean(s: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL) -> Register:
+def mean(
+    s: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL
+) -> Register:
     """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
     made, by = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), 1 / s.norm(x) ** 2
-    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):  # no quadrature error for a known 0
-        made = s.build.step("multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0))
+    # no quadrature error for a known 0
+    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):
+        made = s.build.step(
+            "multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0)
+        )
     made = s.build.step("scale", made, by=by)
     if x not in s.facts.limits or made.value is None:
         return made
     first, second = (s.size(s.vectors[v].lead) for v in (x, y))
-    terms = s.build.step("scale", paired_products(s, first, second, x, y, value.ndim), by=by)
-    is_mean = isinstance(value.op, Dot) and value.op.power == 1  # not a score or a correction that is made of it
+    terms = s.build.step(
+        "scale", paired_products(s, first, second, x, y, value.ndim), by=by
+    )
+    # not a score or a correction that is made of it
+    is_mean = isinstance(value.op, Dot) and value.op.power == 1
     return without_rounding(s, made, terms, rtol, value if is_mean else None)
 
 
 def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
-    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so many axes."""
+    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so
+    many axes.
+    """
     return paired_products(s, s.vectors[x].lead, s.vectors[y].lead, x, y, ndim, words)
 
 
-def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
+def paired_products(
+    s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = ""
+) -> Register:
     """The same of arrays instead of the coordinates of x and y."""
     width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
-    rows = [s.align_axes(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
+    rows = [
+        s.align_axes(s.rows(array, width), v.ndim, ndim - 1)
+        for array, v in ((a, x), (b, y))
+    ]
     return s.build.step("gram", *rows, words=words)
 
 
 def products_of_coordinates(s: State, value: Scalar) -> Register | None:
-    """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is smaller: same eigenvalues, but for 0.
+    """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is
+    smaller: same eigenvalues, but for 0.
 
     None if it is not smaller, or if the value is not such means.
     """
     op = value.op
-    if not isinstance(op, Dot) or op.power != 1 or op.x is not op.y or op.x in s.facts.limits:
+    if (
+        not isinstance(op, Dot)
+        or op.power != 1
+        or op.x is not op.y
+        or op.x in s.facts.limits
+    ):
         return None
     x = s.rows(s.vectors[op.x].lead, s.vectors[op.x].lead.shape[-1])
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = s.build.step("transposed", x)
-    return s.build.step("scale", s.build.step("gram", columns, columns, words="X^T X/n"), by=1 / s.norm(op.x) ** 2)
+    return s.build.step(
+        "scale",
+        s.build.step("gram", columns, columns, words="X^T X/n"),
+        by=1 / s.norm(op.x) ** 2,
+    )
 
 
 def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
     more, other = (x, y) if x.size <= y.size else (y, x)
     start, stop = s.reach(other)
-    rows = _crossed(s, more, other, start, stop), s.build.step("part", s.vectors[other].lead, start=start, stop=stop)
-    return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
+    rows = (
+        _crossed(s, more, other, start, stop),
+        s.build.step("part", s.vectors[other].lead, start=start, stop=stop),
+    )
+    return paired_products(
+        s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩"
+    )
 
 
 def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
-    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of x."""
+    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of
+    x.
+    """
     build, lead, parts = s.build, s.vectors[x].lead, []
 
     def terms(group: FrameBatch) -> Iterator[Register]:
         frame = s.frames[group]
         rows = s.gather(lead, group.positions[x], frame.directions)
         if isinstance(frame, NodeFrame):
-            yield build.pad_or_cut(build.step("multiply", rows, frame.white_noise()), stop)
+            yield build.pad_or_cut(
+                build.step("multiply", rows, frame.white_noise()), stop
+            )
             return
         assert isinstance(frame, InfiniteWidthFrame)
         here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
-        ours, theirs = ([(k, b) for k, b in enumerate(frame.blocks) if b.bits & some] for some in (here, there))
+        ours, theirs = (
+            [(k, b) for k, b in enumerate(frame.blocks) if b.bits & some]
+            for some in (here, there)
+        )
         for (j, b), (i, a) in product(theirs, ours):
             normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
-            made = build.step("product", build.step("part", rows, start=a.start, stop=a.stop), normals)
+            made = build.step(
+                "product", build.step("part", rows, start=a.start, stop=a.stop), normals
+            )
             low, high = max(b.start, start), min(b.stop, stop)
             made = build.step("part", made, start=low - b.start, stop=high - b.start)
             yield build.step("pad", made, before=low - start, after=stop - high)
@@ -265,5 +416,12 @@ def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
     for group in s.groups_of(x):
         places = group.positions[x]
         found = list(terms(group)) if y in group.positions else []
-        parts.append((places, build.fold("add", found or [build.constant(np.zeros((*places.shape, 0)))])))
+        parts.append(
+            (
+                places,
+                build.fold(
+                    "add", found or [build.constant(np.zeros((*places.shape, 0)))]
+                ),
+            )
+        )
     return s.scatter(parts, *lead.shape[:-1])

@@ -1,4 +1,6 @@
-"""Nonlinearities: all coordinates at finite width, expectations at infinite width (docs/theory.md, equation 1)."""
+"""Nonlinearities: all coordinates at finite width, expectations at infinite width
+(docs/theory.md, equation 1).
+"""
 
 from __future__ import annotations
 
@@ -30,63 +32,85 @@ from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_argu
 from ._residual_features import ResidualBasis, unnamed
 from ._state import LoweredVector, State
 
-# Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
-# n^(−1/2), with either sign at every width, so sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit.
-# So where the limit of an argument is a fixed number but the argument is not, the function is tried on both sides of
-# that number, and refused if it jumps.
+# Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of
+# independent vectors vanishes like n^(−1/2), with either sign at every width, so
+# sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit. So where the
+# limit of an argument is a fixed number but the argument is not, the function is tried
+# on both sides of that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
-ROUNDED = 1e-14  # relative to a limit: how far rounding may have put it from where the function jumps
-JUMP = 1e-6  # relative to the size of a function at ordinary arguments: a change that is none of rounding
+# relative to a limit: how far rounding may have put it from where the function jumps
+ROUNDED = 1e-14
+# relative to the size of a function at ordinary arguments: a change that is none of
+# rounding
+JUMP = 1e-6
 
 
 def check_jumps(s: State, value: Vector | Scalar) -> None:
-    """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it jumps there."""
+    """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it
+    jumps there.
+    """
     op = value.op
     assert isinstance(op, Apply | Nonlin)
-    if isinstance(op, Apply) and op.axes > 1:  # functions of Gram matrices are this package's own
+    # functions of Gram matrices are this package's own
+    if isinstance(op, Apply) and op.axes > 1:
         _check_muon(s, value, op)
         return
     if op.f.lipschitz:
         return
     points = [_limits(s, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
-    moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
+    moves = [
+        m & _varies(s, x) if m.any() else m
+        for m, x in zip(moves, op.inputs, strict=True)
+    ]
     if any(m.any() for m in moves) and _jumps(op.f, points, moves):
         raise ExactError(
             value,
-            f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
-            "side of that",
+            f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every"
+            " width the argument is on either side of that",
         )
 
 
 def _check_muon(s: State, value: Vector | Scalar, op: Apply) -> None:
-    """Refuse Muon's step along a gradient that vanishes as n → ∞: its singular vectors are those of fluctuations."""
+    """Refuse Muon's step along a gradient that vanishes as n → ∞: its singular vectors
+    are those of fluctuations.
+    """
     if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
         return
     counts, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
     for gram in op.scalars:  # of the l_k, and of the r_k
         counts = counts & np.diagonal(s.order_one(gram), axis1=-2, axis2=-1)
-        varies = varies | (_varies(s, gram.op.x) if isinstance(gram.op, Dot) else gram in s.random)
+        varies = varies | (
+            _varies(s, gram.op.x) if isinstance(gram.op, Dot) else gram in s.random
+        )
     if (varies.any(axis=-1) & ~counts.any(axis=-1)).any():
         raise ScoreError(
-            value, "Muon orthogonalises a gradient whose limit is 0: as n → ∞ its directions are those of fluctuations"
+            value,
+            "Muon orthogonalises a gradient whose limit is 0: as n → ∞ its directions"
+            " are those of fluctuations",
         )
 
 
 def _limits(s: State, x: Value) -> Floats:
-    """The limits of arguments that are fixed numbers, of each coordinate of a vector; NaN for all others."""
+    """The limits of arguments that are fixed numbers, of each coordinate of a vector;
+    NaN for all others.
+    """
     if isinstance(x, Scalar):
         known = s.scalars[x].value
         if known is not None:
-            return np.broadcast_to(np.asarray(known, dtype=np.float64)[0], x.shape).copy()
+            return np.broadcast_to(
+                np.asarray(known, dtype=np.float64)[0], x.shape
+            ).copy()
         return np.where(s.order_one(x), np.nan, 0.0)
     assert isinstance(x, Vector)
     lead, sets = s.vectors[x].lead, s.sets(x)
     some = sets.astype(bool).any(axis=-1)
     found = np.where(some, np.nan, 0.0)
     if lead.value is not None and all(group.constant for group in s.groups_of(x)):
-        means = np.asarray(lead.value)[0][..., 0] / np.asarray(s.ones(x).value)[0][..., 0]
+        means = (
+            np.asarray(lead.value)[0][..., 0] / np.asarray(s.ones(x).value)[0][..., 0]
+        )
         equal = (sets <= CONSTANT).all(axis=-1) & (means == means[..., :1]).all(axis=-1)
         found = np.where(equal & some, means[..., 0], found)
     return found
@@ -96,7 +120,11 @@ def _varies(s: State, x: Value) -> Bools:
     """Whether arguments are other than their limits at some widths."""
     if x not in s.random:
         return np.zeros(x.shape, dtype=bool)
-    return s.nonzero(x, means=False) if isinstance(x, Vector) else np.ones(x.shape, dtype=bool)
+    return (
+        s.nonzero(x, means=False)
+        if isinstance(x, Vector)
+        else np.ones(x.shape, dtype=bool)
+    )
 
 
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
@@ -108,11 +136,19 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> boo
     with np.errstate(all="ignore"):
         here = np.asarray(f(*base))
         ordinary = np.asarray(f(*(rng.standard_normal(p.shape) for p in points)))
-        size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=np.abs(here[np.isfinite(here)]).max(initial=0.0))
+        size = np.abs(ordinary[np.isfinite(ordinary)]).max(
+            initial=np.abs(here[np.isfinite(here)]).max(initial=0.0)
+        )
         for trial in range(TRIALS):
             share = 0.0 if trial % 2 else ROUNDED
             moved = [
-                np.where(m, b + np.maximum(TINY, share * np.abs(b)) * rng.standard_normal(b.shape), b)
+                np.where(
+                    m,
+                    b
+                    + np.maximum(TINY, share * np.abs(b))
+                    * rng.standard_normal(b.shape),
+                    b,
+                )
                 for b, m in zip(base, moves, strict=True)
             ]
             there = np.asarray(f(*moved))
@@ -122,21 +158,35 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> boo
 
 
 def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
-    build, f, vectors, blocks, infinite = s.build, op.f, op.vectors, s.facts.blocks[value], value in s.facts.limits
+    build, f, vectors, blocks, infinite = (
+        s.build,
+        op.f,
+        op.vectors,
+        s.facts.blocks[value],
+        value in s.facts.limits,
+    )
     leads = [s.vectors[x].lead for x in vectors]
     numbers = [s.align_axes(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
 
-    def applied(rows: Sequence[Register], arrays: Sequence[Register], last: int) -> Register:
+    def applied(
+        rows: Sequence[Register], arrays: Sequence[Register], last: int
+    ) -> Register:
         """f of arrays; `rows` are the vectors that these are coordinates of."""
         all_rows, lined = (
-            [s.align_axes(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
+            [
+                s.align_axes(a, x.ndim, value.ndim)
+                for a, x in zip(some, vectors, strict=True)
+            ]
+            for some in (rows, arrays)
         )
         lined = tie_equal_arguments(build, f, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
         shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"
-        return build.step("apply", *lined, *numbers, made=shape, words=words, f=f, shape=shape, axes=0)
+        return build.step(
+            "apply", *lined, *numbers, made=shape, words=words, f=f, shape=shape, axes=0
+        )
 
     if not infinite:
         width = int(s.facts.widths[value])
@@ -156,10 +206,21 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         at = {x: s.argument(x, value, places) for x in op.inputs}
         rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in vectors]
         reached = [union(s.sets(x).ravel()[at[x]]) for x in vectors]
-        flat = [build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0) for p in op.scalars]
+        flat = [
+            build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0)
+            for p in op.scalars
+        ]
         params = [build.reshape(p, *places.shape) for p in flat]
-        new = frame.features(unnamed(f) if "named" in s.facts.without else f, rows, reached, params, rests)
-        lead, sets.reshape(-1)[places] = frame.apply(new, _number(s, value, group), linear)
+        new = frame.features(
+            unnamed(f) if "named" in s.facts.without else f,
+            rows,
+            reached,
+            params,
+            rests,
+        )
+        lead, sets.reshape(-1)[places] = frame.apply(
+            new, _number(s, value, group), linear
+        )
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
             s.epsilons.clear()
         parts.append((places, lead))
@@ -171,13 +232,19 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     build, lead = s.build, s.vectors[op.x].lead
     if op.x not in s.facts.limits:
         found = build.pad_or_cut(lead, int(s.facts.widths[op.x]))
-        flat, words = build.reshape(found, found.size), f"{named(op.f)} of all coordinates"
-        return build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
+        flat, words = (
+            build.reshape(found, found.size),
+            f"{named(op.f)} of all coordinates",
+        )
+        return build.step(
+            "apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape
+        )
     if op.f is not COORDINATES:
         problem = f"a function of all coordinates, {op.f.name}, at width inf"
         raise ExactError(value, problem, instead="finite widths have a law")
-    # The values at some of the nodes of each block: not at their mirror images, where odd functions repeat. A plan with
-    # a quarter of the nodes (see `_expectation_ops`) repeats a quarter of these.
+    # The values at some of the nodes of each block: not at their mirror images, where
+    # odd functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
+    # repeats a quarter of these.
     nodes, each = _nodes(s, op.x), op.count // math.prod(lead.shape[:-1])
     kept = min(each, max(1, each * nodes // NODES))
     values = build.take(build.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2)
@@ -185,26 +252,40 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
 
 
 def _nodes(s: State, x: Vector) -> int:
-    """The number of nodes in the frames of vectors of infinite width, which have to be frames of nodes."""
+    """The number of nodes in the frames of vectors of infinite width, which have to be
+    frames of nodes.
+    """
     frames = [(group.number, s.frames[group]) for group in s.groups_of(x)]
-    if other := frozenset(number for number, frame in frames if not isinstance(frame, NodeFrame)):
+    if other := frozenset(
+        number for number, frame in frames if not isinstance(frame, NodeFrame)
+    ):
         raise NodesNeeded(other)
     return frames[0][1].directions
 
 
 def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
-    """A function of the entries of outer products, times vectors: all coordinates of all of them, or all nodes."""
+    """A function of the entries of outer products, times vectors: all coordinates of
+    all of them, or all nodes.
+    """
     build, blocks, infinite = s.build, s.facts.blocks[value], value in s.facts.limits
     given, start = [], 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
-        given.append(build.reshape(build.step("part", s.scalars[op.given], start=start, stop=stop), *shape))
+        given.append(
+            build.reshape(
+                build.step("part", s.scalars[op.given], start=start, stop=stop), *shape
+            )
+        )
         start = stop
 
     def made(left: Register, width: int) -> Register:
-        left = build.reshape(build.pad_or_cut(left, width), *op.left.shape, blocks * width)
+        left = build.reshape(
+            build.pad_or_cut(left, width), *op.left.shape, blocks * width
+        )
         shape, words = (*value.shape, blocks * width), "entries of the gradient"
-        found = build.step("outer", left, *given, made=shape, words=words, sizes=op.sizes, eps=op.eps)
+        found = build.step(
+            "outer", left, *given, made=shape, words=words, sizes=op.sizes, eps=op.eps
+        )
         return build.reshape(found, *value.shape, blocks, width)
 
     lead = s.vectors[op.left].lead
@@ -227,8 +308,12 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
     check = partial(checked_left, sizes=op.sizes, varies=varies)
-    left = build.step("apply", left, given[0], made=left.shape, f=check, shape=left.shape)
-    return LoweredVector(build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets)
+    left = build.step(
+        "apply", left, given[0], made=left.shape, f=check, shape=left.shape
+    )
+    return LoweredVector(
+        build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets
+    )
 
 
 def _number(s: State, value: Vector, group: FrameBatch) -> Number:

@@ -1,10 +1,13 @@
-"""The shortcut `turn`: rebase frames to span the vectors still in use (docs/theory.md, "Nonlinear sections").
+"""The shortcut `turn`: rebase frames to span the vectors still in use (docs/theory.md,
+"Nonlinear sections").
 
-An isotropic source has the same law in every orthonormal frame. After rebasing, a frame has as many directions as there
-are vectors: fewer than n after the last nonlinearity of a cluster, and fewer than the sources of a deep residual
-stream. The width must have room for the vectors and the requested coordinates, because dependent vectors leave
-directions without a vector, orthogonal to those coordinates. At infinite width a frame is rebased if nothing but
-products is needed: no nonlinearity, and no score, whose normals belong to pairs of directions.
+An isotropic source has the same law in every orthonormal frame. After rebasing, a frame
+has as many directions as there are vectors: fewer than n after the last nonlinearity of
+a cluster, and fewer than the sources of a deep residual stream. The width must have
+room for the vectors and the requested coordinates, because dependent vectors leave
+directions without a vector, orthogonal to those coordinates. At infinite width a frame
+is rebased if nothing but products is needed: no nonlinearity, and no score, whose
+normals belong to pairs of directions.
 """
 
 from __future__ import annotations
@@ -23,32 +26,50 @@ from ._analysis import local_coordinates
 from ._components import FrameBatch
 from ._state import State
 
-DIRECTIONS_PER_VECTOR = 2  # in use: a frame with more directions than that is rebased before it grows
-FULL_WIDTH_PER_VECTOR = 8  # a frame of a narrower space may grow to full dimension: rebasing it costs more
+# in use: a frame with more directions than that is rebased before it grows
+DIRECTIONS_PER_VECTOR = 2
+# a frame of a narrower space may grow to full dimension: rebasing it costs more
+FULL_WIDTH_PER_VECTOR = 8
 
 
 def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
-    """Rebase the frames of a group after its last nonlinearity, at a place in the program."""
+    """Rebase the frames of a group after its last nonlinearity, at a place in the
+    program.
+    """
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.is_standard_basis:
         return
     vectors, count = _in_use(s, group, index)
     outputs = any(output in group.positions for output in s.facts.outputs)
-    grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
+    grows = any(
+        s.facts.place[value] > index and value in s.facts.drawn for value in group.slots
+    )
     asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
-    if not vectors or count + asked > group.width or (group in s.facts.whole if grows else outputs):
+    if (
+        not vectors
+        or count + asked > group.width
+        or (group in s.facts.whole if grows else outputs)
+    ):
         return
-    later = s.facts.values[index + 1 : max(s.facts.last[v] for v in group.positions) + 1]
-    if not (grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)):  # it would not pay
+    later = s.facts.values[
+        index + 1 : max(s.facts.last[v] for v in group.positions) + 1
+    ]
+    # it would not pay
+    if not (
+        grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)
+    ):
         return
-    if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:  # else products cost too much
+    # else products cost too much
+    if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:
         _span(s, group, vectors)
 
 
 def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
-    """Rebase frames that have many more directions than vectors in use, before value `index` adds sources.
+    """Rebase frames that have many more directions than vectors in use, before value
+    `index` adds sources.
 
-    The first directions stay if most vectors lie in them: in a backward pass, those of the forward pass.
+    The first directions stay if most vectors lie in them: in a backward pass, those of
+    the forward pass.
     """
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.can_rebase:
@@ -57,38 +78,76 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
     if not vectors:
         return
     first = int(group.constant) if math.isinf(group.width) else 0
-    if group.width < math.inf and not any(output in group.positions for output in s.facts.outputs):
-        sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
+    if group.width < math.inf and not any(
+        output in group.positions for output in s.facts.outputs
+    ):
+        sizes = [
+            (s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors
+        ]
         if frame.constant is not None:
             sizes.append((frame.constant.shape[-1], 1))
-        beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
-        first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
+        beyond = {
+            at: sum(size for reach, size in sizes if reach > at)
+            for at in {0, *(reach for reach, _ in sizes)}
+        }
+        first = min(
+            (at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at)
+        )
         count = beyond[first]
-    if frame.directions - first > DIRECTIONS_PER_VECTOR * count and group.width > FULL_WIDTH_PER_VECTOR * count:
+    if (
+        frame.directions - first > DIRECTIONS_PER_VECTOR * count
+        and group.width > FULL_WIDTH_PER_VECTOR * count
+    ):
         _span(s, group, vectors, first)
 
 
 def _in_use(s: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
-    """The values of a group that are used after a place in the program, and how many vectors of a frame they are."""
+    """The values of a group that are used after a place in the program, and how many
+    vectors of a frame they are.
+    """
     held = s.held[group] = [v for v in s.held[group] if s.facts.last[v] > index]
     vectors = [v for v in held if s.vectors[v].lead.shape[-1]]
-    return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
+    return vectors, sum(group.positions[v].shape[1] for v in vectors) + (
+        s.frames[group].constant is not None
+    )
 
 
-def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0) -> None:
-    """Exchange the directions from `first` on for as many as vectors, and (1, …, 1), reach beyond it."""
+def _span(
+    s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0
+) -> None:
+    """Exchange the directions from `first` on for as many as vectors, and (1, …, 1),
+    reach beyond it.
+    """
     build, frame, frames = s.build, s.frames[group], group.frames
     chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
-    rows = [s.gather(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
-    ones = frame.constant if frame.constant is not None and frame.constant.shape[-1] > first else None
+    rows = [
+        s.gather(s.vectors[v].lead, group.positions[v], frame.directions)
+        for v in chosen
+    ]
+    ones = (
+        frame.constant
+        if frame.constant is not None and frame.constant.shape[-1] > first
+        else None
+    )
     if ones is not None:
-        rows.append(build.reshape(build.pad_or_cut(ones, frame.directions), frames, 1, frame.directions))
+        rows.append(
+            build.reshape(
+                build.pad_or_cut(ones, frame.directions), frames, 1, frame.directions
+            )
+        )
     outputs = any(output in group.positions for output in s.facts.outputs)
     new, spanned = frame.spanning(build.step("join", *rows, axis=1), outputs, first)
     new.directions = spanned.shape[-1]
     ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-    made = [build.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
-    new.constant = frame.constant if ones is None else build.reshape(made.pop(), frames, new.directions)
+    made = [
+        build.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1)
+        for k in range(len(rows))
+    ]
+    new.constant = (
+        frame.constant
+        if ones is None
+        else build.reshape(made.pop(), frames, new.directions)
+    )
     s.frames[group] = new
     for v, part in zip(chosen, made, strict=True):
         old, sets, places = s.vectors[v].lead, s.vectors[v].sets, group.positions[v]
@@ -99,4 +158,6 @@ def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0)
         if sets is not None:
             sets = sets.copy()
             sets.reshape(-1)[places] = bit_range(0, part.shape[-1])
-        s.vectors[v] = replace(s.vectors[v], lead=s.scatter(parts, *old.shape[:-1]), sets=sets)
+        s.vectors[v] = replace(
+            s.vectors[v], lead=s.scatter(parts, *old.shape[:-1]), sets=sets
+        )

@@ -1,11 +1,14 @@
-"""Coordinates of the outputs of nonlinearities at infinite width: regression on Gaussian vectors, and residuals.
+"""Coordinates of the outputs of nonlinearities at infinite width: regression on
+Gaussian vectors, and residuals.
 
-A feature F = φ(u; p) of Gaussian vectors u is F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma
-(docs/theory.md, "Infinite width is the same code"). The Cholesky factor of the Gram matrix of all residuals gives each
-feature coordinates along the earlier ones, and one new direction.
+A feature F = φ(u; p) of Gaussian vectors u is F = E[F] 1 + β u + residual, with β =
+E[φ'] by Stein's lemma (docs/theory.md, "Infinite width is the same code"). The Cholesky
+factor of the Gram matrix of all residuals gives each feature coordinates along the
+earlier ones, and one new direction.
 
-If no product with a linear vector (or with features of another nonlinearity) is needed, features get no coordinates
-along it: the shortcut `apart`. The shortcut `named` uses formulas for kernels and conditional means of known functions.
+If no product with a linear vector (or with features of another nonlinearity) is needed,
+features get no coordinates along it: the shortcut `apart`. The shortcut `named` uses
+formulas for kernels and conditional means of known functions.
 """
 
 from __future__ import annotations
@@ -25,25 +28,34 @@ from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed, is_smooth
 from ._components import Number
 
-Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
-Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
+# functions, each of some of the arguments
+Factors = list[tuple[Function, tuple[int, ...]]]
+# arguments, a function of them, and its parameters
+Part = tuple[Register, Function, tuple[Register, ...]]
 
 
 class SignFactor(NamedTuple):
-    """A factor of a function of sources: what it does if these change their signs together."""
+    """A factor of a function of sources: what it does if these change their signs
+    together.
+    """
 
     reach: int  # the sources
     odd: bool  # it changes its sign
-    fixed: bool  # or changes in another way: it is neither odd nor even, or its argument has a mean
+    # or changes in another way: it is neither odd nor even, or its argument has a mean
+    fixed: bool
 
 
 def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
-    """Factors multiplied that have sources in common: no two have then, so that each class has signs of its own."""
+    """Factors multiplied that have sources in common: no two have then, so that each
+    class has signs of its own.
+    """
     found: list[SignFactor] = []
     for new in factors:
         for other in [c for c in found if c.reach & new.reach]:
             found.remove(other)
-            new = SignFactor(new.reach | other.reach, new.odd != other.odd, new.fixed or other.fixed)
+            new = SignFactor(
+                new.reach | other.reach, new.odd != other.odd, new.fixed or other.fixed
+            )
         found.append(new)
     return [c for c in found if c.reach]
 
@@ -57,7 +69,9 @@ def slopes(factors: Sequence[SignFactor]) -> int:
     """The sources that a product can have coordinates along."""
     classes = _classes(factors)
     odd = [c for c in classes if c.odd and not c.fixed]
-    return reduce(or_, (c.reach for c in classes if (c.fixed and not odd) or odd == [c]), 0)
+    return reduce(
+        or_, (c.reach for c in classes if (c.fixed and not odd) or odd == [c]), 0
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +80,8 @@ class ResidualFeatures:
 
     f: Function
     rows: tuple[Register, ...]  # the arguments, (frames, k, directions) each
-    supports: tuple[int, ...]  # of each argument: random directions along which some frame's has coordinates
+    # of each argument: random directions along which some frame's has coordinates
+    supports: tuple[int, ...]
     params: tuple[Register, ...]  # (frames, k) each
     centred: tuple[bool, ...]  # of each argument, whether its mean is 0
     nested: bool  # whether an argument is made of outputs of nonlinearities
@@ -86,7 +101,12 @@ class ResidualFeatures:
         """A function of some arguments, with a parity if there is one argument."""
         known = parity if len(of) == 1 else None
         vectors = [number for number in of if number < len(self.supports)]
-        return [SignFactor(self.supports[k], known == -1, known is None or not self.centred[k]) for k in vectors]
+        return [
+            SignFactor(
+                self.supports[k], known == -1, known is None or not self.centred[k]
+            )
+            for k in vectors
+        ]
 
     @cached_property
     def signs(self) -> list[SignFactor]:
@@ -94,14 +114,18 @@ class ResidualFeatures:
         return [sign for f, of in self.factors for sign in self.signs_of(of, f.parity)]
 
     def changes(self, number: int, b: SignFactor) -> Iterator[list[SignFactor]]:
-        """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a term for each factor of φ.
+        """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a
+        term for each factor of φ.
 
-        Where a factor has a kink and its argument an atom, the change is another function of b.
+        Where a factor has a kink and its argument an atom, the change is another
+        function of b.
         """
         for k, (f, of) in enumerate(self.factors):
             if number in of:
                 rest = self.factors[:k] + self.factors[k + 1 :]
-                others = [sign for g, at in rest for sign in self.signs_of(at, g.parity)]
+                others = [
+                    sign for g, at in rest for sign in self.signs_of(at, g.parity)
+                ]
                 smooth = is_smooth(f)
                 parity = -f.parity if smooth and f.parity is not None else None
                 own = [] if f is IDENTITY else self.signs_of(of, parity)
@@ -109,7 +133,9 @@ class ResidualFeatures:
 
     @cached_property
     def slopes(self) -> int:
-        """The directions along which they can have coordinates: E[F e] ≠ 0 for a source e."""
+        """The directions along which they can have coordinates: E[F e] ≠ 0 for a source
+        e.
+        """
         return slopes(self.signs)
 
     def related(self, other: ResidualFeatures) -> bool:
@@ -118,7 +144,9 @@ class ResidualFeatures:
 
     @cached_property
     def factors(self) -> Factors:
-        """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
+        """The functions that these are products of, each with the numbers of its
+        arguments (vectors, then scalars).
+        """
         if isinstance(self.f, Composed) and self.f.factors:
             return list(self.f.factors)
         return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
@@ -133,32 +161,60 @@ class ResidualFeatures:
             f = factors[0][0]
         else:
             place = {number: k for k, number in enumerate(numbers)}
-            f = Function("product", partial(_product, tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
-        if not chosen:  # scalars alone: a function of an argument that it does not look at
+            f = Function(
+                "product",
+                partial(
+                    _product,
+                    tuple((g, tuple(place[n] for n in of)) for g, of in factors),
+                ),
+            )
+        # scalars alone: a function of an argument that it does not look at
+        if not chosen:
             chosen, f = [0], Function(f.name, partial(_of_parameters, f))
         rows = [self.rows[n] for n in chosen]
-        return build.step("join", *(build.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows), axis=2), f, params
+        return (
+            build.step(
+                "join",
+                *(build.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows),
+                axis=2,
+            ),
+            f,
+            params,
+        )
 
 
 @dataclass(eq=False)
 class ResidualBasis:
-    """The features of one component of a frame so far, and the factor of the Gram matrix of their rests."""
+    """The features of one component of a frame so far, and the factor of the Gram
+    matrix of their rests.
+    """
 
     features: list[ResidualFeatures] = field(default_factory=list)
-    along: list[Register] = field(default_factory=list)  # of each: the coordinates along linear directions
+    # of each: the coordinates along linear directions
+    along: list[Register] = field(default_factory=list)
     factor: Register | None = None  # (frames, K, K)
-    columns: list[int] = field(default_factory=list)  # of the factor, those that have a direction
+    # of the factor, those that have a direction
+    columns: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # and these directions
 
     def add(
-        self, build: Builder, new: ResidualFeatures, number: Number, old: int, linear: bool, constant: bool
+        self,
+        build: Builder,
+        new: ResidualFeatures,
+        number: Number,
+        old: int,
+        linear: bool,
+        constant: bool,
     ) -> Register:
-        """The coordinates (frames, k, directions) of new features: along the old directions, and one more for each.
+        """The coordinates (frames, k, directions) of new features: along the old
+        directions, and one more for each.
 
-        A feature that those before it are known to span adds no direction. Nearly dependent features are taken in
-        another order, in which rounding errors do not grow.
+        A feature that those before it are known to span adds no direction. Nearly
+        dependent features are taken in another order, in which rounding errors do not
+        grow.
 
-        `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
+        `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is
+        the first direction.
         """
         frames, count, words = new.rows[0].shape[0], new.count, named(new.f)
         if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
@@ -172,18 +228,33 @@ class ResidualBasis:
             cross = []
             for earlier, part in zip(self.features, self.along, strict=True):
                 if not new.related(earlier):
-                    cross.append(build.constant(np.zeros((frames, count, earlier.count))))
+                    cross.append(
+                        build.constant(np.zeros((frames, count, earlier.count)))
+                    )
                     continue
                 both = _kernel(build, new, earlier, constant, words)
-                cross.append(_less(build, both, along, build.pad_or_cut(part, old)) if linear else both)
+                cross.append(
+                    _less(build, both, along, build.pad_or_cut(part, old))
+                    if linear
+                    else both
+                )
             below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
             rest = _less(build, block, below, below)
         order = build.pivot_order(rest, whole, number)
         if moves := not np.array_equal(order, np.arange(count)):
-            rows, params = (tuple(build.take(a, order, axis=1) for a in some) for some in (new.rows, new.params))
+            rows, params = (
+                tuple(build.take(a, order, axis=1) for a in some)
+                for some in (new.rows, new.params)
+            )
             new = replace(new, rows=rows, params=params)
-            along, below = build.take(along, order, axis=1), below and build.take(below, order, axis=1)
-            rest, whole = (build.take(build.take(a, order, axis=1), order, axis=2) for a in (rest, whole))
+            along, below = (
+                build.take(along, order, axis=1),
+                below and build.take(below, order, axis=1),
+            )
+            rest, whole = (
+                build.take(build.take(a, order, axis=1), order, axis=2)
+                for a in (rest, whole)
+            )
         made, size = along, 0
         fresh = build.step("residual", rest, whole, words=f"coordinates of {words}")
         if self.factor is None or below is None:
@@ -191,10 +262,18 @@ class ResidualBasis:
         else:
             size = self.factor.shape[-1]
             above = build.step("pad", self.factor, before=0, after=count)
-            self.factor = build.step("join", above, build.step("join", below, fresh, axis=2), axis=1)
-            place = np.full(old, size)  # of each direction among the rests; the last is a 0
+            self.factor = build.step(
+                "join", above, build.step("join", below, fresh, axis=2), axis=1
+            )
+            # of each direction among the rests; the last is a 0
+            place = np.full(old, size)
             place[self.places] = self.columns
-            spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
+            spread = build.step(
+                "take",
+                build.step("pad", below, before=0, after=1),
+                places=place,
+                axis=2,
+            )
             made = build.step("add", made, spread)
         some = build.independent_columns(fresh, number)
         self.columns += [size + int(k) for k in some]
@@ -203,13 +282,20 @@ class ResidualBasis:
         self.along.append(along)
         made = build.step("join", made, build.take(fresh, some, axis=2), axis=2)
         if len(some) < count:  # a direction for what is left out
-            made = self._moved(build, made, count) if build.shift else build.step("pad", made, before=0, after=1)
+            made = (
+                self._moved(build, made, count)
+                if build.shift
+                else build.step("pad", made, before=0, after=1)
+            )
         return build.take(made, np.argsort(order), axis=1) if moves else made
 
     def _moved(self, build: Builder, rows: Register, count: int) -> Register:
-        """The coordinates of features, with how far each is from what all directions span along a direction of 0."""
-        # So a plan with a shift shows whether a law depends on what is left out. Along a direction that others have,
-        # it would turn the directions of all that is computed from these features, and so what replicas draw.
+        """The coordinates of features, with how far each is from what all directions
+        span along a direction of 0.
+        """
+        # So a plan with a shift shows whether a law depends on what is left out. Along
+        # a direction that others have, it would turn the directions of all that is
+        # computed from these features, and so what replicas draw.
         assert self.factor is not None
         size = self.factor.shape[-1]
         rest = np.setdiff1d(np.arange(size), self.columns)
@@ -222,38 +308,68 @@ class ResidualBasis:
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
     """A Gram matrix less the products of rows."""
-    return build.step("add", gram, build.step("scale", build.step("gram", a, b), by=-1.0))
+    return build.step(
+        "add", gram, build.step("scale", build.step("gram", a, b), by=-1.0)
+    )
 
 
-def _kernel(build: Builder, x: ResidualFeatures, y: ResidualFeatures, constant: bool, words: str) -> Register:
-    """E[F_i F'_j], (frames, i, j): a product over the sets of factors that are independent of each other."""
+def _kernel(
+    build: Builder, x: ResidualFeatures, y: ResidualFeatures, constant: bool, words: str
+) -> Register:
+    """E[F_i F'_j], (frames, i, j): a product over the sets of factors that are
+    independent of each other.
+    """
 
     def expected(ours: Factors, theirs: Factors) -> Register:
         if not theirs:
             return _mean_and_slopes(build, x.part(build, ours), constant)[0]
         if not ours:
-            return build.step("transposed", _mean_and_slopes(build, y.part(build, theirs), constant)[0])
+            return build.step(
+                "transposed",
+                _mean_and_slopes(build, y.part(build, theirs), constant)[0],
+            )
         (u, f, p), (v, g, q) = x.part(build, ours), y.part(build, theirs)
         width = max(u.shape[-1], v.shape[-1])
         return build.step(
-            "kernel", build.pad_or_cut(u, width), build.pad_or_cut(v, width), *p, *q, f=f, g=g, given=len(p),
-            constant=constant, made=(u.shape[0], u.shape[1], v.shape[1]), words=f"E[{named(f)} {named(g)}] for {words}",
-        )  # fmt: skip
+            "kernel",
+            build.pad_or_cut(u, width),
+            build.pad_or_cut(v, width),
+            *p,
+            *q,
+            f=f,
+            g=g,
+            given=len(p),
+            constant=constant,
+            made=(u.shape[0], u.shape[1], v.shape[1]),
+            words=f"E[{named(f)} {named(g)}] for {words}",
+        )
 
     return build.fold("multiply", starmap(expected, independent(x, y)))
 
 
-def _mean_and_slopes(build: Builder, part: Part, constant: bool) -> tuple[Register, Register]:
-    """E[f(u_i)], (frames, i, 1), and the coefficients of the regression on the arguments, (frames, i, 1, r)."""
+def _mean_and_slopes(
+    build: Builder, part: Part, constant: bool
+) -> tuple[Register, Register]:
+    """E[f(u_i)], (frames, i, 1), and the coefficients of the regression on the
+    arguments, (frames, i, 1, r).
+    """
     u, f, params = part
     frames, count, r, _ = u.shape
-    found = build.step("moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant)
-    slopes = build.reshape(build.step("part", found, start=1, stop=1 + r), frames, count, 1, r)
+    found = build.step(
+        "moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant
+    )
+    slopes = build.reshape(
+        build.step("part", found, start=1, stop=1 + r), frames, count, 1, r
+    )
     return build.step("part", found, start=0, stop=1), slopes
 
 
-def _regression(build: Builder, new: ResidualFeatures, constant: bool, directions: int) -> Register:
-    """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each set, times the others' means."""
+def _regression(
+    build: Builder, new: ResidualFeatures, constant: bool, directions: int
+) -> Register:
+    """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each
+    set, times the others' means.
+    """
     means, rows = [], []
     for factors, _ in independent(new, None):
         part = new.part(build, factors)
@@ -261,46 +377,70 @@ def _regression(build: Builder, new: ResidualFeatures, constant: bool, direction
         row = build.step("product", slopes, part[0])
         means.append(mean)
         rows.append(build.reshape(row, *row.shape[:2], row.shape[-1]))
-    terms = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, row in enumerate(rows))
+    terms = (
+        build.fold("multiply", [row, *means[:k], *means[k + 1 :]])
+        for k, row in enumerate(rows)
+    )
     total = build.pad_or_cut(build.fold("add", terms), directions)
-    if constant:  # the first direction: the mean itself, instead of β times the means of the arguments
+    # the first direction: the mean itself, instead of β times the means of the
+    # arguments
+    if constant:
         rest = build.step("part", total, start=1, stop=directions)
         total = build.step("join", build.fold("multiply", means), rest, axis=2)
     return total
 
 
-def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[Factors, Factors]]:
-    """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
+def independent(
+    x: ResidualFeatures, y: ResidualFeatures | None
+) -> list[tuple[Factors, Factors]]:
+    """The factors of x, and of y, in sets that have no direction in common; by
+    structure, not by drawn numbers.
+    """
     sets: list[tuple[int, Factors, Factors]] = []
     for side, features in enumerate((x,) if y is None else (x, y)):
         for factor in features.factors:
-            reach = reduce(or_, (features.supports[k] for k in factor[1] if k < len(features.supports)), 0)
+            reach = reduce(
+                or_,
+                (features.supports[k] for k in factor[1] if k < len(features.supports)),
+                0,
+            )
             ours, theirs = ([], [factor]) if side else ([factor], [])
             apart, attached, alone = [], False, not reach
             for other in sets:
                 # a factor that is not random goes with any one of the others
                 if other[0] & reach or not other[0] or (alone and not attached):
                     attached = True
-                    reach, ours, theirs = reach | other[0], other[1] + ours, other[2] + theirs
+                    reach, ours, theirs = (
+                        reach | other[0],
+                        other[1] + ours,
+                        other[2] + theirs,
+                    )
                 else:
                     apart.append(other)
             sets = [*apart, (reach, ours, theirs)]
     return [(ours, theirs) for _, ours, theirs in sets]
 
 
-# Functions made of others, as partial functions of this module: steps of a plan are equal if their arguments are
+# Functions made of others, as partial functions of this module: steps of a plan are
+# equal if their arguments are
 
 
 def unnamed(f: Function) -> Function:
-    """The same function without its formulas: its values, its parity, and whether it is smooth."""
+    """The same function without its formulas: its values, its parity, and whether it is
+    smooth.
+    """
     breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
         factors = tuple((unnamed(g), of) for g, of in f.factors)
-        return Composed(f.name, partial(call, f.f), breaks=breaks, parity=f.parity, factors=factors)
+        return Composed(
+            f.name, partial(call, f.f), breaks=breaks, parity=f.parity, factors=factors
+        )
     return Function(f.name, partial(call, f.f), breaks=breaks, parity=f.parity)
 
 
-def _product(factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any) -> Any:
+def _product(
+    factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any
+) -> Any:
     """The product of functions, each of some of the arguments."""
     made = 1.0
     for f, numbers in factors:

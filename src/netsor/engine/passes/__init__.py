@@ -1,8 +1,9 @@
 """Passes: rewrites of a program that keep its law. `PIPELINE` lists them in order.
 
-The docstring of each pass, or of its file, states the identity in law that allows it. Some passes bring a program into
-the form that lowering needs. The others are shortcuts that you can switch off: the law stays the same (the tests check
-it), but sampling it needs more random numbers or more time.
+The docstring of each pass, or of its file, states the identity in law that allows it.
+Some passes bring a program into the form that lowering needs. The others are shortcuts
+that you can switch off: the law stays the same (the tests check it), but sampling it
+needs more random numbers or more time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from .weight_reuse import eliminate_reuse
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of the outputs of a program, and of all that they depend on, to others with the same law.
+    """A rewrite of the outputs of a program, and of all that they depend on, to others
+    with the same law.
 
-    To add a pass, write a function `rewrite(outputs, context)` in a file of this folder and give it a line in
-    `PIPELINE`. The graph that it leaves must satisfy tests/specification.py; tests/engine/test_passes.py checks this
-    after every pass of the pipeline.
+    To add a pass, write a function `rewrite(outputs, context)` in a file of this folder
+    and give it a line in `PIPELINE`. The graph that it leaves must satisfy
+    tests/specification.py; tests/engine/test_passes.py checks this after every pass of
+    the pipeline.
 
     Attributes
     ----------
@@ -36,7 +39,8 @@ class Pass:
     rewrite : callable
         The function; it returns as many outputs as it gets, in the same order.
     shortcut : str or None
-        The name in `without` that switches it off; None if lowering needs the form that the pass makes.
+        The name in `without` that switches it off; None if lowering needs the form that
+        the pass makes.
     """
 
     name: str
@@ -61,7 +65,15 @@ PIPELINE = (
     Pass("fuse", simplify.fuse_sources, shortcut="fuse"),
 )
 # Shortcuts of lowering and of finished plans, and the formula for a sum over heads
-OTHER_SHORTCUTS = ("leaves", "undrawn", "turn", "positive", "apart", "named", "recognise")
+OTHER_SHORTCUTS = (
+    "leaves",
+    "undrawn",
+    "turn",
+    "positive",
+    "apart",
+    "named",
+    "recognise",
+)
 SHORTCUTS = (
     *dict.fromkeys(step.shortcut for step in PIPELINE if step.shortcut is not None),
     *OTHER_SHORTCUTS,

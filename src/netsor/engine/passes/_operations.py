@@ -10,16 +10,20 @@ from ...language._width import Width
 
 
 class Fuse(Operation):
-    """V: x, sampled directly from its conditional covariance, because its sources have no other use."""
+    """V: x, sampled directly from its conditional covariance, because its sources have
+    no other use.
+    """
 
     acts = VectorAccess.FRESH
     x: Vector
 
 
 class Span(Operation):
-    """V: Gram–Schmidt. The part of x[…, i] outside the span of `known` and earlier vectors, at mean square 1, or 0.
+    """V: Gram–Schmidt. The part of x[…, i] outside the span of `known` and earlier
+    vectors, at mean square 1, or 0.
 
-    All these vectors are orthonormal for ⟨·,·⟩/n. They are computed from the vectors, not from their Gram matrix.
+    All these vectors are orthonormal for ⟨·,·⟩/n. They are computed from the vectors,
+    not from their Gram matrix.
     """
 
     acts = VectorAccess.LINEARLY
@@ -28,7 +32,9 @@ class Span(Operation):
 
 
 class Coefficients(Operation):
-    """S: c[…, i, j] = ⟨x[…, i], y[…, j]⟩/n, the coefficients of x along the directions y that span them."""
+    """S: c[…, i, j] = ⟨x[…, i], y[…, j]⟩/n, the coefficients of x along the directions
+    y that span them.
+    """
 
     acts = VectorAccess.BY_PRODUCTS
     x: Vector
@@ -43,9 +49,11 @@ class Append(Operation):
 
 
 class AdjointCorrection(Operation):
-    """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d, u, m of g, b.
+    """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the
+    width of d, u, m of g, b.
 
-    With u = W^T b and g = γ W' d for a fresh matrix W', add these multiples of b to g to get γ W d for the W of u.
+    With u = W^T b and g = γ W' d for a fresh matrix W', add these multiples of b to g
+    to get γ W d for the W of u.
     """
 
     acts = VectorAccess.BY_PRODUCTS
@@ -64,7 +72,9 @@ class EpsilonPart(Operation):
 
 
 class Outer(Operation):
-    """V: y[b, i]_α = (1/in) Σ_β f(Σ_k sizes_k l[b, k]_α r[b, k]_β) x[b, i]_β with f(g) = g/(|g| + eps), β over R^in."""
+    """V: y[b, i]_α = (1/in) Σ_β f(Σ_k sizes_k l[b, k]_α r[b, k]_β) x[b, i]_β with f(g)
+    = g/(|g| + eps), β over R^in.
+    """
 
     acts = VectorAccess.ON_COORDINATES
     left: Vector
@@ -82,7 +92,8 @@ class OuterProductSum(Operation):
     given: Scalar
     sizes: tuple[float, ...]
     eps: float
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of the coordinates of r and of x, (matrices, vectors, in)
+    # of the coordinates of r and of x, (matrices, vectors, in)
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All uses of a matrix."""
@@ -90,7 +101,9 @@ class OuterProductSum(Operation):
 
 
 class MaterialisedMatMul(Operation):
-    """V: gain · W x[b, i], or W^T x[b, i], with given entries of the matrices, one per b; x is x[i] or x[b, i]."""
+    """V: gain · W x[b, i], or W^T x[b, i], with given entries of the matrices, one per
+    b; x is x[i] or x[b, i].
+    """
 
     acts = VectorAccess.ON_COORDINATES
     entries: Scalar  # (matrices, in, out), as W was sampled

@@ -1,8 +1,10 @@
-"""How values scale with the width: exactly 0, of order n^(−1/2), or of order 1; and the parts of vectors by order.
+"""How values scale with the width: exactly 0, of order n^(−1/2), or of order 1; and the
+parts of vectors by order.
 
-A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and outputs of nonlinearities. For each
-vector and block, an integer is the bit set of these functions. Each operation has one rule for sets and orders, which
-lowering uses too (docs/theory.md, "Orders in n").
+A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and
+outputs of nonlinearities. For each vector and block, an integer is the bit set of these
+functions. Each operation has one rule for sets and orders, which lowering uses too
+(docs/theory.md, "Orders in n").
 """
 
 from __future__ import annotations
@@ -16,8 +18,30 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language._array import Entrywise, Value, VectorAccess
-from ...language._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Root, Scale, Source, Take
-from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant
+from ...language._operation import (
+    Add,
+    Apply,
+    Constant,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Root,
+    Scale,
+    Source,
+    Take,
+)
+from ...language._scalar import (
+    ADD,
+    MATMUL,
+    MEAN,
+    MULTIPLY,
+    SUBTRACT,
+    SUM,
+    Scalar,
+    constant,
+)
 from ...language._softmax import MASKED_SOFTMAX
 from ...language._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, EpsilonPart, Span
@@ -25,7 +49,8 @@ from ._rewrite import rearranged
 
 Array = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
-Sets = npt.NDArray[np.object_]  # (*shape, blocks): the basis functions of each block of each vector
+# (*shape, blocks): the basis functions of each block of each vector
+Sets = npt.NDArray[np.object_]
 ZERO, SMALL, ONE = 0, 1, 2  # the orders: 0 at every width, n^(−1/2), and 1
 CONSTANT = 1  # the basis function (1, …, 1)
 SUMS, PRODUCTS = (ADD, SUBTRACT, SUM, MEAN), (MULTIPLY, MATMUL)
@@ -57,22 +82,35 @@ def sets_of(marks: Bools) -> Sets:
 
 def mixed(some: Bools, sets: Sets) -> Sets:
     """The sets of Σ_j a[…, i, j] x[…, j], where `some` marks the a that count."""
-    values, place = np.unique(sets, return_inverse=True)  # most neighbouring vectors have equal sets
+    # most neighbouring vectors have equal sets
+    values, place = np.unique(sets, return_inverse=True)
     has = place.reshape(*sets.shape, 1) == np.arange(len(values))
     flat = has.reshape(*sets.shape[:-1], sets.shape[-1] * len(values))
     found = np.asarray(some.astype(np.float64) @ flat.astype(np.float64) > 0)
     found = found.reshape(*found.shape[:-1], sets.shape[-1], len(values))
     rows = sets_of(found)
-    made = {row: union(values[found[at]]) for row, at in {row: at for at, row in np.ndenumerate(rows)}.items()}
-    return np.array([made[row] for row in rows.ravel()], dtype=object).reshape(rows.shape)
+    made = {
+        row: union(values[found[at]])
+        for row, at in {row: at for at, row in np.ndenumerate(rows)}.items()
+    }
+    return np.array([made[row] for row in rows.ravel()], dtype=object).reshape(
+        rows.shape
+    )
 
 
 def meet(a: Sets, b: Sets) -> Bools:
     """Whether vectors a[…, i] and b[…, j] share a basis function in some block."""
     (first, i), (second, j) = (np.unique(sets, return_inverse=True) for sets in (a, b))
-    table = np.array([[bool(one & other) for other in second] for one in first], dtype=bool)
-    rows, columns = i.reshape(a.shape)[..., :, None, :], j.reshape(b.shape)[..., None, :, :]
-    return np.asarray(table.reshape(len(first), len(second))[rows, columns].any(axis=-1))
+    table = np.array(
+        [[bool(one & other) for other in second] for one in first], dtype=bool
+    )
+    rows, columns = (
+        i.reshape(a.shape)[..., :, None, :],
+        j.reshape(b.shape)[..., None, :, :],
+    )
+    return np.asarray(
+        table.reshape(len(first), len(second))[rows, columns].any(axis=-1)
+    )
 
 
 def align(sets: npt.NDArray[Any], x: Value, ndim: int) -> npt.NDArray[Any]:
@@ -87,7 +125,9 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
 
 
 def combined(x: Value, given: Sequence[Sets], some: Any) -> Sets:
-    """The sets of the result of a linear operation, where `some` marks the coefficients that count."""
+    """The sets of the result of a linear operation, where `some` marks the coefficients
+    that count.
+    """
     found: Any
     match x.op:
         case Add():
@@ -102,20 +142,29 @@ def combined(x: Value, given: Sequence[Sets], some: Any) -> Sets:
 
 
 def through(op: Apply, marks: Sequence[Bools]) -> Bools:
-    """Where a sum or product of scalars can be nonzero, given where its arguments can."""
+    """Where a sum or product of scalars can be nonzero, given where its arguments
+    can.
+    """
     most, f = max(p.ndim for p in op.scalars), ADD if op.f is SUBTRACT else op.f
-    return np.asarray(f(*(align(m * 1.0, p, most) for m, p in zip(marks, op.scalars, strict=True))) > 0)
+    return np.asarray(
+        f(*(align(m * 1.0, p, most) for m, p in zip(marks, op.scalars, strict=True)))
+        > 0
+    )
 
 
 class Orders:
-    """The cached orders of scalars and sets of vectors. Query values in program order."""
+    """The cached orders of scalars and sets of vectors. Query values in program
+    order.
+    """
 
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
         self.infinite = infinite  # whether vectors have infinite width
         self._count = 1
-        self._reach: dict[int, int] = {}  # basis functions with products of order 1 with a nonlinear output
+        # basis functions with products of order 1 with a nonlinear output
+        self._reach: dict[int, int] = {}
         self._outputs = 0  # the set of these outputs
-        self._expanded: dict[int, int] = {}  # the results of `_related`: many vectors have the same set
+        # the results of `_related`: many vectors have the same set
+        self._expanded: dict[int, int] = {}
         self._initial: dict[Source, Sets] = {}  # of initial vectors
         self._bits: dict[Value, Sets] = {}
         self._small: dict[Value, Sets] = {}
@@ -124,7 +173,9 @@ class Orders:
     def of(self, c: Value) -> Array:
         """ZERO, SMALL or ONE for each scalar of an array."""
         if c not in self._orders:
-            self._orders[c] = np.broadcast_to(np.asarray(self._order(c), dtype=np.int8), c.shape)
+            self._orders[c] = np.broadcast_to(
+                np.asarray(self._order(c), dtype=np.int8), c.shape
+            )
         return self._orders[c]
 
     def bits(self, x: Vector) -> Sets:
@@ -134,7 +185,9 @@ class Orders:
         return self._bits[x]
 
     def is_gaussian(self, x: Vector) -> bool:
-        """Whether vectors are jointly Gaussian of mean 0 at order 1: no constant, and no output of a nonlinearity."""
+        """Whether vectors are jointly Gaussian of mean 0 at order 1: no constant, and
+        no output of a nonlinearity.
+        """
         return not union(self.bits(x)) & (CONSTANT | self._outputs)
 
     def small_bits(self, x: Vector) -> Sets:
@@ -143,9 +196,15 @@ class Orders:
             found: Any = np.zeros(1, dtype=object)
             if _is_linear(x):
                 vectors, by = parts_of(x)
-                found = combined(x, [self.small_bits(v) for v in vectors], None if by is None else self.of(by) == ONE)
+                found = combined(
+                    x,
+                    [self.small_bits(v) for v in vectors],
+                    None if by is None else self.of(by) == ONE,
+                )
                 if by is not None:
-                    found = found | combined(x, [self.bits(v) for v in vectors], self.of(by) == SMALL)
+                    found = found | combined(
+                        x, [self.bits(v) for v in vectors], self.of(by) == SMALL
+                    )
             self._small[x] = np.broadcast_to(found, (*x.shape, x.width.factor))
         return self._small[x]
 
@@ -154,11 +213,16 @@ class Orders:
         return bool(self.small_bits(x).any())
 
     def adds_direction(self, x: Vector, known: Sequence[Vector]) -> Bools:
-        """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and the known ones.
+        """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and
+        the known ones.
 
-        Each such vector needs its own basis function: this is a bipartite matching of vectors and basis functions.
+        Each such vector needs its own basis function: this is a bipartite matching of
+        vectors and basis functions.
         """
-        rows = [np.broadcast_to(_over_blocks(self.bits(v)), (*x.shape[:-1], v.shape[-1])) for v in (*known, x)]
+        rows = [
+            np.broadcast_to(_over_blocks(self.bits(v)), (*x.shape[:-1], v.shape[-1]))
+            for v in (*known, x)
+        ]
         every = np.concatenate(rows, axis=-1).reshape(math.prod(x.shape[:-1]), -1)
         found = np.zeros(every.shape, dtype=bool)
         for matrix, adds in zip(every.tolist(), found, strict=True):
@@ -168,13 +232,22 @@ class Orders:
         return found[:, -x.shape[-1] :].reshape(x.shape)
 
     def directions(self, x: Vector, known: Sequence[Vector]) -> Sets:
-        """The sets of new directions: that of x_i, and those of earlier directions that share a function with x_i."""
+        """The sets of new directions: that of x_i, and those of earlier directions that
+        share a function with x_i.
+        """
         blocks = self.bits(x).shape[-1]
-        old = [np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1], blocks)) for v in known]
-        before = np.concatenate([*old, np.zeros((*x.shape[:-1], 0, blocks), dtype=object)], axis=-2)
+        old = [
+            np.broadcast_to(self.bits(v), (*x.shape[:-1], v.shape[-1], blocks))
+            for v in known
+        ]
+        before = np.concatenate(
+            [*old, np.zeros((*x.shape[:-1], 0, blocks), dtype=object)], axis=-2
+        )
         for i in range(x.shape[-1]):
             row = self.bits(x)[..., i : i + 1, :]
-            before = np.concatenate([before, row | mixed(meet(row, before), before)], axis=-2)
+            before = np.concatenate(
+                [before, row | mixed(meet(row, before), before)], axis=-2
+            )
         return before[..., before.shape[-2] - x.shape[-1] :, :]
 
     def _new(self, shape: tuple[int, ...]) -> Sets:
@@ -191,13 +264,20 @@ class Orders:
         match x.op:
             case Gaussian(source, mean, factor):  # several values may share a source
                 own = self._initial.get(source)
-                own = self._initial[source] = self._new((*factor.shape[-1:], 1)) if own is None else own
+                own = self._initial[source] = (
+                    self._new((*factor.shape[-1:], 1)) if own is None else own
+                )
                 found = mixed(factor.reshape(x.size, -1) != 0, own).reshape(*x.shape, 1)
-                return np.asarray(found | np.where(mean != 0, CONSTANT, 0).astype(object)[..., None])
+                return np.asarray(
+                    found | np.where(mean != 0, CONSTANT, 0).astype(object)[..., None]
+                )
             case MatMul(weight, y):
                 own = self._new((weight.members.size, x.size // weight.members.size))
-                if isinstance(y.op, Span):  # W of orthonormal vectors: one source per vector
-                    adds = self.adds_direction(y.op.x, y.op.known).reshape(-1, own.shape[1])
+                # W of orthonormal vectors: one source per vector
+                if isinstance(y.op, Span):
+                    adds = self.adds_direction(y.op.x, y.op.known).reshape(
+                        -1, own.shape[1]
+                    )
                     return np.where(adds, own, 0).reshape(*x.shape, 1)
                 every = np.bitwise_or.reduce(own, axis=1, keepdims=True)
                 return np.broadcast_to(every, own.shape).reshape(*x.shape, 1)
@@ -210,14 +290,22 @@ class Orders:
             self._reach[atom] = CONSTANT
         for sets in map(_over_blocks, given):
             # an output depends on the arguments that broadcast to it, or on all
-            reached = sets if isinstance(x.op, Entrywise) else np.asarray(union(sets), dtype=object)
-            for atom, others in zip(made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True):
+            reached = (
+                sets
+                if isinstance(x.op, Entrywise)
+                else np.asarray(union(sets), dtype=object)
+            )
+            for atom, others in zip(
+                made.ravel(), np.broadcast_to(reached, x.shape).ravel(), strict=True
+            ):
                 self._reach[atom] |= self._related(others)
         self._outputs |= union(made)
         return made[..., None]
 
     def _related(self, bits: int) -> int:
-        """A set, and the basis functions with which its nonlinearities have products of order 1."""
+        """A set, and the basis functions with which its nonlinearities have products of
+        order 1.
+        """
         if bits not in self._expanded:
             found, rest = bits, bits & self._outputs
             while rest:
@@ -239,8 +327,11 @@ class Orders:
                 return np.concatenate([self.of(p) for p in parts])
             case Dot(x, y, 1.0):
                 return self.products(x, y, c.ndim)
-            case Coefficients(x, y):  # along its own direction and earlier ones, which come last
-                before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=np.int8)
+            # along its own direction and earlier ones, which come last
+            case Coefficients(x, y):
+                before = np.tri(
+                    x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=np.int8
+                )
                 return self.products(x, y, c.ndim) * before
             case AdjointCorrection(d, u, g):
                 if not self.infinite(g):
@@ -249,7 +340,10 @@ class Orders:
             case Apply(f, (_, allowed)) if f is MASKED_SOFTMAX:
                 return np.where(self.of(allowed) == ZERO, ZERO, ONE)
             case Apply(f, scalars) as op if f in (*SUMS, *PRODUCTS):
-                found = [through(op, [self.of(p) >= least for p in scalars]) for least in (SMALL, ONE)]
+                found = [
+                    through(op, [self.of(p) >= least for p in scalars])
+                    for least in (SMALL, ONE)
+                ]
                 return np.asarray(np.sum(found, axis=0))
         return ONE
 
@@ -271,8 +365,11 @@ def _is_linear(x: Vector) -> bool:
 
 
 def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
-    """Match row i with a basis function by an augmenting path (without recursion); False if there is none."""
-    came: dict[int, tuple[int, int]] = {}  # basis function → the row that wants it, and that row's previous one
+    """Match row i with a basis function by an augmenting path (without recursion);
+    False if there is none.
+    """
+    # basis function → the row that wants it, and that row's previous one
+    came: dict[int, tuple[int, int]] = {}
     pending, seen = [(i, 0)], 0
     while pending:
         row, had = pending.pop()
@@ -291,19 +388,25 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
     return False
 
 
-# Vectors at infinite width as x = x0 + ε x1, ε = n^(−1/2), where x0 and x1 are vectors of the program of order 1.
+# Vectors at infinite width as x = x0 + ε x1, ε = n^(−1/2), where x0 and x1 are vectors
+# of the program of order 1.
 #
-# Identity: W x = W x0 + ε W x1. A matrix that acts again needs the directions of its inputs, and these come from parts
-# of order 1 (docs/theory.md, equation 6). If a loss reads all tokens with one vector r, the gradients of the tokens are
-# multiples of r up to terms of order ε. After a lazy optimiser step, activations equal the earlier ones up to such
-# terms. A later score reads W of these terms. So if vectors differ only by such terms, W acts on x0 and on x1.
+# Identity: W x = W x0 + ε W x1. A matrix that acts again needs the directions of its
+# inputs, and these come from parts of order 1 (docs/theory.md, equation 6). If a loss
+# reads all tokens with one vector r, the gradients of the tokens are multiples of r up
+# to terms of order ε. After a lazy optimiser step, activations equal the earlier ones
+# up to such terms. A later score reads W of these terms. So if vectors differ only by
+# such terms, W acts on x0 and on x1.
 #
-# The rules of dual numbers apply: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without coefficients act on x0 and on
-# x1 separately. `EpsilonPart` is c1, which lowering computes.
+# The rules of dual numbers apply: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without
+# coefficients act on x0 and on x1 separately. `EpsilonPart` is c1, which lowering
+# computes.
 
 
 class SmallParts:
-    """The parts x0 and x1 of the vectors of a program. Query values in program order."""
+    """The parts x0 and x1 of the vectors of a program. Query values in program
+    order.
+    """
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
@@ -315,7 +418,10 @@ class SmallParts:
         if x not in self._mains:
             made = x
             if self.orders.has_small_part(x):
-                inputs = (self.main(v) if isinstance(v, Vector) else self._order_one(v) for v in x.op.inputs)
+                inputs = (
+                    self.main(v) if isinstance(v, Vector) else self._order_one(v)
+                    for v in x.op.inputs
+                )
                 made = replace(x, op=x.op.with_inputs(*inputs))
             self._mains[x] = self._mains[made] = made
         return self._mains[x]
@@ -342,10 +448,18 @@ class SmallParts:
             wide: list[Value] = []
             for v, part in zip(inputs, parts, strict=True):
                 if part is None:
-                    wide.append(constant(np.asarray(0.0)) * v if isinstance(v, Vector) else self._order_one(v))
-                else:  # in units of the width of x: a concatenation is wider than its parts
+                    wide.append(
+                        constant(np.asarray(0.0)) * v
+                        if isinstance(v, Vector)
+                        else self._order_one(v)
+                    )
+                else:
+                    # in units of the width of x: a concatenation is wider than its
+                    # parts
                     ratio = math.sqrt(x.width.factor / part.width.factor)
-                    wide.append(part if ratio == 1 else constant(np.asarray(ratio)) * part)
+                    wide.append(
+                        part if ratio == 1 else constant(np.asarray(ratio)) * part
+                    )
             found.append(replace(x, op=x.op.with_inputs(*wide)))
         for c in inputs:
             if isinstance(c, Scalar) and (marks := self.orders.of(c) == SMALL).any():

@@ -1,8 +1,10 @@
-"""Fuses composed functions at infinite width: φ(x, ψ(x), y; p) is one function of the Gaussian vectors x and y.
+"""Fuses composed functions at infinite width: φ(x, ψ(x), y; p) is one function of the
+Gaussian vectors x and y.
 
-Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
-variable, whose kernel is known to many digits, and silu(g) · u is a product of functions of g and of u (see
-`Composed.factors`). A function of linear combinations of fewer vectors is a function of these: f(x, 3 x) of x.
+Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a
+function of one Gaussian variable, whose kernel is known to many digits, and silu(g) · u
+is a product of functions of g and of u (see `Composed.factors`). A function of linear
+combinations of fewer vectors is a function of these: f(x, 3 x) of x.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ Places = Ints | None  # flat positions of entries, in the shape of the result; N
 
 @dataclass(frozen=True)
 class Call:
-    """A function applied to expressions: calls, and indices of arguments, vectors first.
+    """A function applied to expressions: calls, and indices of arguments, vectors
+    first.
 
     It is an object, not a closure, because programs must be picklable.
     """
@@ -39,7 +42,12 @@ class Call:
 
     def __call__(self, *arguments: Array) -> Array:
         """Its value."""
-        return self.f(*(arguments[x] if isinstance(x, int) else x(*arguments) for x in self.inputs))
+        return self.f(
+            *(
+                arguments[x] if isinstance(x, int) else x(*arguments)
+                for x in self.inputs
+            )
+        )
 
 
 Expression = Call | int
@@ -47,13 +55,17 @@ Expression = Call | int
 
 @dataclass(frozen=True, eq=False)
 class Composed(Function):
-    """A composed function. If it is a product, `factors` lists functions and the indices of their arguments."""
+    """A composed function. If it is a product, `factors` lists functions and the
+    indices of their arguments.
+    """
 
     factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
 
 
 def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace each nonlinearity of nonlinear vectors, at infinite width, by one function."""
+    """Replace each nonlinearity of nonlinear vectors, at infinite width, by one
+    function.
+    """
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
@@ -63,7 +75,10 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
                 linear = f is not MULTIPLY and not any(_nonlinear(x) for x in vectors)
                 if linear and len(chosen.vectors) == len(vectors):
                     return new
-                return replace(new, op=Nonlin(chosen.function(f.name), chosen.vectors, chosen.scalars))
+                return replace(
+                    new,
+                    op=Nonlin(chosen.function(f.name), chosen.vectors, chosen.scalars),
+                )
         return new
 
     return rewritten(outputs, context, change)
@@ -82,7 +97,9 @@ def _nonlinear(x: Value) -> bool:
 
 
 class _Expander:
-    """The expression of a nonlinearity in its arguments; with `whole`, linear vectors are expanded too."""
+    """The expression of a nonlinearity in its arguments; with `whole`, linear vectors
+    are expanded too.
+    """
 
     def __init__(self, value: Value, whole: bool) -> None:
         self.whole = whole
@@ -94,23 +111,34 @@ class _Expander:
 
     def _leaf(self, x: Any, places: Places) -> Any:
         if places is not None:
-            x = self.taken.setdefault((x, places.tobytes(), places.shape), x.take(places))
+            x = self.taken.setdefault(
+                (x, places.tobytes(), places.shape), x.take(places)
+            )
         self.leaves[x] = None
         return x
 
     def _expand(self, x: Any, places: Places = None) -> Any:
-        """A tree of Calls whose leaves are values, numbered once all are known; `places` selects entries."""
+        """A tree of Calls whose leaves are values, numbered once all are known;
+        `places` selects entries.
+        """
 
         def inside(inner: Any) -> Places:
-            """The positions of the entries of x in an argument, which may have fewer axes."""
+            """The positions of the entries of x in an argument, which may have fewer
+            axes.
+            """
             if places is None:
                 return None
             every = np.arange(inner.size).reshape(inner.shape)
-            return np.asarray(np.broadcast_to(every, x.shape).ravel()[places], order="C")
+            return np.asarray(
+                np.broadcast_to(every, x.shape).ravel()[places], order="C"
+            )
 
         def expanded(*inner: Value) -> list[Any]:
             """Expand the arguments: vectors are expanded, scalars are leaves."""
-            return [(self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v)) for v in inner]
+            return [
+                (self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v))
+                for v in inner
+            ]
 
         match x.op:
             case Nonlin(Composed(f=Call() as inner), vectors, scalars):
@@ -123,7 +151,12 @@ class _Expander:
             case Scale(c, a) if self.whole or _nonlinear(x):
                 return Call(MULTIPLY, tuple(expanded(a, c)))
             case Take(a, flat) if places is not None or _nonlinear(a):
-                return self._expand(a, np.asarray(flat if places is None else flat.ravel()[places], order="C"))
+                return self._expand(
+                    a,
+                    np.asarray(
+                        flat if places is None else flat.ravel()[places], order="C"
+                    ),
+                )
             case Take(a, flat):
                 self.taken.setdefault((a, flat.tobytes(), flat.shape), x)
         return self._leaf(x, places)
@@ -135,30 +168,48 @@ class _Expander:
         if (plain := _plain(root, len(order))) is not None and plain is not MULTIPLY:
             return plain
         factors = tuple(_part(factor) for factor in _factors(root))
-        return Composed(name, root, parity=_parity(root), factors=factors if len(factors) > 1 else ())
+        return Composed(
+            name,
+            root,
+            parity=_parity(root),
+            factors=factors if len(factors) > 1 else (),
+        )
 
 
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
     """The same expression on other leaves."""
-    return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs)) if isinstance(e, Call) else new(e)
+    return (
+        Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs))
+        if isinstance(e, Call)
+        else new(e)
+    )
 
 
 def _plain(e: Expression, arguments: int) -> Function | None:
-    """The function of a single call on all arguments in order, if the expression is one."""
-    if isinstance(e, Call) and isinstance(e.f, Function) and e.inputs == tuple(range(arguments)):
+    """The function of a single call on all arguments in order, if the expression is
+    one.
+    """
+    if (
+        isinstance(e, Call)
+        and isinstance(e.f, Function)
+        and e.inputs == tuple(range(arguments))
+    ):
         return e.f
     return None
 
 
 def _factors(e: Expression) -> list[Expression]:
-    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):  # the sign of a product is the product of signs
+    # the sign of a product is the product of signs
+    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):
         inner = [factor for x in e.inputs for factor in _factors(x)]
         return inner if e.f is MULTIPLY else [Call(SIGN, (factor,)) for factor in inner]
     return [e]
 
 
 def _arguments(e: Expression) -> set[int]:
-    return {e} if isinstance(e, int) else set().union(*(_arguments(x) for x in e.inputs))
+    return (
+        {e} if isinstance(e, int) else set().union(*(_arguments(x) for x in e.inputs))
+    )
 
 
 def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
@@ -167,11 +218,15 @@ def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
     if isinstance(e, int):
         return IDENTITY, numbers
     own = _with_leaves(e, numbers.index)
-    return _plain(own, len(numbers)) or Function("factor", own, parity=_parity(own)), numbers
+    return _plain(own, len(numbers)) or Function(
+        "factor", own, parity=_parity(own)
+    ), numbers
 
 
 def _parity(e: Expression) -> int | None:
-    """1 if an expression of one argument is even, −1 if it is odd; None if neither, or unknown."""
+    """1 if an expression of one argument is even, −1 if it is odd; None if neither, or
+    unknown.
+    """
     if isinstance(e, int):
         return -1
     inputs = [_parity(x) for x in e.inputs]
@@ -187,9 +242,15 @@ def _parity(e: Expression) -> int | None:
 
 
 def is_smooth(f: Function) -> bool:
-    """Whether a function and all its parts are known to have a continuous derivative: no kink, no jump."""
+    """Whether a function and all its parts are known to have a continuous derivative:
+    no kink, no jump.
+    """
     made_of = _functions(f.f)
-    return f is MULTIPLY or f.breaks == () or (made_of is not None and all(map(is_smooth, made_of)))
+    return (
+        f is MULTIPLY
+        or f.breaks == ()
+        or (made_of is not None and all(map(is_smooth, made_of)))
+    )
 
 
 def jumps(f: Function) -> bool:

@@ -1,7 +1,9 @@
-"""The arithmetic of optimisers: linear combinations, numbers that depend on the widths, Muon's orthogonalisation.
+"""The arithmetic of optimisers: linear combinations, numbers that depend on the widths,
+Muon's orthogonalisation.
 
-A learning rate may be a function of the widths. At infinite widths, its power of n is found by evaluating it at huge
-ones. Powers in a coefficient add up; the result must be of order 1, or of order n^(−1/2), which can change a score.
+A learning rate may be a function of the widths. At infinite widths, its power of n is
+found by evaluating it at huge ones. Powers in a coefficient add up; the result must be
+of order 1, or of order n^(−1/2), which can change a score.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ...language._width import Width
 from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients, Rates
 from .._exceptions import ExactError, GrowingStepError
 
-LOG2_PROBE_WIDTHS = (40, 50, 60)  # powers of 2: widths at which the order of a number is measured
+# powers of 2: widths at which the order of a number is measured
+LOG2_PROBE_WIDTHS = (40, 50, 60)
 
 Powers = tuple[tuple[str, float], ...]  # powers of infinite widths, by name
 Number = Any  # a float, or a scalar of the program
@@ -37,8 +40,14 @@ class Order(NamedTuple):
 
     def times(self, x: Any) -> Any:
         """The product with a value."""
-        by = x if isinstance(self.number, float) and self.number == 1 else value_of(self.number) * x
-        return by if self.unit is None else Scalar(Root((), (Width(self.unit),)), ()) * by
+        by = (
+            x
+            if isinstance(self.number, float) and self.number == 1
+            else value_of(self.number) * x
+        )
+        return (
+            by if self.unit is None else Scalar(Root((), (Width(self.unit),)), ()) * by
+        )
 
 
 def value_of(number: Number) -> Scalar:
@@ -48,12 +57,17 @@ def value_of(number: Number) -> Scalar:
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
     """The widths, with a large number in place of infinity."""
-    return {name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1] for name, size in bound.items()}
+    return {
+        name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1]
+        for name, size in bound.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """Σ c n^p a over terms a (matrices or vectors) and powers p of infinite widths n; a number has a = None."""
+    """Σ c n^p a over terms a (matrices or vectors) and powers p of infinite widths n; a
+    number has a = None.
+    """
 
     terms: Mapping[tuple[Any, Powers], Number]
 
@@ -75,8 +89,12 @@ class Combination:
             for (others, more), by in _combination(other).terms.items():
                 total = Counter(dict(powers))
                 total.update(dict(more))
-                key = tuple(sorted((name, power) for name, power in total.items() if power))
-                made = made + Combination({(others if mine is None else mine, key): number * by})
+                key = tuple(
+                    sorted((name, power) for name, power in total.items() if power)
+                )
+                made = made + Combination(
+                    {(others if mine is None else mine, key): number * by}
+                )
         return made
 
     __rmul__ = __mul__
@@ -95,7 +113,9 @@ class Combination:
         return {term: Combination(by) for term, by in found.items()}
 
     def orders(self, value: Value, of: str) -> list[Order]:
-        """The limit of a number; raises an error if it grows, and drops parts that vanish faster than n^(−1/2)."""
+        """The limit of a number; raises an error if it grows, and drops parts that
+        vanish faster than n^(−1/2).
+        """
         made = []
         for (_, powers), number in self.terms.items():
             total = sum(power for _, power in powers)
@@ -105,8 +125,12 @@ class Combination:
                 grows = " ".join(f"{name}^({power:g})" for name, power in powers)
                 raise GrowingStepError(
                     value,
-                    f"a step of {of} changes its output by order {grows}, which has no limit",
-                    instead=f"let its lr fall faster with the widths, by a factor {grows}, or bind them to numbers",
+                    f"a step of {of} changes its output by order {grows}, which has no"
+                    " limit",
+                    instead=(
+                        f"let its lr fall faster with the widths, by a factor {grows},"
+                        " or bind them to numbers"
+                    ),
                 )
             if not powers or total == -0.5:
                 made.append(Order(number, powers[0][0] if powers else None))
@@ -117,7 +141,9 @@ def _combination(given: Combination | Number) -> Combination:
     return given if isinstance(given, Combination) else Combination({(None, ()): given})
 
 
-def number_at(rate: WidthFunction, bound: Mapping[str, float], value: Value, of: str) -> Combination:
+def number_at(
+    rate: WidthFunction, bound: Mapping[str, float], value: Value, of: str
+) -> Combination:
     """Evaluate a number that depends on the widths, in a step of a parameter."""
     large = largest(bound)
     number, powers = rate(large), {}
@@ -128,8 +154,12 @@ def number_at(rate: WidthFunction, bound: Mapping[str, float], value: Value, of:
         if np.abs(slopes - power).max() > 1e-6:
             raise ExactError(
                 value,
-                f"a step of {of} with a learning rate that is not a power of {name} at large widths",
-                instead=f"let lr be a power of the widths times a number, or bind {name} to a number",
+                f"a step of {of} with a learning rate that is not a power of {name} at"
+                " large widths",
+                instead=(
+                    f"let lr be a power of the widths times a number, or bind {name} to"
+                    " a number"
+                ),
             )
         if power:
             powers[name] = power
@@ -138,36 +168,60 @@ def number_at(rate: WidthFunction, bound: Mapping[str, float], value: Value, of:
 
 
 def rates_of(
-    op: SteppedMatMul | SteppedParameter, number: int, bound: Mapping[str, float], at: Callable[[WidthFunction], Any]
+    op: SteppedMatMul | SteppedParameter,
+    number: int,
+    bound: Mapping[str, float],
+    at: Callable[[WidthFunction], Any],
 ) -> Rates:
     """The numbers of a step; `at` evaluates functions of the widths."""
     rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
     lr, decay = scalars_of(op, number)
-    rates = at(rule.rate) * lr, at(rule.adjusted) * lr, at(lambda _: rule.weight_decay) * decay
+    rates = (
+        at(rule.rate) * lr,
+        at(rule.adjusted) * lr,
+        at(lambda _: rule.weight_decay) * decay,
+    )
     return Rates(*rates, rule.eps(largest(bound)))
 
 
-# Muon's orthogonalised matrix from Gram matrices, without computing any entry of a gradient.
-# G = Σ_k s_k l_k r_k^T has the polar factor l M r^T/√(out · in), where M depends on the Gram matrices A = ⟨l, l⟩/out
-# and B = ⟨r, r⟩/in alone. Write l_k = |l_k| Q_A (Λ_A^(1/2) U_A^T)_k with U_A Λ_A U_A^T the correlations of the l_k and
-# Q_A orthonormal, and r likewise. In the bases Q_A and Q_B the gradient is the small matrix
-# T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), S = diag(s_k |l_k| |r_k|), and its SVD gives M. Dependent uses (a token that
-# occurs twice) give eigenvalues 0, which are dropped. So are singular values below 1e-5 of the largest, where the polar
-# factor is discontinuous.
-CANCELS = 1e-6  # |G|² relative to the squared sum of its terms' norms: below this, powers of M lose their digits
-EIGENVALUE_ULPS = 1e4  # times the rounding error: smaller eigenvalues of correlations count as 0
+# Muon's orthogonalised matrix from Gram matrices, without computing any entry of a
+# gradient. G = Σ_k s_k l_k r_k^T has the polar factor l M r^T/√(out · in), where M
+# depends on the Gram matrices A = ⟨l, l⟩/out and B = ⟨r, r⟩/in alone. Write l_k = |l_k|
+# Q_A (Λ_A^(1/2) U_A^T)_k with U_A Λ_A U_A^T the correlations of the l_k and Q_A
+# orthonormal, and r likewise. In the bases Q_A and Q_B the gradient is the small matrix
+# T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), S = diag(s_k |l_k| |r_k|), and its SVD gives M.
+# Dependent uses (a token that occurs twice) give eigenvalues 0, which are dropped. So
+# are singular values below 1e-5 of the largest, where the polar factor is
+# discontinuous.
+# |G|² relative to the squared sum of its terms' norms: below this, powers of M lose
+# their digits
+CANCELS = 1e-6
+# times the rounding error: smaller eigenvalues of correlations count as 0
+EIGENVALUE_ULPS = 1e4
 
 
-def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coefficients | None, eps: float = 0.0) -> Array:
-    """M from Gram matrices (…, K, K): for the polar factor or, with `steps`, for its Newton–Schulz polynomial.
+def orthogonalised(
+    a: Array,
+    b: Array,
+    sizes: tuple[float, ...],
+    steps: Coefficients | None,
+    eps: float = 0.0,
+) -> Array:
+    """M from Gram matrices (…, K, K): for the polar factor or, with `steps`, for its
+    Newton–Schulz polynomial.
 
-    The polynomial starts from G divided by its norm, or by eps if that is larger. Gram matrices with NaN or infinity
-    give NaN, which laws reject; numpy would raise a less helpful error.
+    The polynomial starts from G divided by its norm, or by eps if that is larger. Gram
+    matrices with NaN or infinity give NaN, which laws reject; numpy would raise a less
+    helpful error.
     """
     xp = array_namespace(a, b)
     size = xp.asarray(sizes, dtype=a.dtype)
-    finite = [xp.all(xp.isfinite(gram), axis=(-2, -1), keepdims=True) for gram in (a, b)]
-    a, b = (xp.where(known, gram, 0.0) for known, gram in zip(finite, (a, b), strict=True))
+    finite = [
+        xp.all(xp.isfinite(gram), axis=(-2, -1), keepdims=True) for gram in (a, b)
+    ]
+    a, b = (
+        xp.where(known, gram, 0.0) for known, gram in zip(finite, (a, b), strict=True)
+    )
     if steps is None:
         m = _between_bases(xp, a, b, size, steps, eps)
     else:
@@ -177,7 +231,9 @@ def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coeffici
     return xp.where(finite[0] & finite[1], m, xp.nan)
 
 
-def _between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float) -> Array:
+def _between_bases(
+    xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float
+) -> Array:
     """M from the small matrix T, whose entries come from G and do not cancel."""
     (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
     t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
@@ -191,31 +247,51 @@ def _between_bases(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients
         for first, third, fifth in steps:
             outer = x @ xp.matrix_transpose(x)
             x = first * x + (third * outer + fifth * (outer @ outer)) @ x
-    inverse = [xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)]
-    return inverse[0][..., :, None] * (xp.matrix_transpose(back) @ x @ right_back) * inverse[1][..., None, :]
+    inverse = [
+        xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)
+    ]
+    return (
+        inverse[0][..., :, None]
+        * (xp.matrix_transpose(back) @ x @ right_back)
+        * inverse[1][..., None, :]
+    )
 
 
 def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
-    """Norms, and the factors Λ^(1/2) U^T and Λ^(−1/2) U^T of the correlations C = U Λ U^T."""
+    """Norms, and the factors Λ^(1/2) U^T and Λ^(−1/2) U^T of the correlations C = U Λ
+    U^T.
+    """
     length = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
     safe = xp.where(length > 0, length, 1.0)
     values, vectors = xp.linalg.eigh(gram / (safe[..., :, None] * safe[..., None, :]))
     real = values > EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
     root = xp.sqrt(xp.where(real, values, 1.0))
     rows = xp.matrix_transpose(vectors)
-    return length, xp.where(real, root, 0.0)[..., :, None] * rows, xp.where(real, 1.0 / root, 0.0)[..., :, None] * rows
+    return (
+        length,
+        xp.where(real, root, 0.0)[..., :, None] * rows,
+        xp.where(real, 1.0 / root, 0.0)[..., :, None] * rows,
+    )
 
 
-def _powers(xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float) -> tuple[Array, Any]:
-    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T X is l (M B M^T A M) r^T.
+def _powers(
+    xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float
+) -> tuple[Array, Any]:
+    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T
+    X is l (M B M^T A M) r^T.
 
-    It also returns where the terms of G cancel. There powers of the large M are rounding errors, and M is set to 0.
+    It also returns where the terms of G cancel. There powers of the large M are
+    rounding errors, and M is set to 0.
     """
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
     lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))
-    cancels = square < CANCELS * xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None] ** 2
+    cancels = (
+        square < CANCELS * xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None] ** 2
+    )
     square = xp.clip(square, eps * eps, None)
-    scale = xp.where((square > 0) & ~cancels, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0)
+    scale = xp.where(
+        (square > 0) & ~cancels, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0
+    )
     m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
     for first, third, fifth in steps:
         by = m @ b @ xp.matrix_transpose(m) @ a

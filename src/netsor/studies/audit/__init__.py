@@ -1,4 +1,6 @@
-"""An audit of a transformer at initialisation: laws of its activations and gradients, block by block."""
+"""An audit of a transformer at initialisation: laws of its activations and gradients,
+block by block.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,11 @@ __all__ = ["audit"]
 COPIES = 4  # of the draws, at most, while they are joined and sorted
 SHORT_TOKENS = 256  # of the plans from which the least time of longer inputs follows
 LONG = 120.0  # seconds; of longer audits cheaper ways are named
-FEW_BLOCKS, FEWER_TOKENS = 4, 8  # of cheaper ways: the blocks, and the factor by which tokens are fewer
-H200 = 150.0  # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and ratios.md
+# of cheaper ways: the blocks, and the factor by which tokens are fewer
+FEW_BLOCKS, FEWER_TOKENS = 4, 8
+# cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and
+# ratios.md
+H200 = 150.0
 PLANNING = 5.0  # seconds to load PyTorch and to plan, before a GPU has work
 CHEAPER = "Cheaper, and exact for what they report"
 
@@ -73,48 +78,61 @@ def audit(
 ) -> Audit | Comparison:
     """Measure a transformer at initialisation, block by block; or compare several.
 
-    Other parameters are those of `Program.law`. The draws do not depend on the number of workers.
+    Other parameters are those of `Program.law`. The draws do not depend on the number
+    of workers.
 
     Parameters
     ----------
-    model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or callable
-        What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains its tokens and names what to
-        measure with `ns.probe`; or a PyTorch module that takes ids, or a function that makes one, at its own widths
-        and 16 tokens by default. `ns.torch.network` reads modules with other inputs.
+    model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or
+    callable
+        What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
+        its tokens and names what to measure with `ns.probe`; or a PyTorch module that
+        takes ids, or a function that makes one, at its own widths and 16 tokens by
+        default. `ns.torch.network` reads modules with other inputs.
     recipe : str, optional
         An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
         What to compare it with.
     sweep : mapping, optional
-        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`, to compare the model with each of them.
+        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`, to compare the
+        model with each of them.
     tokens : int or sequence of int, optional
-        The number of different tokens, or several lengths; by default 16 and 128, as far as the model has positions.
+        The number of different tokens, or several lengths; by default 16 and 128, as
+        far as the model has positions.
     ids : sequence of int, optional
         The token ids themselves, in place of `tokens`.
     draws : int, optional
-        Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens fewer, like 1/n², but 16 or more:
-        these decide every rule that is not near its threshold.
+        Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens
+        fewer, like 1/n², but 16 or more: these decide every rule that is not near its
+        threshold.
     widths : str, optional
-        The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
+        The model's own ("actual"), "inf", or "both" (the default): infinite widths at
+        the first length.
     workers : int, optional
         Worker processes; by default one on each core.
     out : str or pathlib.Path, optional
-        A folder for the report. It also keeps finished parts: an interrupted audit resumes where it stopped.
+        A folder for the report. It also keeps finished parts: an interrupted audit
+        resumes where it stopped.
     precision : str
-        "float64", "float32", or "auto": single precision where a few draws agree with double precision to five digits
-        or a hundredth of their spread, and double precision for a `Program`. Both have the same draws, up to rounding.
+        "float64", "float32", or "auto": single precision where a few draws agree with
+        double precision to five digits or a hundredth of their spread, and double
+        precision for a `Program`. Both have the same draws, up to rounding.
     executor : concurrent.futures.Executor, optional
         Runs the parts instead of local processes; for example Dask's.
     progress : bool or callable
-        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+        True for a bar on a terminal, False for none, or a function of (parts done,
+        parts in all).
     gradients : bool, optional
-        Measure gradients of the first loss too (of a random readout, without logits): of the stream after each block,
-        and of each kind of weight. By default for the shortest inputs, if the audit then takes at most twice as long.
+        Measure gradients of the first loss too (of a random readout, without logits):
+        of the stream after each block, and of each kind of weight. By default for the
+        shortest inputs, if the audit then takes at most twice as long.
     quick : bool
-        Other defaults, for a test in seconds: 16 draws of 16 tokens at the model's own widths, without gradients.
+        Other defaults, for a test in seconds: 16 draws of 16 tokens at the model's own
+        widths, without gradients.
     ranges : bool
-        Measure the largest numbers of each activation too, at the model's own widths, and the share that underflows in
-        bf16, fp16 and both formats of fp8, with the scale that would fit.
+        Measure the largest numbers of each activation too, at the model's own widths,
+        and the share that underflows in bf16, fp16 and both formats of fp8, with the
+        scale that would fit.
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
 
@@ -130,14 +148,21 @@ def audit(
     'gpt2, std=0.02'
     """
     if model is None:
-        raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
+        raise ValueError(
+            "model=None must be a model: a name, a path, a configuration, a Transformer"
+            " or a Program"
+        )
     if sizes and not isinstance(model, Program):
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
     def audited(given: Any) -> Any:
         if isinstance(given, Program):
-            wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
+            wanted = {
+                name: size
+                for name, size in sizes.items()
+                if given is model or name in given.widths
+            }
             return ProgramModel(given, wanted)
         if is_function(given):
             from ...torch._network import networks
@@ -153,25 +178,58 @@ def audit(
             error.name = "compare" if error.name == "model" else error.name
             raise
 
-    others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
+    others = (
+        []
+        if compare is None
+        else list(compare)
+        if isinstance(compare, list | tuple)
+        else [compare]
+    )
     models = (audited(model), *map(compared, others))
     if is_function(model):
         ids, tokens = None, None  # the program has them
     swept = None
     for name, given in (("recipe", recipe), ("sweep", sweep)):
         if given is not None and isinstance(models[0], ProgramModel):
-            raise ArgumentError(name, given, f"left out: {models[0].name} is a program, which defines its weights")
+            raise ArgumentError(
+                name,
+                given,
+                f"left out: {models[0].name} is a program, which defines its weights",
+            )
     if recipe is not None:
         models = (by_recipe(models[0], recipe), *models[1:])
     if sweep is not None:
         if others:
-            raise ValueError("sweep and compare cannot be combined: a sweep compares a model with itself")
+            raise ValueError(
+                "sweep and compare cannot be combined: a sweep compares a model with"
+                " itself"
+            )
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
-            raise ArgumentError("sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}")
+            raise ArgumentError(
+                "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
+            )
         models, swept = sweep_models(models[0], *next(iter(sweep.items())))
-    run = {"seed": seed, "rng": rng, "workers": workers, "out": out, "progress": progress}
+    run = {
+        "seed": seed,
+        "rng": rng,
+        "workers": workers,
+        "out": out,
+        "progress": progress,
+    }
     place = {"backend": backend, "device": device, "precision": precision}
-    request = Request.of(models, tokens, ids, draws, widths, gradients, quick, swept, ranges, **run, **place)
+    request = Request.of(
+        models,
+        tokens,
+        ids,
+        draws,
+        widths,
+        gradients,
+        quick,
+        swept,
+        ranges,
+        **run,
+        **place,
+    )
     return AuditStudy(request).run(executor)
 
 
@@ -183,12 +241,18 @@ class AuditStudy(Study[Audit | Comparison]):
 
     def tasks(self) -> list[AuditTask]:
         """The draws of all cases."""
-        return [task for subject in self.request.subjects for task in self.request.tasks(subject)]
+        return [
+            task
+            for subject in self.request.subjects
+            for task in self.request.tasks(subject)
+        ]
 
     def cheaper(self, cost: Cost) -> str:
-        """Fewer blocks, fewer tokens or finite widths, with their costs by shallow plans, if this takes long.
+        """Fewer blocks, fewer tokens or finite widths, with their costs by shallow
+        plans, if this takes long.
 
-        Each is exact for its quantities: the law of the first blocks does not depend on the others.
+        Each is exact for its quantities: the law of the first blocks does not depend on
+        the others.
         """
         request = self.request
         models = [model for model in request.models if isinstance(model, Transformer)]
@@ -196,7 +260,9 @@ class AuditStudy(Study[Audit | Comparison]):
             return ""
         tries: dict[str, dict[str, Any]] = {}
         if max(model.layers for model in models) > FEW_BLOCKS:
-            fewer = tuple(model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models)
+            fewer = tuple(
+                model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models
+            )
             tries[f"--set layers={FEW_BLOCKS}"] = {"models": fewer}
         tokens = request.lengths[-1] // FEWER_TOKENS
         if request.ids is None and tokens >= 2:
@@ -206,31 +272,52 @@ class AuditStudy(Study[Audit | Comparison]):
         ways = []
         for option, changes in tries.items():
             cases = dataclasses.replace(request, **changes).subjects
-            seconds = sum(case.draw_at_depth.seconds * request.draws_of(case.tokens) for case in cases)
-            ways.append(f"{option}: about {in_time(cost.first + seconds / min(cost.workers, cores()))}")
-        if request.widths == "actual":  # limits are mostly planned and integrated on the host
-            ways.append(f"a GPU (--backend torch): less than {in_time(PLANNING + cost.seconds / H200)} on an H200")
+            seconds = sum(
+                case.draw_at_depth.seconds * request.draws_of(case.tokens)
+                for case in cases
+            )
+            ways.append(
+                f"{option}: about"
+                f" {in_time(cost.first + seconds / min(cost.workers, cores()))}"
+            )
+        # limits are mostly planned and integrated on the host
+        if request.widths == "actual":
+            ways.append(
+                "a GPU (--backend torch): less than"
+                f" {in_time(PLANNING + cost.seconds / H200)} on an H200"
+            )
         return f"{CHEAPER}: {'; '.join(ways)}."
 
     def least_seconds(self) -> float:
         """The time of long inputs, from plans of short ones."""
         request, seconds, one = self.request, 0.0, BASE
         for model, tokens in itertools.product(request.models, request.lengths):
-            if isinstance(model, ProgramModel) or tokens <= SHORT_TOKENS or request.ids is not None:
+            if (
+                isinstance(model, ProgramModel)
+                or tokens <= SHORT_TOKENS
+                or request.ids is not None
+            ):
                 continue
-            seconds += self._least_seconds_of_draw(model, tokens) * request.draws_of(tokens)
+            seconds += self._least_seconds_of_draw(model, tokens) * request.draws_of(
+                tokens
+            )
             one = max(one, forward_bytes(model, tokens))
         fit = max(1, int(memory() // one))
         return seconds / min(request.workers or cores(), cores(), fit)
 
     def _least_seconds_of_draw(self, model: Transformer, tokens: int) -> float:
-        """The time of a draw, if it goes on to grow as it does up to SHORT_TOKENS: longer inputs grow faster.
+        """The time of a draw, if it goes on to grow as it does up to SHORT_TOKENS:
+        longer inputs grow faster.
 
-        It is a sum of powers of the tokens, of which the largest comes to dominate. At most the square counts, and
-        only up to the width: vectors of more tokens have no more directions.
+        It is a sum of powers of the tokens, of which the largest comes to dominate. At
+        most the square counts, and only up to the width: vectors of more tokens have no
+        more directions.
         """
         lengths = SHORT_TOKENS // 2, SHORT_TOKENS
-        cases = (AuditCase(model, length, None, infinite=False, backend=self.request.backend) for length in lengths)
+        cases = (
+            AuditCase(model, length, None, infinite=False, backend=self.request.backend)
+            for length in lengths
+        )
         half, whole = (case.draw_at_depth.seconds for case in cases)
         power = min(2.0, math.log2(whole / half))
         end = min(tokens, max(model.width, SHORT_TOKENS))
@@ -246,34 +333,64 @@ class AuditStudy(Study[Audit | Comparison]):
             held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
             numbers += draw.numbers * draws
             seconds += draw.seconds * draws + draw.compiling
-            if case.infinite:  # the quadrature error takes a few draws of plans with moved expectations
+            # the quadrature error takes a few draws of plans with moved expectations
+            if case.infinite:
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            parts[case if case.infinite else case.shared] += math.ceil(draws / case.part_draws)
+            parts[case if case.infinite else case.shared] += math.ceil(
+                draws / case.part_draws
+            )
         most = max(request.draws_of(tokens) for tokens in request.lengths)
         check_memory(held, f"{most:,} draws", "take fewer draws")
-        workers = worker_count(request.workers, parts.total(), one, request.backend, held)
-        what = f"{counted(request.lengths[-1], 'token')} on {counted(workers, 'worker')}"
-        check_memory(workers * one + held, what, "take fewer tokens or workers, or a smaller model")
-        if request.backend.threads and not request.own:  # every worker plans what it draws
-            seconds += sum(case.draw.planning * min(workers, count) for case, count in parts.items())
-        return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
+        workers = worker_count(
+            request.workers, parts.total(), one, request.backend, held
+        )
+        what = (
+            f"{counted(request.lengths[-1], 'token')} on {counted(workers, 'worker')}"
+        )
+        check_memory(
+            workers * one + held,
+            what,
+            "take fewer tokens or workers, or a smaller model",
+        )
+        # every worker plans what it draws
+        if request.backend.threads and not request.own:
+            seconds += sum(
+                case.draw.planning * min(workers, count)
+                for case, count in parts.items()
+            )
+        return Cost(
+            seconds,
+            overhead_seconds(workers, request.out is not None),
+            one,
+            int(numbers),
+            workers,
+        )
 
     def check(self) -> None:
         """Reject single precision where it is not accurate enough."""
         if self.request.backend.precision == "float32":
             for subject in self.request.subjects:
-                resolve_precision(subject.plan, self.request.backend, self.request.draws_of(subject.tokens), DIGITS)
+                resolve_precision(
+                    subject.plan,
+                    self.request.backend,
+                    self.request.draws_of(subject.tokens),
+                    DIGITS,
+                )
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
-        """Reject rules on quantities that will not be measured, before anything is drawn."""
+        """Reject rules on quantities that will not be measured, before anything is
+        drawn.
+        """
         request, ones = self.request, []
         for case in request.asked:
-            # only the rule on the limit needs to know whether there is one, for which the limit is planned
+            # only the rule on the limit needs to know whether there is one, for which
+            # the limit is planned
             needed = not case.infinite or request.widths == "inf" or "limit" in rules
             if needed and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
-        result_of(request, ones).failed(rules)  # each rule says whether it has something to judge
+        # each rule says whether it has something to judge
+        result_of(request, ones).failed(rules)
 
     def result(self, run: Run) -> Audit | Comparison:
         """The audit of each model."""
@@ -281,26 +398,43 @@ class AuditStudy(Study[Audit | Comparison]):
         tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
             tasks.setdefault(task.case, []).append(task)
-        every = (joined(case, [run[task] for task in some], some[0].backend.precision) for case, some in tasks.items())
+        every = (
+            joined(case, [run[task] for task in some], some[0].backend.precision)
+            for case, some in tasks.items()
+        )
         return result_of(self.request, every)
 
 
 def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
     """The result of all draws: an audit, or a comparison of several models."""
-    measured = {(draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws for draws in every}
+    measured = {
+        (draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws
+        for draws in every
+    }
 
     def at(model: Model, tokens: int) -> LengthResult:
-        actual, limit = (measured.get((model, tokens, infinite)) for infinite in (False, True))
+        actual, limit = (
+            measured.get((model, tokens, infinite)) for infinite in (False, True)
+        )
         return LengthResult(request, model, tokens, actual, limit)
 
-    audits = [Audit([at(model, tokens) for tokens in request.lengths]) for model in request.models]
+    audits = [
+        Audit([at(model, tokens) for tokens in request.lengths])
+        for model in request.models
+    ]
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 
 def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
     """The draws of all parts of a case."""
-    names = [name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)]
+    names = [
+        name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)
+    ]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    moved = {name.removeprefix(MOVED): array for name, array in parts[0].items() if name.startswith(MOVED)}
+    moved = {
+        name.removeprefix(MOVED): array
+        for name, array in parts[0].items()
+        if name.startswith(MOVED)
+    }
     seconds = float(sum(part.get("seconds", 0.0) for part in parts))
     return Draws(subject, arrays, seconds, precision, moved)

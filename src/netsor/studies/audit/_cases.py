@@ -1,4 +1,6 @@
-"""The networks of an audit: a model with its input at its own or infinite widths, and the tasks that draw it."""
+"""The networks of an audit: a model with its input at its own or infinite widths, and
+the tasks that draw it.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ from .._output_dir import Arrays
 from .._study import DrawTask, as_json, part_draws
 
 Model = Transformer | ProgramModel
-PART_SECONDS = 2.0  # of one core, at most, unless one draw takes longer: what an interrupted run loses
+# of one core, at most, unless one draw takes longer: what an interrupted run loses
+PART_SECONDS = 2.0
 PART_DRAWS = 256  # at most
 MAX_TOKENS_PER_DIMENSION = 2  # tokens for each dimension of a head, at d = ∞
 STD = "std"  # the hyperparameter of a sweep of standard deviations
-MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+# before the name of a quantity: how far its Gaussian expectations move it
+MOVED = "moved "
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,19 @@ class AuditCase:
     backend: Backend = field(default_factory=Numpy)  # of the plan
     swept: str | None = None  # a standard deviation that is an input of the plan
 
-    place: ClassVar[tuple[int, ...]] = ()  # all have the same seeds, because they are compared
+    # all have the same seeds, because they are compared
+    place: ClassVar[tuple[int, ...]] = ()
 
     @property
     def shared(self) -> AuditCase:
-        """The case whose program all values of a sweep share; at finite widths they share its plan too."""
+        """The case whose program all values of a sweep share; at finite widths they
+        share its plan too.
+        """
         if self.swept is None or isinstance(self.model, ProgramModel):
             return self
-        return dataclasses.replace(self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0}))
+        return dataclasses.replace(
+            self, model=self.model.replace(name=self.model.family, **{self.swept: 1.0})
+        )
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -66,17 +75,24 @@ class AuditCase:
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
         own, kept = self.model.widths(), ("d",) if self.keeps_heads else ()
-        return {name: math.inf if self.infinite and name not in kept else own[name] for name in own}
+        return {
+            name: math.inf if self.infinite and name not in kept else own[name]
+            for name in own
+        }
 
     @property
     def keeps_heads(self) -> bool:
         """Whether heads keep their dimension at infinite width.
 
-        Rotary positions have no law at d = ∞, and the limit of long inputs would cost more than the model.
+        Rotary positions have no law at d = ∞, and the limit of long inputs would cost
+        more than the model.
         """
         if not self.infinite or isinstance(self.model, ProgramModel):
             return False
-        return self.model.positions == "rotary" or self.tokens > MAX_TOKENS_PER_DIMENSION * self.model.d
+        return (
+            self.model.positions == "rotary"
+            or self.tokens > MAX_TOKENS_PER_DIMENSION * self.model.d
+        )
 
     @property
     def status(self) -> str:
@@ -86,7 +102,9 @@ class AuditCase:
     @lru_cache(maxsize=4)  # noqa: B019 (draws use the plan of the same object)
     def probes(self) -> Probes:
         """The program of everything that is measured."""
-        given: dict[str, Any] = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        given: dict[str, Any] = (
+            {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        )
         model = self.model
         if self.swept is not None and isinstance(model, Transformer):
             model = with_scalar_std(model, self.swept, hyperparameter(STD))
@@ -94,12 +112,17 @@ class AuditCase:
 
     def at(self) -> AtWidths:
         """The program at its widths."""
-        return self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
+        return (
+            self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
+        )
 
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
     def planned(self) -> tuple[Plan, Draw]:
-        """Its plan, and the cost of a draw and of planning, which every worker repeats."""
-        case = self if self.infinite else self.shared  # at infinity Gaussian expectations depend on the swept value
+        """Its plan, and the cost of a draw and of planning, which every worker
+        repeats.
+        """
+        # at infinity Gaussian expectations depend on the swept value
+        case = self if self.infinite else self.shared
         if case != self:
             plan, draw = case.planned()
             return plan.bind(self.numbers), draw
@@ -109,7 +132,10 @@ class AuditCase:
             plan = self.shared.probes().plan(backend=self.backend, **widths)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
-        seconds, many_scores = time.process_time() - start, self.infinite and not self.keeps_heads
+        seconds, many_scores = (
+            time.process_time() - start,
+            self.infinite and not self.keeps_heads,
+        )
         size = planning_bytes(topological_order(self.at().outputs), many_scores)
         return plan, Draw.of(plan, self.backend, seconds, size)
 
@@ -137,26 +163,45 @@ class AuditCase:
         """About the cost of a draw, without the plan of a deep model."""
         if isinstance(self.model, ProgramModel):
             return self.draw
-        return at_depth(self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw)
+        return at_depth(
+            self.model, lambda shallow: dataclasses.replace(self, model=shallow).draw
+        )
 
     @property
     def part_draws(self) -> int:
-        """The draws of a part. They depend only on the cost of a draw at the model's own widths.
+        """The draws of a part. They depend only on the cost of a draw at the model's
+        own widths.
 
-        So other options do not change the draws of a model, and the draws of its limit are coupled to them.
+        So other options do not change the draws of a model, and the draws of its limit
+        are coupled to them.
         """
         if not self.backend.threads:  # a device draws many at once
             return PART_DRAWS
         one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        return part_draws(PART_DRAWS, PART_SECONDS * (BACKWARD if self.gradients else 1), one)
+        return part_draws(
+            PART_DRAWS, PART_SECONDS * (BACKWARD if self.gradients else 1), one
+        )
 
     @property
     def key(self) -> dict[str, Any]:
-        """Everything that its draws depend on, as JSON; the name of the model is not part of that."""
-        fields = {name: value for name, value in self.model.fields().items() if name != "name"}
-        values = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
+        """Everything that its draws depend on, as JSON; the name of the model is not
+        part of that.
+        """
+        fields = {
+            name: value for name, value in self.model.fields().items() if name != "name"
+        }
+        values = {
+            "model": fields,
+            "tokens": self.tokens,
+            "ids": self.ids,
+            "infinite": self.infinite,
+        }
         # the program of a sweep numbers its draws in another order
-        options = {"gradients": self.gradients, "ranges": self.ranges, "swept": self.swept}
+        options = {
+            "gradients": self.gradients,
+            "ranges": self.ranges,
+            "swept": self.swept,
+        }
         values |= {name: value for name, value in options.items() if value}
         key: dict[str, Any] = as_json(values)
         return key
@@ -164,16 +209,29 @@ class AuditCase:
 
 @dataclass(frozen=True)
 class AuditTask(DrawTask):
-    """Some draws of a case: parts of a model and of its limit have the same seed, because they are compared."""
+    """Some draws of a case: parts of a model and of its limit have the same seed,
+    because they are compared.
+    """
 
     case: AuditCase
 
     def run(self, progress: Progress = False) -> Arrays:
-        """Draw; the first task at infinite width also computes the quadrature errors."""
+        """Draw; the first task at infinite width also computes the quadrature
+        errors.
+        """
         probes, at = self.case.shared.probes(), self.case.at()
-        arrays: Arrays = dict(probes.named(at.unchecked(self.sampling(workers=1, progress=progress))))
+        arrays: Arrays = dict(
+            probes.named(at.unchecked(self.sampling(workers=1, progress=progress)))
+        )
         if self.case.infinite and self.index == 0:
             moves = at.moves(self.backend)
-            signed = np.zeros((1, self.case.plan.mean.shape[0])) if moves is None else moves.signed
-            arrays |= {MOVED + name: moved for name, moved in probes.named(split(signed, at.outputs)).items()}
+            signed = (
+                np.zeros((1, self.case.plan.mean.shape[0]))
+                if moves is None
+                else moves.signed
+            )
+            arrays |= {
+                MOVED + name: moved
+                for name, moved in probes.named(split(signed, at.outputs)).items()
+            }
         return arrays

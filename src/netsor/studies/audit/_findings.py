@@ -1,9 +1,11 @@
-"""Findings of rules: a verdict on a median over initialisations, by a confidence interval for it.
+"""Findings of rules: a verdict on a median over initialisations, by a confidence
+interval for it.
 
-A median is flagged or ok, or undecided if its interval contains the threshold: more draws then settle it. The interval
-assumes nothing about the law. The number of n draws below the quantile θ_q is binomial (n, q). So the j-th smallest
-draw is above θ_q with probability P(B < j), and the k-th is below it with probability P(B ≥ k): two order statistics
-enclose θ_q at an exactly known level.
+A median is flagged or ok, or undecided if its interval contains the threshold: more
+draws then settle it. The interval assumes nothing about the law. The number of n draws
+below the quantile θ_q is binomial (n, q). So the j-th smallest draw is above θ_q with
+probability P(B < j), and the k-th is below it with probability P(B ≥ k): two order
+statistics enclose θ_q at an exactly known level.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from ._quantities import join_words, number
 
 LOW, HIGH = 0.05, 0.95  # the band
 LEVEL = 1e-4  # the probability that an interval misses its quantile
-FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))  # draws needed to enclose the ends of the band
-DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))  # draws needed to enclose a median
+# draws needed to enclose the ends of the band
+FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))
+# draws needed to enclose a median
+DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))
 MAX_USEFUL_DRAWS = 10**6  # more are not suggested
 EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # closer numbers count as equal
 
@@ -44,7 +48,8 @@ class Finding:
     value, threshold : float, optional
         The median, and the threshold that it is compared with.
     low, high : float, optional
-        An interval for the true median (level 1e-4); None if the draws are too few for one.
+        An interval for the true median (level 1e-4); None if the draws are too few for
+        one.
     above : bool
         Whether it flags values above the threshold, or values below.
     tokens : tuple of int
@@ -52,7 +57,8 @@ class Finding:
     brief, advice : str
         The measurement in a few words, and what to change if the rule flags it.
     changes : mapping
-        If the rule flags a described model: the fields that the advice changes, for `model.replace(**changes)`.
+        If the rule flags a described model: the fields that the advice changes, for
+        `model.replace(**changes)`.
     """
 
     name: str
@@ -71,8 +77,19 @@ class Finding:
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def _repr_html_(self) -> str:
-        notes = [Paragraph(text) for text in (f"Flagged if {self.rule}. {self.reason}", self.advice) if text]
-        return to_cell(Document(self.name, f"{self.name}: {self.verdict}", self.measured, [Section("", notes)]))
+        notes = [
+            Paragraph(text)
+            for text in (f"Flagged if {self.rule}. {self.reason}", self.advice)
+            if text
+        ]
+        return to_cell(
+            Document(
+                self.name,
+                f"{self.name}: {self.verdict}",
+                self.measured,
+                [Section("", notes)],
+            )
+        )
 
     @property
     def limit_text(self) -> str:
@@ -86,10 +103,16 @@ class Finding:
 
 
 def within_error(finding: Finding, *shifted: Finding) -> Finding:
-    """The finding; undecided if another verdict is possible within the quadrature error."""
+    """The finding; undecided if another verdict is possible within the quadrature
+    error.
+    """
     if all(other.verdict == finding.verdict for other in shifted):
         return finding
-    return replace(finding, verdict=UNDECIDED, measured=f"{finding.measured}; open within the quadrature error")
+    return replace(
+        finding,
+        verdict=UNDECIDED,
+        measured=f"{finding.measured}; open within the quadrature error",
+    )
 
 
 def band(values: Floats) -> tuple[Floats, Floats, Floats]:
@@ -100,21 +123,33 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 @cache
 def _order_statistics(n: int, q: float) -> tuple[int, int]:
-    """The ranks j and k such that the q-quantile is between the j-th and k-th of n draws, except with P = LEVEL."""
-    # Sums of logarithms, not scipy.special.bdtr: importing scipy.special takes longer than a quick audit.
-    log_choose = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(n + 1)]
+    """The ranks j and k such that the q-quantile is between the j-th and k-th of n
+    draws, except with P = LEVEL.
+    """
+    # Sums of logarithms, not scipy.special.bdtr: importing scipy.special takes longer
+    # than a quick audit.
+    log_choose = [
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+        for i in range(n + 1)
+    ]
     count = np.arange(n + 1)
-    probability = np.exp(np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q))
+    probability = np.exp(
+        np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q)
+    )
     j = int(np.sum(np.cumsum(probability) <= LEVEL / 2))  # P(B < j) is small enough
     k = n + 1 - int(np.sum(np.cumsum(probability[::-1]) <= LEVEL / 2))  # P(B ≥ k) is
     return j, k
 
 
 def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
-    """A confidence interval of a quantile at LEVEL; infinite if the draws are too few."""
+    """A confidence interval of a quantile at LEVEL; infinite if the draws are too
+    few.
+    """
     ordered = np.sort(values)
     j, k = _order_statistics(len(ordered), q)
-    return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= len(ordered) else np.inf)
+    return (float(ordered[j - 1]) if j else -np.inf), (
+        float(ordered[k - 1]) if k <= len(ordered) else np.inf
+    )
 
 
 def above(values: Floats, threshold: float) -> str:
@@ -129,24 +164,41 @@ def below(values: Floats, threshold: float) -> str:
 
 
 def outside_band(values: Floats, others: Floats, relative: float) -> str:
-    """Is the median outside the band of other draws, by more than rounding relative to their size?"""
+    """Is the median outside the band of other draws, by more than rounding relative to
+    their size?
+    """
     low, high = quantile_interval(values, 0.5)
-    (bottom, bottom_high), (top_low, top) = (quantile_interval(others, q) for q in (LOW, HIGH))
+    (bottom, bottom_high), (top_low, top) = (
+        quantile_interval(others, q) for q in (LOW, HIGH)
+    )
     rounding = relative * float(np.max(np.abs(others), initial=0.0))
     if high < bottom - rounding or low > top + rounding:
         return FLAG
-    return OK if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
+    return (
+        OK
+        if low >= bottom_high - rounding and high <= top_low + rounding
+        else UNDECIDED
+    )
 
 
 def draws_needed(values: Floats, threshold: float) -> int | None:
-    """About how many draws of this law would separate the median from a threshold; None if too many.
+    """About how many draws of this law would separate the median from a threshold; None
+    if too many.
 
-    With a share p of the law below the threshold, an interval of n draws leaves it out from n |p − ½| = z√n/2 + 1 on:
-    z is the quantile of a normal at LEVEL/2 from above, and 1 since draws are counted in whole numbers.
+    With a share p of the law below the threshold, an interval of n draws leaves it out
+    from n |p − ½| = z√n/2 + 1 on: z is the quantile of a normal at LEVEL/2 from above,
+    and 1 since draws are counted in whole numbers.
     """
-    away = abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2  # |p − ½|; ties count half
+    # |p − ½|; ties count half
+    away = (
+        abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2
+    )
     z = NormalDist().inv_cdf(1 - LEVEL / 2)
-    count = math.inf if away == 0 else ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
+    count = (
+        math.inf
+        if away == 0
+        else ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
+    )
     if count > MAX_USEFUL_DRAWS:
         return None
     size = 10 ** max(0, math.floor(math.log10(count)) - 1)

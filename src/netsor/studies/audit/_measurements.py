@@ -1,4 +1,6 @@
-"""Measurements: the draws of each quantity of a model at one length, at its own widths and at infinity."""
+"""Measurements: the draws of each quantity of a model at one length, at its own widths
+and at infinity.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
 from ._rules import RuleInput, judged, rule_name
 
-UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format above which it is reported
-PARTS = ("below", "scaled")  # shares of numbers below the smallest of a format, as they are and with a scale
+# the share of numbers below the smallest of a format above which it is reported
+UNDERFLOW_SHARE = 0.01
+# shares of numbers below the smallest of a format, as they are and with a scale
+PARTS = ("below", "scaled")
 
 
 class Band(NamedTuple):
@@ -31,7 +35,8 @@ class Band(NamedTuple):
     Parameters
     ----------
     blocks : numpy.ndarray or None
-        The blocks of the entries of the other arrays; 0 is the embedding. None at the output, where these are numbers.
+        The blocks of the entries of the other arrays; 0 is the embedding. None at the
+        output, where these are numbers.
     median, low, high : numpy.ndarray
         Over initialisations; 5 % are below `low`, and 5 % above `high`.
     error : numpy.ndarray
@@ -47,7 +52,8 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Draws(Mapping[str, Floats]):
-    """The draws of one model at one set of widths: a mapping of quantities to arrays, as `measured["entropy"]`.
+    """The draws of one model at one set of widths: a mapping of quantities to arrays,
+    as `measured["entropy"]`.
 
     Parameters
     ----------
@@ -60,7 +66,8 @@ class Draws(Mapping[str, Floats]):
     precision : str
         Of its numbers.
     moved : mapping of str to numpy.ndarray
-        By quantity, at infinite width: (moves, blocks), how far errors of Gaussian expectations move it.
+        By quantity, at infinite width: (moves, blocks), how far errors of Gaussian
+        expectations move it.
     """
 
     subject: AuditCase
@@ -82,7 +89,10 @@ class Draws(Mapping[str, Floats]):
 
     def __repr__(self) -> str:
         widths = "infinite widths" if self.subject.infinite else "its own widths"
-        return f"<{self.draws} draws of {self.subject.model.name} at {widths}: {', '.join(self.arrays)}>"
+        return (
+            f"<{self.draws} draws of {self.subject.model.name} at {widths}:"
+            f" {', '.join(self.arrays)}>"
+        )
 
     @property
     def draws(self) -> int:
@@ -91,7 +101,9 @@ class Draws(Mapping[str, Floats]):
 
     @property
     def measured(self) -> list[str]:
-        """The quantities of the blocks and of the output, in the order of reports; without ranges."""
+        """The quantities of the blocks and of the output, in the order of reports;
+        without ranges.
+        """
         return [q.name for q in (*BLOCKS, *FINAL) if q.name in self.arrays]
 
     @property
@@ -102,40 +114,63 @@ class Draws(Mapping[str, Floats]):
     def by_block(self, name: str) -> dict[int | None, Floats]:
         """The draws of a quantity by block; 0 is the embedding, None the output."""
         draws = _from_embedding(self.arrays, name)
-        return {None: draws} if draws.ndim == 1 else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
+        return (
+            {None: draws}
+            if draws.ndim == 1
+            else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
+        )
 
     def band(self, name: str) -> Band:
-        """The median and the band of a quantity, with the embedding if it is measured there."""
+        """The median and the band of a quantity, with the embedding if it is measured
+        there.
+        """
         draws, blocks = _from_embedding(self.arrays, name), list(self.by_block(name))
-        moved = _from_embedding(self.moved, name) if self.moved else np.zeros((1, *draws.shape[1:]))
+        moved = (
+            _from_embedding(self.moved, name)
+            if self.moved
+            else np.zeros((1, *draws.shape[1:]))
+        )
         error = np.sqrt(np.mean(np.square(moved), axis=0))
         return Band(None if blocks == [None] else np.array(blocks), *band(draws), error)
 
     @cached_property
     def numbers(self) -> dict[tuple[int | None, str], dict[str, float]]:
-        """Every band, by its block (0 is the embedding, None the output) and its quantity."""
+        """Every band, by its block (0 is the embedding, None the output) and its
+        quantity.
+        """
         numbers = {}
         for name in self.measured:
             blocks, *values = self.band(name)
             for i, block in enumerate([None] if blocks is None else blocks.tolist()):
                 ends = (float(np.reshape(value, -1)[i]) for value in values)
-                numbers[block, name] = dict(zip(("median", "low", "high", "error"), ends, strict=True))
+                numbers[block, name] = dict(
+                    zip(("median", "low", "high", "error"), ends, strict=True)
+                )
         return numbers
 
     @property
     def shifted(self) -> list[Mapping[str, Floats]]:
-        """The draws moved by their quadrature error, in each of several ways; empty if no quantity shows it."""
+        """The draws moved by their quadrature error, in each of several ways; empty if
+        no quantity shows it.
+        """
         bands = [self.band(name) for name in self.moved]
-        if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
+        if not any(
+            (b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any()
+            for b in bands
+        ):
             return []
         ways = range(len(next(iter(self.moved.values()))))
         signed = [(sign, way) for way in ways for sign in (1, -1)]
-        return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for sign, way in signed]
+        return [
+            {q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()}
+            for sign, way in signed
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class LengthResult(Mapping[str, Band]):
-    """The measurements of a model at one length: a mapping of quantities to a `Band`, as `found["entropy"]`.
+    """The measurements of a model at one length: a mapping of quantities to a `Band`,
+    as `found["entropy"]`.
 
     Parameters
     ----------
@@ -159,7 +194,9 @@ class LengthResult(Mapping[str, Band]):
 
     def __getitem__(self, name: str) -> Band:
         if name not in self.best:
-            raise KeyError(f"{name!r} was not measured; measured: {', '.join(self.best)}")
+            raise KeyError(
+                f"{name!r} was not measured; measured: {', '.join(self.best)}"
+            )
         return self.best.band(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -178,12 +215,17 @@ class LengthResult(Mapping[str, Band]):
         lengths = {result.tokens: result for result in self.lengths}
         if tokens not in lengths:
             known = ", ".join(map(str, lengths))
-            raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; measured: {known}")
+            raise ValueError(
+                f"tokens={tokens} was not measured of {self.model.name}; measured:"
+                f" {known}"
+            )
         return lengths[tokens]
 
     @property
     def best(self) -> Draws:
-        """The draws at the model's own widths, or at infinity if these were not requested."""
+        """The draws at the model's own widths, or at infinity if these were not
+        requested.
+        """
         return self.measured[0]
 
     @property
@@ -193,29 +235,48 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def stacks(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last block of the network; of the encoder and of the decoder, if there are two."""
+        """The first and the last block of the network; of the encoder and of the
+        decoder, if there are two.
+        """
         encoder = self.model.layers
-        return ((0, self.blocks - 1),) if self.blocks == encoder else ((0, encoder - 1), (encoder, self.blocks - 1))
+        return (
+            ((0, self.blocks - 1),)
+            if self.blocks == encoder
+            else ((0, encoder - 1), (encoder, self.blocks - 1))
+        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         model = self.model if isinstance(self.model, Transformer) else None
-        known = self.distinct, uniform, self.stacks, self.tokens, self.best.precision, model
+        known = (
+            self.distinct,
+            uniform,
+            self.stacks,
+            self.tokens,
+            self.best.precision,
+            model,
+        )
         facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
             return judged(facts)
         # each verdict, also with Gaussian expectations shifted by their errors
         infinite = [self.limit.arrays, *self.limit.shifted]
-        every = [judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s)) for s in infinite]
+        every = [
+            judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s))
+            for s in infinite
+        ]
         return tuple(within_error(*same) for same in zip(*every, strict=True))
 
     def _no_limit(self) -> str:
         """Why no limit is compared with the model's own widths."""
         request = self.request
         if request.widths != "both":
-            return f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'} not requested"
+            return (
+                f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'}"
+                " not requested"
+            )
         if self.tokens > request.lengths[0]:
             return f"infinite width is measured at {request.lengths[0]} tokens only"
         return f"infinite width has no limit: {request.refused.get(self.model, '')}"
@@ -226,9 +287,13 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def distinct(self) -> int:
-        """The number of different vectors before the first block: positions or ids tell tokens apart."""
+        """The number of different vectors before the first block: positions or ids tell
+        tokens apart.
+        """
         model, ids = self.model, self.request.ids
-        if isinstance(model, ProgramModel) or (model.positions == "learned" and model.std_position):
+        if isinstance(model, ProgramModel) or (
+            model.positions == "learned" and model.std_position
+        ):
             return self.tokens
         if not model.std_embedding:
             return 1  # all tokens begin as the same vector
@@ -240,35 +305,59 @@ class LengthResult(Mapping[str, Band]):
         return [draws for draws in (self.actual, self.limit) if draws is not None]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The numbers as rows, one for each quantity and block; 0 is the embedding, and the output has no block."""
+        """The numbers as rows, one for each quantity and block; 0 is the embedding, and
+        the output has no block.
+        """
         return [
-            {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if draws.subject.infinite else "actual",
-             "block": "" if block is None else block, "quantity": name, **numbers}
-            for draws in self.measured for (block, name), numbers in draws.numbers.items()
-        ]  # fmt: skip
+            {
+                "model": self.model.name,
+                "tokens": self.tokens,
+                "widths": "inf" if draws.subject.infinite else "actual",
+                "block": "" if block is None else block,
+                "quantity": name,
+                **numbers,
+            }
+            for draws in self.measured
+            for (block, name), numbers in draws.numbers.items()
+        ]
 
 
 def draws_of_ones(case: AuditCase) -> Draws:
-    """Draws of a subject with every number 1: shows which quantities will be measured, before sampling."""
+    """Draws of a subject with every number 1: shows which quantities will be measured,
+    before sampling.
+    """
     probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
     ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
-    return Draws(case, ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)}, 0.0)
+    return Draws(
+        case,
+        ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)},
+        0.0,
+    )
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity with the embedding before the blocks, if it is measured there too."""
     first = at_embedding(name)
-    return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
+    return (
+        arrays[name]
+        if first not in arrays
+        else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
+    )
 
 
 class FormatFit(NamedTuple):
-    """How a format holds an activation; verdicts are of medians over initialisations."""
+    """How a format holds an activation; verdicts are of medians over
+    initialisations.
+    """
 
     format: str
-    overflow: str  # is the largest number, of all blocks, above the largest of the format?
-    underflow: str  # is the share of numbers below its smallest above SMALL, in some block?
+    # is the largest number, of all blocks, above the largest of the format?
+    overflow: str
+    # is the share of numbers below its smallest above SMALL, in some block?
+    underflow: str
     below: float  # that share, its median in the worst block
-    scale: int  # 2^scale: the largest power of two with which 95 % of initialisations fit
+    # 2^scale: the largest power of two with which 95 % of initialisations fit
+    scale: int
     scaled: float  # the share below if each tensor is scaled by its largest number
 
 
@@ -277,7 +366,8 @@ class Range(NamedTuple):
 
     activation: str
     block: int | None  # that with the largest number; None outside of blocks
-    largest: dict[str, float]  # median, and 5 to 95 % of initialisations, over all blocks
+    # median, and 5 to 95 % of initialisations, over all blocks
+    largest: dict[str, float]
     formats: list[FormatFit]
 
 
@@ -287,15 +377,29 @@ def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
     for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
         if f"{name}_largest" in arrays:
             blocks = arrays[f"{name}_largest"]
-            block = None if blocks.ndim == 1 else int(np.argmax(np.median(blocks, axis=0))) + 1
+            block = (
+                None
+                if blocks.ndim == 1
+                else int(np.argmax(np.median(blocks, axis=0))) + 1
+            )
             largest = blocks.reshape(len(blocks), -1).max(axis=1)
-            ends = dict(zip(("median", "low", "high"), map(float, band(largest)), strict=True))
+            ends = dict(
+                zip(("median", "low", "high"), map(float, band(largest)), strict=True)
+            )
             fits = []
             for f in FORMATS:
-                below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in PARTS)
+                below, scaled = (
+                    arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1)
+                    for kind in PARTS
+                )
                 below = below[:, np.argmax(np.median(below, axis=0))]
                 verdicts = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
-                scale, left = int(f.scale(np.asarray(ends["high"]))), float(np.median(scaled, axis=0).max())
-                fits.append(FormatFit(f.title, *verdicts, float(np.median(below)), scale, left))
+                scale, left = (
+                    int(f.scale(np.asarray(ends["high"]))),
+                    float(np.median(scaled, axis=0).max()),
+                )
+                fits.append(
+                    FormatFit(f.title, *verdicts, float(np.median(below)), scale, left)
+                )
             ranges.append(Range(name, block, ends, fits))
     return ranges

@@ -1,11 +1,14 @@
-"""What to change where a rule is flagged: in words, and for a described model as fields with values.
+"""What to change where a rule is flagged: in words, and for a described model as fields
+with values.
 
-What helps depends on where the norms are. A norm in front of a branch ignores the size of the stream, so the matrices
-that write to the stream decide what is added. A norm behind a branch ignores the size of these matrices, so what is
-added has mean square 1, and only the embeddings can be raised. Where the embeddings themselves are normalised, their
-std has no effect.
+What helps depends on where the norms are. A norm in front of a branch ignores the size
+of the stream, so the matrices that write to the stream decide what is added. A norm
+behind a branch ignores the size of these matrices, so what is added has mean square 1,
+and only the embeddings can be raised. Where the embeddings themselves are normalised,
+their std has no effect.
 
-Factors aim at half of a threshold (in size), because the quantities are only nearly powers of standard deviations.
+Factors aim at half of a threshold (in size), because the quantities are only nearly
+powers of standard deviations.
 """
 
 from __future__ import annotations
@@ -23,15 +26,24 @@ from ._quantities import KINDS
 MARGIN = 2.0  # beyond the threshold, in size: quantities are mean squares
 GRADIENT_MARGIN = 8.0  # gradients spread over decades
 SMALLEST_REST = 1e-6  # of a sum: the rest of it may be rounding errors
-BEFORE, BEHIND = ("pre", "parallel"), ("sandwich", "after")  # orders with norms before, and behind, the branches
-STDS = {"query": "std_q", "key": "std_k", "value": "std_v", "output": "std_o", "head": "std_logits"}  # others: std_KIND
+# orders with norms before, and behind, the branches
+BEFORE, BEHIND = ("pre", "parallel"), ("sandwich", "after")
+# others: std_KIND
+STDS = {
+    "query": "std_q",
+    "key": "std_k",
+    "value": "std_v",
+    "output": "std_o",
+    "head": "std_logits",
+}
 
 
 class Remedy(NamedTuple):
     """What to change."""
 
     words: str
-    changes: Mapping[str, Any] = {}  # fields of the model, with their new values; empty: words alone
+    # fields of the model, with their new values; empty: words alone
+    changes: Mapping[str, Any] = {}
 
 
 class Flagged(NamedTuple):
@@ -44,22 +56,33 @@ class Flagged(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How far a size must move, if the mean square is to be on the right side of the threshold."""
-        high, low = max(self.value, self.threshold), max(min(self.value, self.threshold), 1e-30)
+        """How far a size must move, if the mean square is to be on the right side of
+        the threshold.
+        """
+        high, low = (
+            max(self.value, self.threshold),
+            max(min(self.value, self.threshold), 1e-30),
+        )
         return MARGIN * math.sqrt(high / low)
 
     @property
     def raises_embeddings(self) -> bool:
-        """Whether larger embeddings are a larger part of the stream, and larger matrices no larger part."""
+        """Whether larger embeddings are a larger part of the stream, and larger
+        matrices no larger part.
+        """
         return self.model.order not in BEFORE and not self.model.input_norm
 
 
 Advise = Callable[[Flagged], Remedy]
 
 
-def _multiplied(model: Transformer, names: tuple[str, ...], factor: float) -> dict[str, float]:
+def _multiplied(
+    model: Transformer, names: tuple[str, ...], factor: float
+) -> dict[str, float]:
     """Those of these fields that are above 0, times a factor."""
-    return {name: getattr(model, name) * factor for name in names if getattr(model, name)}
+    return {
+        name: getattr(model, name) * factor for name in names if getattr(model, name)
+    }
 
 
 def _writing(model: Transformer, factor: float) -> dict[str, float]:
@@ -72,19 +95,27 @@ def _embedded(model: Transformer, factor: float) -> dict[str, float]:
     names = ["std_position"] if model.positions == "learned" else []
     names += ["std_type"] if model.std_type else []
     if model.tied:
-        return {"embedding_scale": model.embedding_scale * factor, **_multiplied(model, tuple(names), factor)}
+        return {
+            "embedding_scale": model.embedding_scale * factor,
+            **_multiplied(model, tuple(names), factor),
+        }
     return _multiplied(model, ("std_embedding", *names), factor)
 
 
 WRITE_LESS = (
-    "Lower the std of the matrices that write to the stream (GPT-2 multiplies it by 1/√(2 · layers)): norms before the "
-    "branches do not depend on the size of the stream"
+    "Lower the std of the matrices that write to the stream (GPT-2 multiplies it by"
+    " 1/√(2 · layers)): norms before the branches do not depend on the size of the"
+    " stream"
 )
 EMBED_MORE = (
-    "Raise the std of the embeddings (if logits are tied to them, multiply the embeddings by a factor): norms behind "
-    "the branches, or behind the sums, undo any other std"
+    "Raise the std of the embeddings (if logits are tied to them, multiply the"
+    " embeddings by a factor): norms behind the branches, or behind the sums, undo any"
+    " other std"
 )
-NORMS_BEFORE = "Put the norms before the branches, and lower the std of the matrices that write to the stream"
+NORMS_BEFORE = (
+    "Put the norms before the branches, and lower the std of the matrices that write to"
+    " the stream"
+)
 
 
 def _growth(flagged: Flagged) -> Remedy:
@@ -97,31 +128,57 @@ def _growth(flagged: Flagged) -> Remedy:
 
 
 def _branches(flagged: Flagged) -> Remedy:
-    """The factor is that with which the extreme blocks are equally far from equal branches."""
+    """The factor is that with which the extreme blocks are equally far from equal
+    branches.
+    """
     model, draws = flagged.model, flagged.draws
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     ours, theirs = np.median(attention, axis=0), np.median(draws["mlp_share"], axis=0)
     if not ours.all() or not theirs.all():
         name, other = ("std_o", "std_out") if not ours.all() else ("std_out", "std_o")
-        return Remedy("Give the matrices of the branch that adds nothing a std above 0", {name: getattr(model, other)})
+        return Remedy(
+            "Give the matrices of the branch that adds nothing a std above 0",
+            {name: getattr(model, other)},
+        )
     odds = ours / theirs
     factor = float((odds.min() * odds.max()) ** -0.25)
-    weaker, names = ("attention", ("std_o",)) if factor > 1 else ("the MLP", ("std_out", "bias_out"))
-    words = f"Raise the std of the last matrix of the weaker branch, {weaker}, or lower that of the other"
+    weaker, names = (
+        ("attention", ("std_o",))
+        if factor > 1
+        else ("the MLP", ("std_out", "bias_out"))
+    )
+    words = (
+        f"Raise the std of the last matrix of the weaker branch, {weaker}, or lower"
+        " that of the other"
+    )
     return Remedy(words, _multiplied(model, names, max(factor, 1 / factor)))
 
 
 def _rank(flagged: Flagged) -> Remedy:
-    """Each of the 2L branches adds to what tokens share: the sum should be small beside what tokens differ in."""
+    """Each of the 2L branches adds to what tokens share: the sum should be small beside
+    what tokens differ in.
+    """
     model, draws = flagged.model, flagged.draws
-    square, start = np.median(draws["mean_square"], axis=0), float(np.median(draws["input_mean_square"]))
+    square, start = (
+        np.median(draws["mean_square"], axis=0),
+        float(np.median(draws["input_mean_square"])),
+    )
     grown = float(square.max()) / start if start else 1.0
-    if model.order == "post":  # norms hide the growth, and not how much of a sum a branch is
-        shares = (np.median(draws[name], axis=0) for name in ("attention_share", "mlp_share"))
-        grown = max(float((share / np.maximum(1 - share, SMALLEST_REST)).max()) for share in shares)
+    # norms hide the growth, and not how much of a sum a branch is
+    if model.order == "post":
+        shares = (
+            np.median(draws[name], axis=0) for name in ("attention_share", "mlp_share")
+        )
+        grown = max(
+            float((share / np.maximum(1 - share, SMALLEST_REST)).max())
+            for share in shares
+        )
     factor = MARGIN * math.sqrt(2 * model.layers * max(1.0, grown))
     if model.order not in BEHIND:
-        words = "Lower the std of the matrices that write to the stream, so that tokens stay apart"
+        words = (
+            "Lower the std of the matrices that write to the stream, so that tokens"
+            " stay apart"
+        )
         return Remedy(words, _writing(model, 1 / factor))
     if flagged.raises_embeddings:
         return Remedy(EMBED_MORE, _embedded(model, factor))
@@ -133,17 +190,27 @@ def _entropy(flagged: Flagged) -> Remedy:
     model = flagged.model
     std = max(1.0, float(np.median(flagged.draws["score_std"], axis=0).max()))
     if model.positions == "alibi" and std == 1.0:
-        words = "The biases of ALiBi alone choose so much, whatever the std of the matrices: take other positions"
+        words = (
+            "The biases of ALiBi alone choose so much, whatever the std of the"
+            " matrices: take other positions"
+        )
         return Remedy(words, {"positions": "none"})
     changes: dict[str, Any] = {}
     if model.positions == "relative" and model.std_relative > 1:
         changes["std_relative"] = model.std_relative / std
     if not model.qk_norm:
-        words = "Lower the std of the query and key matrices, or normalise queries and keys (QK-norm)"
-        return Remedy(words, changes | _multiplied(model, ("std_q", "std_k"), (MARGIN * std) ** -0.5))
+        words = (
+            "Lower the std of the query and key matrices, or normalise queries and keys"
+            " (QK-norm)"
+        )
+        return Remedy(
+            words,
+            changes | _multiplied(model, ("std_q", "std_k"), (MARGIN * std) ** -0.5),
+        )
     scale = model.d**-0.5 if model.score_scale is None else model.score_scale
     words = (
-        "Lower the factor of the scores: queries and keys are normalised, so the std of their matrices has no effect"
+        "Lower the factor of the scores: queries and keys are normalised, so the std of"
+        " their matrices has no effect"
     )
     return Remedy(words, changes | {"score_scale": scale / (MARGIN * std)})
 
@@ -154,65 +221,110 @@ def _loss(flagged: Flagged) -> Remedy:
     factor = 1 / max(MARGIN, float(np.median(flagged.draws["logit_std"])))
     if model.tied:
         words = (
-            "Lower the std of the embeddings, to which the output matrix is tied, or multiply the logits by a factor"
+            "Lower the std of the embeddings, to which the output matrix is tied, or"
+            " multiply the logits by a factor"
         )
         return Remedy(words, _multiplied(model, ("std_embedding",), factor))
-    return Remedy("Lower the std of the output matrix", _multiplied(model, ("std_logits",), factor))
+    return Remedy(
+        "Lower the std of the output matrix",
+        _multiplied(model, ("std_logits",), factor),
+    )
 
 
 def _limit(_: Flagged) -> Remedy:
-    words = "Do not describe this model by its infinite-width limit; read the numbers at its own widths (actual)"
+    words = (
+        "Do not describe this model by its infinite-width limit; read the numbers at"
+        " its own widths (actual)"
+    )
     return Remedy(words)
 
 
 def _vanishing(flagged: Flagged) -> Remedy:
     return Remedy(
-        "Put the norms before the branches (pre-norm). This rule is about SGD: the size of Adam's updates does not "
-        "depend on that of the gradient, as long as the gradient is above eps",
+        "Put the norms before the branches (pre-norm). This rule is about SGD: the size"
+        " of Adam's updates does not depend on that of the gradient, as long as the"
+        " gradient is above eps",
         {} if flagged.model.order == "pre" else {"order": "pre"},
     )
 
 
 def _exploding(flagged: Flagged) -> Remedy:
     remedy = _growth(flagged._replace(value=flagged.value * GRADIENT_MARGIN**2))
-    sgd = "This rule is about SGD: with Adam, clip gradients by group rather than by their global norm"
+    sgd = (
+        "This rule is about SGD: with Adam, clip gradients by group rather than by"
+        " their global norm"
+    )
     return Remedy(f"{remedy.words}. {sgd}", remedy.changes)
 
 
 def _scores(flagged: Flagged) -> Remedy:
-    """The gradient of a query grows with the key, and with the value and the output, whose own do not grow so much.
+    """The gradient of a query grows with the key, and with the value and the output,
+    whose own do not grow so much.
 
     The gradient of a matrix behind which a norm follows falls with its std.
     """
-    model, factor = flagged.model, flagged._replace(value=flagged.value / GRADIENT_MARGIN**2).factor
-    sgd = "or give queries and keys a larger learning rate. This rule is about SGD: Adam's updates do not depend on it"
+    model, factor = (
+        flagged.model,
+        flagged._replace(value=flagged.value / GRADIENT_MARGIN**2).factor,
+    )
+    sgd = (
+        "or give queries and keys a larger learning rate. This rule is about SGD:"
+        " Adam's updates do not depend on it"
+    )
     if model.order in BEHIND and model.qk_norm:
-        words = f"Raise the std of the value and output matrices, whose product is normalised, {sgd}"
+        words = (
+            "Raise the std of the value and output matrices, whose product is"
+            f" normalised, {sgd}"
+        )
         return Remedy(words, _multiplied(model, ("std_v", "std_o"), factor))
     if model.qk_norm:
-        words = f"Lower the std of the query and key matrices, which are normalised, {sgd}"
+        words = (
+            f"Lower the std of the query and key matrices, which are normalised, {sgd}"
+        )
         return Remedy(words, _multiplied(model, ("std_q", "std_k"), 1 / factor))
     std = float(np.median(flagged.draws["score_std"], axis=0).max())
-    most = max(1.0, std**-0.5) if std else factor  # with which scores have standard deviation 1
+    # with which scores have standard deviation 1
+    most = max(1.0, std**-0.5) if std else factor
     changes = _multiplied(model, ("std_q", "std_k"), min(factor, most))
     if factor > most:
         changes |= _multiplied(model, ("std_v", "std_o"), factor / most)
-    words = f"Raise the std of the matrices of attention, until scores have std 1 those of queries and keys, {sgd}"
+    words = (
+        "Raise the std of the matrices of attention, until scores have std 1 those of"
+        f" queries and keys, {sgd}"
+    )
     return Remedy(words, changes)
 
 
 def _dominance(flagged: Flagged) -> Remedy:
-    """A larger std of a matrix enlarges the gradients of all matrices that it is multiplied with, and not its own."""
+    """A larger std of a matrix enlarges the gradients of all matrices that it is
+    multiplied with, and not its own.
+    """
     model = flagged.model
-    sums = {kind: flagged.draws[f"grad_{kind}"] for kind in KINDS if f"grad_{kind}" in flagged.draws}
-    kind = max(sums, key=lambda kind: float(np.median(sums[kind].reshape(len(sums[kind]), -1).sum(axis=1))))
+    sums = {
+        kind: flagged.draws[f"grad_{kind}"]
+        for kind in KINDS
+        if f"grad_{kind}" in flagged.draws
+    }
+    kind = max(
+        sums,
+        key=lambda kind: float(
+            np.median(sums[kind].reshape(len(sums[kind]), -1).sum(axis=1))
+        ),
+    )
     factor = MARGIN * math.sqrt(flagged.value / max(1 - flagged.value, 1e-12))
-    names = ["std_logits" if kind == "head" and not model.tied else STDS.get(kind, f"std_{kind}")]
+    names = [
+        (
+            "std_logits"
+            if kind == "head" and not model.tied
+            else STDS.get(kind, f"std_{kind}")
+        )
+    ]
     if kind == "embedding" and model.positions == "learned" and not model.tied:
         names.append("std_position")
     words = (
-        f"Raise the std of this kind of weight ({kind}), which enlarges the gradients of the others; or clip gradients "
-        "by group, or give it its own learning rate. This rule is about SGD and about clipping by the global norm"
+        f"Raise the std of this kind of weight ({kind}), which enlarges the gradients"
+        " of the others; or clip gradients by group, or give it its own learning rate."
+        " This rule is about SGD and about clipping by the global norm"
     )
     return Remedy(words, _multiplied(model, tuple(names), factor))
 
@@ -222,8 +334,9 @@ def _load(flagged: Flagged) -> Remedy:
     model = flagged.model
     enough = math.ceil((model.experts or 1) / flagged.threshold)
     words = (
-        f"Add a load-balancing loss, raise the capacity factor, or choose {enough} experts for each token: at most all "
-        "tokens choose the same. The std of the router does not matter: its scale does not change which are chosen"
+        f"Add a load-balancing loss, raise the capacity factor, or choose {enough}"
+        " experts for each token: at most all tokens choose the same. The std of the"
+        " router does not matter: its scale does not change which are chosen"
     )
     return Remedy(words, {"experts_per_token": enough})
 
@@ -242,30 +355,43 @@ REMEDIES: dict[str, Advise] = {
     "load": _load,
 }
 EITHER = (
-    "Where norms are before the branches, lower the std of the matrices that write to the stream; where they are "
-    "behind the branches or the sums, raise that of the embeddings"
+    "Where norms are before the branches, lower the std of the matrices that write to"
+    " the stream; where they are behind the branches or the sums, raise that of the"
+    " embeddings"
 )
 SGD = "This rule is about SGD"
 IN_GENERAL = {  # of programs, and where a rule is not flagged
     "growth": EITHER,
-    "branches": "Raise the std of the matrices of the weaker branch, or lower that of the other",
+    "branches": (
+        "Raise the std of the matrices of the weaker branch, or lower that of the other"
+    ),
     "rank": f"{EITHER}: so that tokens stay apart",
     "entropy": (
-        "Lower the std of the query and key matrices; where queries and keys are normalised, the factor of scores"
+        "Lower the std of the query and key matrices; where queries and keys are"
+        " normalised, the factor of scores"
     ),
-    "loss": "Lower the std of the output matrix, or of the embeddings if they are tied to it",
-    "limit": "Do not describe this model by its infinite-width limit; read the numbers at its own widths",
+    "loss": (
+        "Lower the std of the output matrix, or of the embeddings if they are tied"
+        " to it"
+    ),
+    "limit": (
+        "Do not describe this model by its infinite-width limit; read the numbers at"
+        " its own widths"
+    ),
     "vanishing": f"Put the norms before the branches (pre-norm). {SGD}",
     "exploding": f"{EITHER}. {SGD}: with Adam, clip gradients by group",
     "scores": (
-        "Raise the std of the query and key matrices (lower it where these are normalised), or give them a larger "
-        f"learning rate. {SGD}"
+        "Raise the std of the query and key matrices (lower it where these are"
+        f" normalised), or give them a larger learning rate. {SGD}"
     ),
     "dominance": (
-        "Raise the std of that kind of weight, clip gradients by group, or give it its own learning rate. "
-        f"{SGD} and about clipping by the global norm"
+        "Raise the std of that kind of weight, clip gradients by group, or give it its"
+        f" own learning rate. {SGD} and about clipping by the global norm"
     ),
-    "load": "Add a load-balancing loss, raise the capacity factor, or choose more experts for each token",
+    "load": (
+        "Add a load-balancing loss, raise the capacity factor, or choose more experts"
+        " for each token"
+    ),
 }
 
 
@@ -280,7 +406,8 @@ def remedy(name: str, flagged: Flagged | None) -> Remedy:
 def _settings(changes: Mapping[str, Any]) -> str:
     """The changes, as one types them."""
     texts = (
-        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in changes.items()
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in changes.items()
     )
     given = " ".join(f"--set {text}" for text in texts)
     return f". For example: {given}" if given else ""

@@ -22,57 +22,96 @@ from ._request import Request
 
 
 class AuditResult(TableResult):
-    """The common part of `Audit` and `Comparison`: printing, saving, plots and tests."""
+    """The common part of `Audit` and `Comparison`: printing, saving, plots and
+    tests.
+    """
 
     audits: tuple[Audit, ...]
     request: Request
-    differences: Any = None  # the fields, verdicts and quantities in which several models differ
+    # the fields, verdicts and quantities in which several models differ
+    differences: Any = None
 
     @property
     def _measured(self) -> list[Draws]:
-        return [draws for audit in self.audits for result in audit.lengths for draws in result.measured]
+        return [
+            draws
+            for audit in self.audits
+            for result in audit.lengths
+            for draws in result.measured
+        ]
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         return document(self.audits, self.differences, manifest)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Medians and bands as data: a row for each model, length, set of widths, quantity and block."""
-        return [row for audit in self.audits for result in audit.lengths for row in result.rows()]
+        """Medians and bands as data: a row for each model, length, set of widths,
+        quantity and block.
+        """
+        return [
+            row
+            for audit in self.audits
+            for result in audit.lengths
+            for row in result.rows()
+        ]
 
     def _spent(self) -> dict[str, Any]:
         parts = [
-            {"model": each.subject.model.name, "tokens": each.subject.tokens, "infinite": each.subject.infinite,
-             "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3),
-             "precision": each.precision}
+            {
+                "model": each.subject.model.name,
+                "tokens": each.subject.tokens,
+                "infinite": each.subject.infinite,
+                "draws": each.draws,
+                "random_numbers": each.random_numbers,
+                "seconds": round(each.seconds, 3),
+                "precision": each.precision,
+            }
             for each in self._measured
-        ]  # fmt: skip
+        ]
         findings = [[asdict(f) for f in audit.findings] for audit in self.audits]
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `netsor audit --json` prints."""
         every = []
-        for audit in self.audits:  # the numbers of the first length and the verdicts of all; then those of each
+        # the numbers of the first length and the verdicts of all; then those of each
+        for audit in self.audits:
             every.append(_of(audit))
             if len(audit.lengths) > 1:
-                every[-1] |= {"lengths": list(map(_of, audit.lengths)), "changing": list(audit.changing)}
+                every[-1] |= {
+                    "lengths": list(map(_of, audit.lengths)),
+                    "changing": list(audit.changing),
+                }
         content = every[0]
         if self.differences is not None:
             content["compare"] = every[1:]
             if self.request.swept is not None:
                 field, values = self.request.swept
                 content["sweep"] = {"field": field, "values": list(values)}
-            fields = {name: list(values) for name, values in self.differences.fields.items()}
+            fields = {
+                name: list(values) for name, values in self.differences.fields.items()
+            }
             rules = [
-                {"rule": rule.rule, "preferred": list(rule.preferred), "changes": rule.changes, "why": rule.why,
-                 "verdicts": [finding.verdict for finding in rule.findings],
-                 "values": [finding.value for finding in rule.findings], "tokens": rule.findings[0].tokens[0]}
+                {
+                    "rule": rule.rule,
+                    "preferred": list(rule.preferred),
+                    "changes": rule.changes,
+                    "why": rule.why,
+                    "verdicts": [finding.verdict for finding in rule.findings],
+                    "values": [finding.value for finding in rule.findings],
+                    "tokens": rule.findings[0].tokens[0],
+                }
                 for rule in self.differences.rules
-            ]  # fmt: skip
-            quantities = [separated._asdict() for separated in self.differences.quantities]
+            ]
+            quantities = [
+                separated._asdict() for separated in self.differences.quantities
+            ]
             lists = {"fields": fields, "rules": rules, "quantities": quantities}
             content["differences"] = {**self.differences._asdict(), **lists}
-        return {**content, "random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
+        return {
+            **content,
+            "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
+        }
 
     @property
     def random_numbers(self) -> int:
@@ -81,31 +120,44 @@ class AuditResult(TableResult):
 
     @property
     def seconds(self) -> float:
-        """Seconds of one core that the draws took, including those kept from an earlier run."""
+        """Seconds of one core that the draws took, including those kept from an earlier
+        run.
+        """
         return sum(draws.seconds for draws in self._measured)
 
     def failed(self, names: Sequence[str]) -> list[str]:
-        """One line for each model and each named rule whose verdict is *found* or *undecided*."""
+        """One line for each model and each named rule whose verdict is *found* or
+        *undecided*.
+        """
         lines = []
         for audit in self.audits:
             for finding in map(audit.finding, names):
                 if finding.verdict == NOT_APPLICABLE:
-                    raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
+                    raise ValueError(
+                        f"{finding.name} is not measured of {audit.model.name}:"
+                        f" {finding.measured}"
+                    )
                 if finding.verdict != OK:
-                    said = f"{finding.name} {finding.verdict} at {finding.lengths_text}: {finding.measured}"
+                    said = (
+                        f"{finding.name} {finding.verdict} at {finding.lengths_text}:"
+                        f" {finding.measured}"
+                    )
                     lines.append(f"{audit.model.name}: {said}")
         return lines
 
     def assert_ok(self, *names: str) -> None:
-        """Raise an AssertionError if a named rule is flagged or undecided at any length.
+        """Raise an AssertionError if a named rule is flagged or undecided at any
+        length.
 
-        A rule that was not measured is a ValueError, because a test of it would test nothing.
+        A rule that was not measured is a ValueError, because a test of it would test
+        nothing.
         """
         if lines := self.failed(names):
             raise AssertionError("\n".join(lines))
 
     def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
-        """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
+        """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at
+        infinite width.
 
         Parameters
         ----------
@@ -120,10 +172,12 @@ class AuditResult(TableResult):
 class Audit(AuditResult, LengthResult):
     """The audit of one model, at one input length or several; returned by `ns.audit`.
 
-    It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
-    `blocks`, where 0 is the embedding. These numbers are of the first length; `audit.at(128)` has those of another.
-    `audit.finding("entropy").verdict` is the verdict at the worst length. `audit.actual["entropy"]` holds the draws
-    themselves, (draws, blocks), at the model's own widths, and `audit.limit` those at infinite widths.
+    It maps quantities to bands: `audit["entropy"].median` has an entry for each block,
+    and so have `low`, `high` and `blocks`, where 0 is the embedding. These numbers are
+    of the first length; `audit.at(128)` has those of another.
+    `audit.finding("entropy").verdict` is the verdict at the worst length.
+    `audit.actual["entropy"]` holds the draws themselves, (draws, blocks), at the
+    model's own widths, and `audit.limit` those at infinite widths.
 
     Parameters
     ----------
@@ -145,19 +199,30 @@ class Audit(AuditResult, LengthResult):
 
     def __init__(self, lengths: Sequence[LengthResult]) -> None:
         first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
-        super().__init__(first.request, first.model, first.tokens, first.actual, first.limit)
+        super().__init__(
+            first.request, first.model, first.tokens, first.actual, first.limit
+        )
 
     def __repr__(self) -> str:
-        flagged = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
+        flagged = (
+            ", ".join(
+                finding.name for finding in self.findings if finding.verdict == FLAG
+            )
+            or "none"
+        )
         drawn = f"{self.request.draws_of(self.tokens)} draws; flagged: {flagged}"
         return f"<Audit of {self.model.name}: {drawn}; print it for the table>"
 
-    def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
-        """The numbers whose medians have left the bands of an earlier audit, the largest change first.
+    def departures(
+        self, baseline: str | Path | Mapping[str, Any] | Baseline
+    ) -> list[Departure]:
+        """The numbers whose medians have left the bands of an earlier audit, the
+        largest change first.
 
-        The earlier audit is a JSON file (from `netsor audit --json` or `save`) or what `as_dict` returned. It must
-        have measured all that this audit measures. A number departs if its median is outside the earlier 5–95 % band
-        by more than chance explains: an unchanged model has a departure in at most one of 10,000 audits.
+        The earlier audit is a JSON file (from `netsor audit --json` or `save`) or what
+        `as_dict` returned. It must have measured all that this audit measures. A number
+        departs if its median is outside the earlier 5–95 % band by more than chance
+        explains: an unchanged model has a departure in at most one of 10,000 audits.
         """
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
@@ -165,18 +230,33 @@ class Audit(AuditResult, LengthResult):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The verdict of each rule at the length where it is worst, with all lengths that have this verdict."""
+        """The verdict of each rule at the length where it is worst, with all lengths
+        that have this verdict.
+        """
         found = []
         for row in zip(*(result.findings for result in self.lengths), strict=True):
             worst = min(row, key=lambda finding: STATUSES.index(finding.verdict))
-            found.append(replace(worst, tokens=sum((f.tokens for f in row if f.verdict == worst.verdict), ())))
+            found.append(
+                replace(
+                    worst,
+                    tokens=sum(
+                        (f.tokens for f in row if f.verdict == worst.verdict), ()
+                    ),
+                )
+            )
         return tuple(found)
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The rules whose verdict depends on the length: found at one, not found at another."""
+        """The rules whose verdict depends on the length: found at one, not found at
+        another.
+        """
         rules = zip(*(result.findings for result in self.lengths), strict=True)
-        return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
+        return tuple(
+            rule[0].name
+            for rule in rules
+            if {FLAG, OK} <= {finding.verdict for finding in rule}
+        )
 
 
 class Comparison(AuditResult, Several[Audit]):
@@ -196,7 +276,10 @@ class Comparison(AuditResult, Several[Audit]):
 
     def __repr__(self) -> str:
         preferred = f"preferred: {self.preferred or 'none'}"
-        return f"<Comparison of {' and '.join(self._by_name)}: {preferred}; print it for the table>"
+        return (
+            f"<Comparison of {' and '.join(self._by_name)}: {preferred}; print it for"
+            " the table>"
+        )
 
     @cached_property
     def differences(self) -> Differences:
@@ -225,24 +308,35 @@ def _of(result: LengthResult) -> dict[str, Any]:
     }
     if request.ranges:
         ranges = ranges_of(result.best.arrays)
-        content["ranges"] = [{**r._asdict(), "formats": [fit._asdict() for fit in r.formats]} for r in ranges]
+        content["ranges"] = [
+            {**r._asdict(), "formats": [fit._asdict() for fit in r.formats]}
+            for r in ranges
+        ]
     if model in request.refused:
         content |= {"limit": None, "no_limit": request.refused[model]}
     elif result.actual is not None and result.limit is not None:
-        content["limit"] = {"status": result.limit.subject.status, **_summaries(result.limit)}
+        content["limit"] = {
+            "status": result.limit.subject.status,
+            **_summaries(result.limit),
+        }
     if model in request.no_gradients:
         content["no_gradients"] = request.no_gradients[model]
     return content
 
 
 def _summaries(draws: Draws) -> dict[str, Any]:
-    """`embedding`, `layers` (a list of objects, one a block), and `final`, whose entries are null without logits."""
+    """`embedding`, `layers` (a list of objects, one a block), and `final`, whose
+    entries are null without logits.
+    """
     final = {q.name: None for q in FINAL if not q.name.startswith("grad")}
     places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):
-            raise ValueError("a measured number is not finite: it leaves double precision")
-        ends = list(numbers)[: None if draws.subject.infinite else -1]  # finite widths have no error
+            raise ValueError(
+                "a measured number is not finite: it leaves double precision"
+            )
+        # finite widths have no error
+        ends = list(numbers)[: None if draws.subject.infinite else -1]
         places.setdefault(block, {})[name] = {end: numbers[end] for end in ends}
     last, embedding = places.pop(None), places.pop(0)
     return {"embedding": embedding, "layers": list(places.values()), "final": last}

@@ -1,7 +1,9 @@
-"""The options of a coordinate check, and its networks: the changes of a step, as one program.
+"""The options of a coordinate check, and its networks: the changes of a step, as one
+program.
 
-For an activation h it measures √(mean h²) over tokens and coordinates, and the same for h' − h. For a weight W that
-acts on x it measures W' x − W x, with x before the step: this depends on the learning rate of W alone.
+For an activation h it measures √(mean h²) over tokens and coordinates, and the same for
+h' − h. For a weight W that acts on x it measures W' x − W x, with x before the step:
+this depends on the learning rate of W alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ from ..._validate import ArgumentError, choice, real, shown, whole
 from ...engine import ExactError
 from ...engine._quadrature_error import node_bias
 from ...engine.backends import Numpy
-from ...language import Scalar, TraceError, Value, Vector, Weight, inf, mean_dot, stack, step, train
+from ...language import (
+    Scalar,
+    TraceError,
+    Value,
+    Vector,
+    Weight,
+    inf,
+    mean_dot,
+    stack,
+    step,
+    train,
+)
 from ...language._graph import topological_order
 from ...language._operation import MatMul, SteppedMatMul
 from ...models import Transformer
@@ -35,16 +48,20 @@ from .._study import DrawTask
 from .._training import FEWEST, TrainingCase, TrainingRequest, call_build, sizes_of
 
 DRAWS = 32
-TOLERANCE = 0.1  # of an exponent: promises hold for large n, and the widths of a check are finite
+# of an exponent: promises hold for large n, and the widths of a check are finite
+TOLERANCE = 0.1
 MOST_LAYERS = 200
 MOST_LR = 1e12
 LETTERS = {"width": "n", "depth": "L"}  # in formulas
 SIZE, CHANGE, UPDATE = "size", "change", "update"
-IN_BLOCKS = ("scores", "attention", "mlp", "stream")  # activations with a block number even in a model of one block
+# activations with a block number even in a model of one block
+IN_BLOCKS = ("scores", "attention", "mlp", "stream")
 
 
 class Entry(NamedTuple):
-    """A measured number: its quantity, its activation or kind of weight, and its block."""
+    """A measured number: its quantity, its activation or kind of weight, and its
+    block.
+    """
 
     what: str
     name: str
@@ -69,57 +86,96 @@ class Network(NamedTuple):
     acts: Sequence[WeightUse]
     rates: Any  # as `ns.step` takes them
     eps: Any = 0.0  # of Adam: for all weights, or by weight
-    parameters: list[Weight | Vector] | None = None  # the trained ones; None: all matrices
-    loss_of: Callable[[Vector], Scalar] | None = None  # the loss of the logits, which are watched last; None: `loss`
+    # the trained ones; None: all matrices
+    parameters: list[Weight | Vector] | None = None
+    # the loss of the logits, which are watched last; None: `loss`
+    loss_of: Callable[[Vector], Scalar] | None = None
 
 
-def _watched(values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]) -> list[Watched]:
+def _watched(
+    values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]
+) -> list[Watched]:
     """The activations, one after the other; `masks` are those of the scores."""
-    blocks = [name for name, some in values.items() if len(some) > 1 or name in IN_BLOCKS]
+    blocks = [
+        name for name, some in values.items() if len(some) > 1 or name in IN_BLOCKS
+    ]
     return [
-        Watched(name, k if name in blocks else None, value, masks[k - 1] if name == "scores" and masks else None)
+        Watched(
+            name,
+            k if name in blocks else None,
+            value,
+            masks[k - 1] if name == "scores" and masks else None,
+        )
         for name, some in values.items()
         for k, value in enumerate(some, 1)
     ]
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
-    """A program whose output is the loss, and which names what to measure with `ns.probe`."""
+    """A program whose output is the loss, and which names what to measure with
+    `ns.probe`.
+    """
     if not net.probes:
-        raise ValueError(f"{net.name} has no probes: name its activations with ns.probe")
+        raise ValueError(
+            f"{net.name} has no probes: name its activations with ns.probe"
+        )
     loss = net.output
     if not isinstance(loss, Scalar) or loss.shape:
-        raise ValueError(f"{net.name} must return its loss, one scalar; it returned {loss!r}")
+        raise ValueError(
+            f"{net.name} must return its loss, one scalar; it returned {loss!r}"
+        )
     values: dict[str, list[Value]] = {}
     for probe in net.probes:
         values.setdefault(probe.name, []).append(probe.value)
     masks = [probe.mask for probe in net.probes if probe.name == "scores"]
-    acting = (value.op.weight.source for value in topological_order([loss]) if isinstance(value.op, MatMul))
+    acting = (
+        value.op.weight.source
+        for value in topological_order([loss])
+        if isinstance(value.op, MatMul)
+    )
     sources = dict.fromkeys(acting)  # in the order in which they act
     given = Counter(source.name for source in sources)
-    names = {s: s.name if s.name and given[s.name] == 1 else f"weight {k}" for k, s in enumerate(sources, 1)}
+    names = {
+        s: s.name if s.name and given[s.name] == 1 else f"weight {k}"
+        for k, s in enumerate(sources, 1)
+    }
     acts = []
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
-        if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
+        if (
+            isinstance(value, Vector)
+            and isinstance(value.op, MatMul)
+            and value.op.weight.source in names
+        ):
             acts.append(WeightUse(None, names[value.op.weight.source], value))
     return Network(_watched(values, masks), loss, acts, rates, eps)
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
-    """The mean squares of all entries; the loss and its change are not squared. Changes after fewer steps come last."""
+    """The mean squares of all entries; the loss and its change are not squared. Changes
+    after fewer steps come last.
+    """
     count = len(net.watched)
-    values = [*(w.value for w in net.watched), *(act.value for act in net.acts), *([] if net.loss_of else [net.loss])]
+    values = [
+        *(w.value for w in net.watched),
+        *(act.value for act in net.acts),
+        *([] if net.loss_of else [net.loss]),
+    ]
     if steps == 1 and not net.eps:
         every = [step(values, net.loss, net.rates, optimiser, net.parameters)]
     else:
         rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
         eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
-        by = {key: NAMED[optimiser].memory(rate, eps.get(key, 0.0)) for key, rate in rates.items()}
+        by = {
+            key: NAMED[optimiser].memory(rate, eps.get(key, 0.0))
+            for key, rate in rates.items()
+        }
         every = train(values, net.loss, by, steps, net.parameters)[1:]
     *earlier, last = every
 
     def loss_change(after: list[Any]) -> Any:
-        return (after[-1] if net.loss_of is None else net.loss_of(after[count - 1])) - net.loss
+        return (
+            after[-1] if net.loss_of is None else net.loss_of(after[count - 1])
+        ) - net.loss
 
     squares: dict[Entry, Scalar] = {}
     for (name, block, before, mask), new in zip(net.watched, last, strict=False):
@@ -133,7 +189,9 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     squares |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): loss_change(last)}
     for step_number, after in enumerate(earlier, 1):
         for (name, block, before, mask), new in zip(net.watched, after, strict=False):
-            squares[Entry(CHANGE, name, block, step_number)] = square(new - before, mask)
+            squares[Entry(CHANGE, name, block, step_number)] = square(
+                new - before, mask
+            )
         squares[Entry(CHANGE, "loss", None, step_number)] = loss_change(after)
     return squares
 
@@ -143,7 +201,9 @@ def joined(entries: Mapping[Entry, Scalar]) -> Program:
     return Program(stack(list(entries.values())), "coordinate check")
 
 
-def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+def limits(
+    entries: Mapping[Entry, Scalar],
+) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """The entries that have a limit at n = ∞, and why the others do not."""
     refused: dict[Entry, str] = {}
     try:
@@ -154,11 +214,15 @@ def limits(entries: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[E
                 Program(number).plan(n=inf)
             except ExactError as error:
                 refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
-    return {entry: number for entry, number in entries.items() if entry not in refused}, refused
+    return {
+        entry: number for entry, number in entries.items() if entry not in refused
+    }, refused
 
 
 def square(x: Any, mask: Bools | None = None) -> Scalar:
-    """The mean square of the coordinates of all vectors, or of the scalars in the mask."""
+    """The mean square of the coordinates of all vectors, or of the scalars in the
+    mask.
+    """
     if isinstance(x, Vector):
         one = x.reshape(-1)[:, None]
         return mean_dot(one, one).mean()
@@ -178,22 +242,37 @@ class CheckCase(TrainingCase):
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def network(self) -> Network:
-        """The network and its loss. Biases and gains of a model have the learning rate and eps of embeddings."""
+        """The network and its loss. Biases and gains of a model have the learning rate
+        and eps of embeddings.
+        """
         if self.model is not None:
-            net, vocabulary = training(self.model, self.ids, self.targets, self.vectors), self.model.vocabulary or 0
+            net, vocabulary = (
+                training(self.model, self.ids, self.targets, self.vectors),
+                self.model.vocabulary or 0,
+            )
             batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
             logits = vocabulary * mean_dot(net.logits, batch)
-            watched = _watched({**net.watched, "logits": [logits], "vocabulary": [net.logits]}, net.masks)
-            kinds: dict[Any, str] = {**net.kinds(), **dict.fromkeys(net.vectors, "embedding")}
+            watched = _watched(
+                {**net.watched, "logits": [logits], "vocabulary": [net.logits]},
+                net.masks,
+            )
+            kinds: dict[Any, str] = {
+                **net.kinds(),
+                **dict.fromkeys(net.vectors, "embedding"),
+            }
             lr, eps = dict(self.rates), dict(self.eps)
             rates = {parameter: lr[kind] for parameter, kind in kinds.items()}
             small = {parameter: eps[kind] for parameter, kind in kinds.items() if eps}
-            return Network(watched, net.loss, net.acts, rates, small, net.parameters, net.loss_of)
+            return Network(
+                watched, net.loss, net.acts, rates, small, net.parameters, net.loss_of
+            )
         built = call_build(self.own.model, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
         program, rates = built if isinstance(built, tuple) else (built, self.own.lr)
         if not isinstance(program, Program):
-            allowed = f"a function of the width that returns a Program, not {shown(program)}"
+            allowed = (
+                f"a function of the width that returns a Program, not {shown(program)}"
+            )
             raise ArgumentError("model", self.own.name, allowed)
         return of_program(program, rates, self.own.eps)
 
@@ -236,7 +315,9 @@ class CheckCase(TrainingCase):
         """The quadrature error of every number, in the mean over draws."""
         at = self.program._at(self.widths)
         moves, bias = at.moves(Numpy()), node_bias(at)
-        return dict(zip(self.entries, bias if moves is None else bias + moves.each, strict=True))
+        return dict(
+            zip(self.entries, bias if moves is None else bias + moves.each, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -246,10 +327,15 @@ class CheckTask(DrawTask):
     def run(self) -> Arrays:
         """Draw."""
         program, widths = self.case.program, self.case.widths
-        with np.errstate(over="ignore", invalid="ignore"):  # the report shows overflow after a step
-            (numbers,) = program._at(widths).unchecked(self.sampling(workers=1))  # `Check` has the quadrature errors
+        # the report shows overflow after a step
+        with np.errstate(over="ignore", invalid="ignore"):
+            # `Check` has the quadrature errors
+            (numbers,) = program._at(widths).unchecked(self.sampling(workers=1))
         plan = program.plan(backend=self.backend, **widths)
-        return {"numbers": numbers, "random_numbers": np.array(plan.random_numbers * self.draws)}
+        return {
+            "numbers": numbers,
+            "random_numbers": np.array(plan.random_numbers * self.draws),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,18 +353,31 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor coord-check"
     smaller: ClassVar[str] = "fewer draws, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (256, 1024, 4096)
-    of_models: ClassVar[Mapping[str, str]] = {**TrainingRequest.of_models, "depths": "a program defines its depth"}
-    of_programs: ClassVar[Mapping[str, str]] = {"promise": "a parametrisation has its own exponents"}
+    of_models: ClassVar[Mapping[str, str]] = {
+        **TrainingRequest.of_models,
+        "depths": "a program defines its depth",
+    }
+    of_programs: ClassVar[Mapping[str, str]] = {
+        "promise": "a parametrisation has its own exponents"
+    }
 
     def __post_init__(self) -> None:
         self._set("depths", sizes_of("depths", self.depths))
-        if self.widths is None and self.axis == "depth" and isinstance(self.model, Transformer):
+        if (
+            self.widths is None
+            and self.axis == "depth"
+            and isinstance(self.model, Transformer)
+        ):
             self._set("widths", (self.model.width,))
         if not (callable(self.eps) and self.own):
             real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
         if self.lr is None:
-            raise ArgumentError("lr", None, "given for a program: a number, a function of (in, out), or a dict")
+            raise ArgumentError(
+                "lr",
+                None,
+                "given for a program: a number, a function of (in, out), or a dict",
+            )
         if isinstance(self.lr, int | float):
             real(self.lr, "lr", least=0, most=MOST_LR)
         if len(self.widths) > 1 and self.axis == "depth":
@@ -286,13 +385,19 @@ class Request(TrainingRequest):
         if not (callable(self.eps) and self.own):
             self._check_eps()
         elif "eps" not in NAMED[self.optimiser].takes:
-            raise ArgumentError("eps", self.eps, f"0 for {self.optimiser}: it is for Adam")
+            raise ArgumentError(
+                "eps", self.eps, f"0 for {self.optimiser}: it is for Adam"
+            )
 
     def _check_model(self, model: Transformer) -> None:
         if self.depths is None:
             self._set("depths", (model.layers,))
         if max(self.depths) > MOST_LAYERS:
-            name, value = ("layers", model.layers) if self.depths == (model.layers,) else ("depths", self.depths)
+            name, value = (
+                ("layers", model.layers)
+                if self.depths == (model.layers,)
+                else ("depths", self.depths)
+            )
             raise ArgumentError(name, value, f"at most {MOST_LAYERS}")
         self._set("lr", self._rates(model))
         super()._check_model(model)
@@ -310,12 +415,21 @@ class Request(TrainingRequest):
     def _rates(self, model: Transformer) -> dict[str, float]:
         """The learning rate of each kind at the base."""
         own = NAMED[self.optimiser].lr
-        rates = self.lr if isinstance(self.lr, Mapping) else dict.fromkeys(KINDS, own if self.lr is None else self.lr)
+        rates = (
+            self.lr
+            if isinstance(self.lr, Mapping)
+            else dict.fromkeys(KINDS, own if self.lr is None else self.lr)
+        )
         for kind in rates.keys() - set(KINDS):
-            raise ArgumentError("lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}")
+            raise ArgumentError(
+                "lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}"
+            )
         if isinstance(self.lr, Mapping):
             refuse_idle_rates(list(self.lr), model)
-        return {kind: real(rates.get(kind, own), "lr", least=0, most=MOST_LR) for kind in KINDS}
+        return {
+            kind: real(rates.get(kind, own), "lr", least=0, most=MOST_LR)
+            for kind in KINDS
+        }
 
     @property
     def axis(self) -> str:
@@ -333,16 +447,33 @@ class Request(TrainingRequest):
         if self.rules:
             return self.rules
         promise = {} if self.promise is None else self.promise
-        known = isinstance(promise, Mapping) and promise.keys() <= {"features", "logits"}
-        if not known or not all(isinstance(value, int | float) and -4 <= value <= 4 for value in promise.values()):
-            allowed = "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+        known = isinstance(promise, Mapping) and promise.keys() <= {
+            "features",
+            "logits",
+        }
+        if not known or not all(
+            isinstance(value, int | float) and -4 <= value <= 4
+            for value in promise.values()
+        ):
+            allowed = (
+                "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+            )
             raise ArgumentError("promise", promise, allowed)
         features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
-        return (Parametrisation("program", "as it is written", features=features, outputs=outputs),)
+        return (
+            Parametrisation(
+                "program", "as it is written", features=features, outputs=outputs
+            ),
+        )
 
-    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
+    def case_options(
+        self, rule: Parametrisation, width: float, depth: float
+    ) -> dict[str, Any]:
         """The learning rates and eps of each kind of weight; a program has its own."""
         if self.own:
             return {}
-        rates = tuple((kind, rate * rule.scaling(kind).lr.of(width, depth)) for kind, rate in self.lr.items())
+        rates = tuple(
+            (kind, rate * rule.scaling(kind).lr.of(width, depth))
+            for kind, rate in self.lr.items()
+        )
         return {"rates": rates, "eps": self.eps_by_kind(rule, width, depth)}

@@ -1,9 +1,12 @@
-"""Verdicts: does an exponent agree with the parametrisation, and if not, which learning rate should change?
+"""Verdicts: does an exponent agree with the parametrisation, and if not, which learning
+rate should change?
 
-The size of a change at width n is the geometric mean over R replicas: its logarithm is the mean m_n of the logarithms,
-with variance v_n/R. The exponent is Σ c_n m_n, the least-squares slope of m against log n, with variance Σ c_n² v_n/R;
-Student's t with the degrees of freedom of Welch and Satterthwaite gives an interval. `RULE` states the rule. Its
-tolerance allows for terms that vanish as widths grow, which more draws do not remove.
+The size of a change at width n is the geometric mean over R replicas: its logarithm is
+the mean m_n of the logarithms, with variance v_n/R. The exponent is Σ c_n m_n, the
+least-squares slope of m against log n, with variance Σ c_n² v_n/R; Student's t with the
+degrees of freedom of Welch and Satterthwaite gives an interval. `RULE` states the rule.
+Its tolerance allows for terms that vanish as widths grow, which more draws do not
+remove.
 """
 
 from __future__ import annotations
@@ -20,26 +23,36 @@ from ._causes import Scale
 from ._request import Entry
 
 LEVEL = 1e-4  # of the intervals that decide verdicts
-KEPT, GROWS, SHRINKS, STILL, ABSENT = "as expected", "grows", "shrinks", "does not move", "not judged"
-STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}  # other verdicts are not applicable
+KEPT, GROWS, SHRINKS, STILL, ABSENT = (
+    "as expected",
+    "grows",
+    "shrinks",
+    "does not move",
+    "not judged",
+)
+# other verdicts are not applicable
+STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
-UNCERTAIN = 0.25  # of an exponent that two others make up: half of the step between multiples of 1/2
+# of an exponent that two others make up: half of the step between multiples of 1/2
+UNCERTAIN = 0.25
 WHOLE = 0.1  # an exponent this close to a multiple of 1/2 is written as that
 RULE = (
-    "The exponent is the slope through all {axis}s, or between the two largest if slopes between neighbours differ "
-    "significantly. It is as expected if its interval of level 1e-4 lies within {tolerance:g} of what is expected, "
-    "grows or shrinks if the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s further "
-    "apart, settle it"
+    "The exponent is the slope through all {axis}s, or between the two largest if"
+    " slopes between neighbours differ significantly. It is as expected if its interval"
+    " of level 1e-4 lies within {tolerance:g} of what is expected, grows or shrinks if"
+    " the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s"
+    " further apart, settle it"
 )
 
 LIMIT = (
-    " Verdicts do not use the limit. Its error is two standard errors and the quadrature error of its Gaussian "
-    "expectations; ≤ means that it may be 0."
+    " Verdicts do not use the limit. Its error is two standard errors and the"
+    " quadrature error of its Gaussian expectations; ≤ means that it may be 0."
 )
 
 
 class Exponent(NamedTuple):
-    """The slope of log size against log width: a size grows like this power of the width.
+    """The slope of log size against log width: a size grows like this power of the
+    width.
 
     Parameters
     ----------
@@ -60,11 +73,17 @@ class Exponent(NamedTuple):
 
     def as_dict(self) -> dict[str, float]:
         """For JSON."""
-        return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
+        return {
+            "value": self.value,
+            "error": self.error,
+            "low": self.low,
+            "high": self.high,
+        }
 
 
 class Fit(NamedTuple):
-    """A power law through all widths, and the slopes between neighbours, which are equal for a power law.
+    """A power law through all widths, and the slopes between neighbours, which are
+    equal for a power law.
 
     Parameters
     ----------
@@ -82,17 +101,25 @@ class Fit(NamedTuple):
 
     @property
     def bends(self) -> bool:
-        """Whether the slopes between neighbours differ: the interval of `bend` excludes 0."""
+        """Whether the slopes between neighbours differ: the interval of `bend` excludes
+        0.
+        """
         return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
 
     @property
     def last(self) -> Exponent:
-        """The slope through all widths, or between the two largest if the slopes differ."""
+        """The slope through all widths, or between the two largest if the slopes
+        differ.
+        """
         return self.local[-1] if self.bends else self.exponent
 
 
-def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> Fit | None:
-    """The exponent of sizes (an array of replicas for each width); None if one is 0 or not finite."""
+def fit(
+    draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL
+) -> Fit | None:
+    """The exponent of sizes (an array of replicas for each width); None if one is 0 or
+    not finite.
+    """
     if not all((some > 0).all() and np.isfinite(some).all() for some in draws):
         return None
     logs = [np.log(some) for some in draws]
@@ -110,27 +137,38 @@ def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> F
         return Exponent(value, error, value - away, value + away)
 
     away = x - x.mean()
-    slopes = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]  # from each width to the next
+    # from each width to the next
+    slopes = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
     bend = combined(slopes[-1] - slopes[0]) if len(slopes) > 1 else None
     return Fit(combined(away / (away @ away)), tuple(map(combined, slopes)), bend)
 
 
-def size(draws: Floats, error: float = 0.0, squares: bool = True) -> tuple[float, float, float]:
-    """The geometric mean over replicas, and an interval of two standard errors, widened by an error of the squares.
+def size(
+    draws: Floats, error: float = 0.0, squares: bool = True
+) -> tuple[float, float, float]:
+    """The geometric mean over replicas, and an interval of two standard errors, widened
+    by an error of the squares.
 
-    If a replica is 0 or not finite: the median (0 if no replica is positive), the smallest and the largest.
+    If a replica is 0 or not finite: the median (0 if no replica is positive), the
+    smallest and the largest.
     """
     if (draws > 0).all() and np.isfinite(draws).all():
         logs = np.log(draws)
         mean, away = logs.mean(), 2 * logs.std(ddof=1) / len(logs) ** 0.5
-        value, low, high = (float(np.exp(end)) for end in (mean, mean - away, mean + away))
+        value, low, high = (
+            float(np.exp(end)) for end in (mean, mean - away, mean + away)
+        )
     else:
         value = float(np.median(draws)) if (draws > 0).any() else 0.0
         low, high = float(draws.min()), float(draws.max())
     if not error:
         return value, low, high
     power = 2 if squares else 1
-    return value, max(0.0, low**power - error) ** (1 / power), (high**power + error) ** (1 / power)
+    return (
+        value,
+        max(0.0, low**power - error) ** (1 / power),
+        (high**power + error) ** (1 / power),
+    )
 
 
 class Verdict(NamedTuple):
@@ -139,14 +177,16 @@ class Verdict(NamedTuple):
     Parameters
     ----------
     entry : Entry
-        `what` it is about ("change", "update" or "size"), the `name` of the activation or kind of weight, and the
-        `block`, None outside of blocks; for several depths the first, middle and last blocks are 1, 2 and 3.
+        `what` it is about ("change", "update" or "size"), the `name` of the activation
+        or kind of weight, and the `block`, None outside of blocks; for several depths
+        the first, middle and last blocks are 1, 2 and 3.
     promised : float or None
         The exponent that the parametrisation promises, if any.
     fit : Fit or None
         The measured exponents; None if a replica is 0 or not finite.
     verdict : str
-        "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
+        "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not
+        judged" (no promise).
     """
 
     entry: Entry
@@ -156,7 +196,9 @@ class Verdict(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The verdict as one of the statuses of all studies: "FLAG", "ok", "undecided" or "n/a"."""
+        """The verdict as one of the statuses of all studies: "FLAG", "ok", "undecided"
+        or "n/a".
+        """
         return STATUS.get(self.verdict, NOT_APPLICABLE)
 
     @property
@@ -172,7 +214,11 @@ class Verdict(NamedTuple):
     @property
     def beyond(self) -> float:
         """How far `through` is above the expected exponent; 0 if either is None."""
-        return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
+        return (
+            0.0
+            if self.through is None or self.promised is None
+            else self.through.value - self.promised
+        )
 
 
 def judged(fit: Fit | None, promised: float | None, tolerance: float) -> str:
@@ -184,7 +230,11 @@ def judged(fit: Fit | None, promised: float | None, tolerance: float) -> str:
         return GROWS
     if high < promised - tolerance:
         return SHRINKS
-    return KEPT if promised - tolerance <= low and high <= promised + tolerance else UNDECIDED
+    return (
+        KEPT
+        if promised - tolerance <= low and high <= promised + tolerance
+        else UNDECIDED
+    )
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
@@ -203,7 +253,8 @@ class WrongScale(NamedTuple):
     words: str
     excess: float  # its power of n beyond the expected one
     slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
-    unjudged: frozenset[str] = frozenset()  # those whose updates depend on it in a way that is not known
+    # those whose updates depend on it in a way that is not known
+    unjudged: frozenset[str] = frozenset()
 
 
 def wrong_scales(
@@ -213,11 +264,14 @@ def wrong_scales(
     tolerance: float,
     updates: Sequence[Verdict] = (),
 ) -> list[WrongScale]:
-    """The scales that explain what grows or shrinks: sizes before the step do not depend on learning rates.
+    """The scales that explain what grows or shrinks: sizes before the step do not
+    depend on learning rates.
 
-    What they explain is the activation that they multiply, and updates that are proportional to them.
+    What they explain is the activation that they multiply, and updates that are
+    proportional to them.
 
-    An interval of the size's exponent beyond the expected one, on the side of the change, decides.
+    An interval of the size's exponent beyond the expected one, on the side of the
+    change, decides.
     """
     before = {s.entry.name: s.fit for s in sizes}
     verdicts = {c.entry.name: c for c in changes}
@@ -226,15 +280,19 @@ def wrong_scales(
         change, size = verdicts.get(scale.activation), before.get(scale.measured)
         if change is None or size is None:
             continue
-        explained = {change.verdict, *(u.verdict for u in updates if u.entry.name in scale.slowed)}
+        explained = {
+            change.verdict,
+            *(u.verdict for u in updates if u.entry.name in scale.slowed),
+        }
         grows = GROWS in explained and size.last.low > scale.expected + tolerance
         shrinks = SHRINKS in explained and size.last.high < scale.expected - tolerance
         if not grows and not shrinks:
             continue
         excess = size.last.value - scale.expected
         words = (
-            f"scale {scale.what} by {{power}}: before the step {scale.measured} has exponent {size.last} and should "
-            f"have {scale.expected:g}, so that its change, {change.exponent}, is {change.promised:g}"
+            f"scale {scale.what} by {{power}}: before the step {scale.measured} has"
+            f" exponent {size.last} and should have {scale.expected:g}, so that its"
+            f" change, {change.exponent}, is {change.promised:g}"
         )
         found.append(WrongScale(words, excess, scale.slowed, scale.unjudged))
     return found
@@ -249,14 +307,21 @@ def advice(
 ) -> list[str]:
     """What to change, in sentences; none if all is as expected.
 
-    The change that an update makes is proportional to its learning rate. So its exponent through all widths, minus the
-    promised one, is the power by which the rate must fall. If an activation breaks the promise and no update does, the
-    cause is the initialisation. Updates by a gradient to which a wrong scale is a factor change with that scale.
+    The change that an update makes is proportional to its learning rate. So its
+    exponent through all widths, minus the promised one, is the power by which the rate
+    must fall. If an activation breaks the promise and no update does, the cause is the
+    initialisation. Updates by a gradient to which a wrong scale is a factor change with
+    that scale.
     """
     lines = [scale.words.format(power=power(-scale.excess, letter)) for scale in scales]
-    alike: dict[str, list[Verdict]] = {}  # by the power of the width that must multiply their learning rates
+    # by the power of the width that must multiply their learning rates
+    alike: dict[str, list[Verdict]] = {}
     for u in updates:
-        if u.through is None or u.promised is None or any(u.entry.name in scale.unjudged for scale in scales):
+        if (
+            u.through is None
+            or u.promised is None
+            or any(u.entry.name in scale.unjudged for scale in scales)
+        ):
             continue
         by_scale = sum(scale.excess for scale in scales if u.entry.name in scale.slowed)
         near = max(WHOLE, (u.through.high - u.through.low) / 2)
@@ -273,17 +338,23 @@ def advice(
         names = f"{', '.join(first)} and {last}" if first else last
         exponents = ", ".join(str(u.through) for u in some)
         lines.append(
-            f"scale the learning rate{several} of {names} by {words}: the exponent{several} of the "
-            f"update{several}, {exponents}, should be {some[0].promised:g}"
+            f"scale the learning rate{several} of {names} by {words}: the"
+            f" exponent{several} of the update{several}, {exponents}, should be"
+            f" {some[0].promised:g}"
         )
     if not lines:
         before = {s.entry.name: s.exponent for s in sizes}
         for c in broken(changes):
             own = before.get(c.entry.name)
-            said = "" if own is None else f" (before the step, {c.entry.name} itself has exponent {own})"
+            said = (
+                ""
+                if own is None
+                else f" (before the step, {c.entry.name} itself has exponent {own})"
+            )
             lines.append(
-                f"{c.entry.name} {c.verdict}, exponent {c.exponent} rather than {c.promised:g}, and no update "
-                f"does: no learning rate is the cause, look at the standard deviations{said}"
+                f"{c.entry.name} {c.verdict}, exponent {c.exponent} rather than"
+                f" {c.promised:g}, and no update does: no learning rate is the cause,"
+                f" look at the standard deviations{said}"
             )
     return lines
 

@@ -1,7 +1,9 @@
-"""Loss after a few steps against the learning rate, at several widths: does the best learning rate transfer?
+"""Loss after a few steps against the learning rate, at several widths: does the best
+learning rate transfer?
 
-The learning rate is a hyperparameter of the program: all rates of a sweep share a plan and its random numbers.
-At infinite width Gaussian expectations depend on the rate, and each has its own plan.
+The learning rate is a hyperparameter of the program: all rates of a sweep share a plan
+and its random numbers. At infinite width Gaussian expectations depend on the rate, and
+each has its own plan.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ import numpy as np
 from ..._array_api import array_namespace
 from ..._executors import InlineExecutor
 from ..._program import Program
-from ..._validate import ArgumentError, Rng, also_spelled, as_floats, one_of, real, shown
+from ..._validate import (
+    ArgumentError,
+    Rng,
+    also_spelled,
+    as_floats,
+    one_of,
+    real,
+    shown,
+)
 from ...engine import ExactError, NoLimitError
 from ...engine._parallel import Progress
 from ...language import Scalar, apply, hyperparameter, train
@@ -30,7 +40,14 @@ from ...optim import NAMED, Optimiser
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
 from .._study import DrawTask, Run
-from .._training import Steps, TrainingCase, TrainingRequest, TrainingStudy, call_build, subject_of
+from .._training import (
+    Steps,
+    TrainingCase,
+    TrainingRequest,
+    TrainingStudy,
+    call_build,
+    subject_of,
+)
 from ._results import ADDED, Curve, Optimum, Sweep, Transfer
 
 __all__ = ["Curve", "Optimum", "Sweep", "Transfer", "transfer"]
@@ -39,14 +56,17 @@ STEPS = 4
 DRAWS = 16
 GRID = 2.0 ** np.arange(-3, 4)  # the first learning rates, over the middle one
 LEAST_RATES = 3  # learning rates: the best one has a neighbour on either side
-COARSEST = 4  # the largest ratio of neighbours: a parabola through three points does not tell more
+# the largest ratio of neighbours: a parabola through three points does not tell more
+COARSEST = 4
 DIVERGED = 1e300  # the loss of a network that overflowed
 LR = "lr"
 
 
 @also_spelled(optimizer="optimiser", parametrization="parametrisation")
 def transfer(
-    model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
+    model: (
+        str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any
+    ),
     *,
     widths: Sequence[float] | None = None,
     steps: int = STEPS,
@@ -73,31 +93,37 @@ def transfer(
     executor: Executor | None = None,
     progress: Progress = True,
 ) -> Transfer:
-    """The loss after a few steps of training against the learning rate, at several widths.
+    """The loss after a few steps of training against the learning rate, at several
+    widths.
 
     Other parameters are those of `coord_check`.
 
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program` whose
-        output is the loss.
+        What `ns.models.read` takes, or a `Transformer`; or a function of the width that
+        returns a `Program` whose output is the loss.
     widths : sequence of float, optional
-        Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and then gets an `ns.Width`.
+        Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and
+        then gets an `ns.Width`.
     lr : sequence of float, optional
-        Three learning rates or more. For a model they are those at its own width, which the parametrisation scales;
-        for a function they multiply those of the optimiser. By default each width has its own, a factor of 2 apart:
-        seven, and four more at an end as long as the best one is not well inside.
+        Three learning rates or more. For a model they are those at its own width, which
+        the parametrisation scales; for a function they multiply those of the optimiser.
+        By default each width has its own, a factor of 2 apart: seven, and four more at
+        an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
-        "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a function also what `ns.train` takes; a
-        name then has the learning rate 1. You can also write `optimizer` and `parametrization`.
+        "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a
+        function also what `ns.train` takes; a name then has the learning rate 1. You
+        can also write `optimizer` and `parametrization`.
     eps : float
-        ε of Adam, if `optimiser` is its name. For a model it is that at its own width, which the parametrisation
-        scales.
+        ε of Adam, if `optimiser` is its name. For a model it is that at its own width,
+        which the parametrisation scales.
     weights : callable, optional
-        For a function: which parameters of its program to train, as in `ns.step`; by default all matrices.
+        For a function: which parameters of its program to train, as in `ns.step`; by
+        default all matrices.
     schedule : callable, optional
-        A function of the step 0, 1, … that multiplies the learning rates, as in `ns.train`.
+        A function of the step 0, 1, … that multiplies the learning rates, as in
+        `ns.train`.
     clip_norm : float, optional
         The largest norm of the gradient, as in `ns.train`.
     draws : int
@@ -119,16 +145,21 @@ def transfer(
     """
     options = {**locals()}
     del options["executor"], options["model"], options["parametrisation"]
-    return TransferStudy(Request.of(*subject_of(model, parametrisation, optimiser), **options)).run(executor)
+    return TransferStudy(
+        Request.of(*subject_of(model, parametrisation, optimiser), **options)
+    ).run(executor)
 
 
 @dataclass(frozen=True)
 class SweepCase(TrainingCase):
-    """A network of one width with its batch and its optimiser; the learning rate is a hyperparameter."""
+    """A network of one width with its batch and its optimiser; the learning rate is a
+    hyperparameter.
+    """
 
     schedule: tuple[float, ...] = ()  # factors of the learning rates of each step
     clip_norm: float | None = None
-    factors: tuple[tuple[str, float], ...] = ()  # of the learning rate, for each kind of weight
+    # of the learning rate, for each kind of weight
+    factors: tuple[tuple[str, float], ...] = ()
     eps: tuple[tuple[str, float], ...] = ()  # of Adam, by kinds of weights
 
     hyperparameters: ClassVar[Mapping[str, float]] = {LR: 1.0}
@@ -138,25 +169,53 @@ class SweepCase(TrainingCase):
     def program(self) -> Program:
         """The loss after the last step."""
         rate = hyperparameter(LR)
-        how: dict[str, Any] = {"schedule": lambda t: self.schedule[t] * rate, "clip_norm": self.clip_norm}
+        how: dict[str, Any] = {
+            "schedule": lambda t: self.schedule[t] * rate,
+            "clip_norm": self.clip_norm,
+        }
         if self.model is not None:
             network = training(self.model, self.ids, self.targets, self.vectors)
-            factors, eps, named = dict(self.factors), dict(self.eps), NAMED[self.optimiser]
-            kinds: dict[Any, str] = {**network.kinds(), **dict.fromkeys(network.vectors, "embedding")}
-            by = {parameter: named.memory(factors[kind], eps.get(kind, 0.0)) for parameter, kind in kinds.items()}
-            logits = train(network.logits, network.loss, by, self.steps, network.parameters, **how)[-1]
+            factors, eps, named = (
+                dict(self.factors),
+                dict(self.eps),
+                NAMED[self.optimiser],
+            )
+            kinds: dict[Any, str] = {
+                **network.kinds(),
+                **dict.fromkeys(network.vectors, "embedding"),
+            }
+            by = {
+                parameter: named.memory(factors[kind], eps.get(kind, 0.0))
+                for parameter, kind in kinds.items()
+            }
+            logits = train(
+                network.logits, network.loss, by, self.steps, network.parameters, **how
+            )[-1]
             return Program(apply(_finite, network.loss_of(logits), name="finite"))
         net = call_build(self.own.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
-            allowed = "a function of the width that returns a Program whose output is its loss, one scalar, not "
-            module = "a PyTorch module: netsor coord-check takes these" if hasattr(net, "named_parameters") else ""
-            raise ArgumentError("model", self.own.name, allowed + (module or shown(loss)))
+            allowed = (
+                "a function of the width that returns a Program whose output is its"
+                " loss, one scalar, not "
+            )
+            module = (
+                "a PyTorch module: netsor coord-check takes these"
+                if hasattr(net, "named_parameters")
+                else ""
+            )
+            raise ArgumentError(
+                "model", self.own.name, allowed + (module or shown(loss))
+            )
         moves = None if self.own.weights is None else self.own.weights(net)
         given = self.own.optimiser
-        optimiser = NAMED[given].memory(1.0, self.own.eps) if isinstance(given, str) else given
+        optimiser = (
+            NAMED[given].memory(1.0, self.own.eps) if isinstance(given, str) else given
+        )
         last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
-        return Program(last if math.isinf(self.width) else apply(_finite, last, name="finite"))
+        return Program(
+            last if math.isinf(self.width) else apply(_finite, last, name="finite")
+        )
 
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
@@ -188,12 +247,16 @@ class SweepTask(DrawTask):
 
     def run(self) -> Arrays:
         """The losses, (rates, draws); all rates see the same initialisations."""
-        how = self.sampling(executor=InlineExecutor())  # in this thread, where overflows raise no warning
+        # in this thread, where overflows raise no warning
+        how = self.sampling(executor=InlineExecutor())
         losses = np.full((len(self.lr), self.draws), DIVERGED)
         for k, rate in enumerate(self.lr):
-            # an overflow raises an error, and so does infinite width if expectations do not tell a diverging loss
+            # an overflow raises an error, and so does infinite width if expectations do
+            # not tell a diverging loss
             with suppress(ValueError), np.errstate(all="ignore"):
-                (losses[k],) = self.case.program._at({**self.case.widths, LR: rate}).draw(how)
+                (losses[k],) = self.case.program._at(
+                    {**self.case.widths, LR: rate}
+                ).draw(how)
         numbers = self.case.plan.random_numbers * self.draws * len(self.lr)
         return {"losses": losses, "random_numbers": np.array(numbers)}
 
@@ -213,7 +276,9 @@ class Request(TrainingRequest):
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
     promise_axis: ClassVar[Any] = "transfer measures the loss alone"
-    of_programs: ClassVar[Mapping[str, str]] = {"weights": "all matrices of a model move"}
+    of_programs: ClassVar[Mapping[str, str]] = {
+        "weights": "all matrices of a model move"
+    }
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimiser, Optimiser | Mapping):
@@ -226,28 +291,45 @@ class Request(TrainingRequest):
         if isinstance(self.optimiser, str):
             self._check_eps()
         elif self.eps != 0:
-            raise ArgumentError("eps", self.eps, "left out: an optimiser object has its own")
+            raise ArgumentError(
+                "eps", self.eps, "left out: an optimiser object has its own"
+            )
         super().__post_init__()
 
     def _rates(self, given: Any) -> tuple[float, ...]:
-        if given is None or given.ndim != 1 or not np.isfinite(given).all() or len(set(given)) < len(given):
-            raise ArgumentError("lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]")
+        if (
+            given is None
+            or given.ndim != 1
+            or not np.isfinite(given).all()
+            or len(set(given)) < len(given)
+        ):
+            raise ArgumentError(
+                "lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]"
+            )
         if len(given) < LEAST_RATES or given.min() <= 0:
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
         rates = np.sort(given)
         if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
-            raise ArgumentError("lr", self.lr, f"at most a factor of {COARSEST} apart, to find the best one")
+            raise ArgumentError(
+                "lr",
+                self.lr,
+                f"at most a factor of {COARSEST} apart, to find the best one",
+            )
         return tuple(rates.tolist())
 
     @property
     def grid(self) -> tuple[float, ...]:
-        """The learning rates that every width has: those given, or a few to begin with."""
+        """The learning rates that every width has: those given, or a few to begin
+        with.
+        """
         middle = NAMED[self.optimiser].grid if isinstance(self.optimiser, str) else 1.0
         return tuple(self.lr or (middle * GRID).tolist())
 
     @property
     def rates(self) -> int:
-        """How many learning rates a width has: one more round than the first, if they are not given."""
+        """How many learning rates a width has: one more round than the first, if they
+        are not given.
+        """
         return len(self.grid) + (ADDED if self.lr is None else 0)
 
     @property
@@ -257,15 +339,36 @@ class Request(TrainingRequest):
 
     @cached_property
     def factors(self) -> tuple[float, ...]:
-        """The factors by which the schedule multiplies the learning rates of each step."""
+        """The factors by which the schedule multiplies the learning rates of each
+        step.
+        """
         schedule = self.schedule
-        return tuple(1.0 if schedule is None else real(schedule(t), "schedule", least=0) for t in range(self.steps))
+        return tuple(
+            1.0 if schedule is None else real(schedule(t), "schedule", least=0)
+            for t in range(self.steps)
+        )
 
-    def case_options(self, rule: Parametrisation, width: float, depth: float) -> dict[str, Any]:
-        """The schedule, the norm of clipping, and the learning rates of each kind of weight."""
-        factors = () if self.own else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
-        options = {"schedule": self.factors, "clip_norm": self.clip_norm, "factors": factors}
-        return options if self.own else {**options, "eps": self.eps_by_kind(rule, width, depth)}
+    def case_options(
+        self, rule: Parametrisation, width: float, depth: float
+    ) -> dict[str, Any]:
+        """The schedule, the norm of clipping, and the learning rates of each kind of
+        weight.
+        """
+        factors = (
+            ()
+            if self.own
+            else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
+        )
+        options = {
+            "schedule": self.factors,
+            "clip_norm": self.clip_norm,
+            "factors": factors,
+        }
+        return (
+            options
+            if self.own
+            else {**options, "eps": self.eps_by_kind(rule, width, depth)}
+        )
 
 
 @dataclass(frozen=True)
@@ -276,26 +379,46 @@ class TransferStudy(TrainingStudy[Transfer]):
     task_type = SweepTask
 
     def tasks_of(self, case: SweepCase, *lr: tuple[float, ...]) -> list[SweepTask]:
-        """The draws of one network, at the learning rates of the first round unless others are given."""
+        """The draws of one network, at the learning rates of the first round unless
+        others are given.
+        """
         return super().tasks_of(case, *(lr or (self.request.grid,)))
 
     def result(self, run: Run) -> Transfer:
-        """A sweep of each parametrisation; without given learning rates, curves grow until they have their minimum."""
+        """A sweep of each parametrisation; without given learning rates, curves grow
+        until they have their minimum.
+        """
         run.wait()
 
         def curve(case: SweepCase, lr: tuple[float, ...]) -> Curve:
             losses = [run[task]["losses"] for task in self.tasks_of(case, lr)]
             return Curve(np.array(lr), np.concatenate(losses, axis=1), case.place[0])
 
-        curves = {case: curve(case, self.request.grid) for case in self.cases if not case.empty}
-        while self.request.lr is None and (more := {case: lr for case, c in curves.items() if (lr := c.beyond)}):
-            tasks = [task for case, lr in more.items() for task in self.tasks_of(case, lr)]
+        curves = {
+            case: curve(case, self.request.grid)
+            for case in self.cases
+            if not case.empty
+        }
+        while self.request.lr is None and (
+            more := {case: lr for case, c in curves.items() if (lr := c.beyond)}
+        ):
+            tasks = [
+                task for case, lr in more.items() for task in self.tasks_of(case, lr)
+            ]
             run.add(tasks)
             run.wait(tasks, f"{self.request.name}: more learning rates")
-            curves |= {case: curves[case].joined(curve(case, lr)) for case, lr in more.items()}
+            curves |= {
+                case: curves[case].joined(curve(case, lr)) for case, lr in more.items()
+            }
         sweeps = []
         for rule in self.request.checks:
             cases = self.request.cases(rule)
             by_width = {case.width: curves[case] for case in cases if case in curves}
-            sweeps.append(Sweep(rule.name, by_width, {case.width: case.refused for case in cases if case.refused}))
+            sweeps.append(
+                Sweep(
+                    rule.name,
+                    by_width,
+                    {case.width: case.refused for case in cases if case.refused},
+                )
+            )
         return Transfer(self.request, sweeps, *self.spent(run))
