@@ -37,7 +37,7 @@ from netsor._mpl_style import (
 )
 from netsor.engine.backends._numpy import Streams, block, hold_memory
 from netsor.models._training import training
-from netsor_papers.paper._experiments import Case, figures
+from netsor.papers.sakai2025._experiments import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
 TRIALS = 10  # in the paper

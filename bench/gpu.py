@@ -20,7 +20,7 @@ import numpy as np
 
 import netsor as ns
 from netsor.engine.backends import NoDeviceError, choose
-from netsor_papers.paper._experiments import Case, figures
+from netsor.papers.sakai2025._experiments import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 440.0  # seconds in all: what is left then is left out, and said so

@@ -24,7 +24,7 @@ def _package() -> griffe.Object | griffe.Alias:
     root = Path(__file__).parent.parent
     return griffe.load(
         "netsor",
-        search_paths=[root / "src", root / "papers"],
+        search_paths=[root / "src"],
         resolve_aliases=True,
         resolve_external=True,
     )

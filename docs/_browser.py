@@ -43,6 +43,7 @@ PURE = (
     "click",
     "filelock",
     "jinja2",
+    "latex2mathml",
     "markupsafe",
     "threadpoolctl",
     "tqdm",

@@ -4,7 +4,7 @@ import csv
 
 from bench import bench
 
-from netsor_papers.paper._experiments import Case
+from netsor.papers.sakai2025._experiments import Case
 
 
 def test_numbers_are_counted_by_kind():

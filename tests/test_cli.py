@@ -15,9 +15,9 @@ from netsor._validate import shown
 from netsor.cli import _subject
 from netsor.cli._output import echo_error
 from netsor.engine import _memory, _parallel
+from netsor.papers.sakai2025._experiments import figures
+from netsor.papers.sakai2025._reproduce import PaperStudy, Request
 from netsor.studies import _cost
-from netsor_papers.paper._experiments import figures
-from netsor_papers.paper._reproduce import PaperStudy, Request
 
 from .command import netsor
 

@@ -160,7 +160,7 @@ def test_files_of_the_developer_page_exist():
     page += (ROOT / "CONTRIBUTING.md").read_text()
     files = [
         file
-        for folder in ("src", "papers", "tests", "bench")
+        for folder in ("src", "tests", "bench")
         for file in (ROOT / folder).rglob("*.py")
     ]
     named = set(re.findall(r"`([\w/]+\.py)`", page))

@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 
 import netsor as ns
-import netsor_papers
 from netsor._validate import shown
 from netsor.engine import _memory
-from netsor_papers.paper._reproduce import Request
+from netsor.papers.sakai2025._reproduce import Request
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net
 from .misuses_of_laws import LAWS
 
-PACKAGES = [Path(package.__file__).parent for package in (ns, netsor_papers)]
+PACKAGES = [Path(package.__file__).parent for package in (ns,)]
 LONG = 400  # characters of a message
 
 

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from netsor.cli import _subject
+from netsor.papers.sakai2025 import _reproduce
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Folder
 from netsor.studies.audit._request import Request
-from netsor_papers.paper import _reproduce
 
 from .command import netsor
 from .inline import Inline

@@ -15,7 +15,6 @@ from .lowest import lowest
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
     "src",
-    "papers",
     "tests",
     "examples",
     "docs",
@@ -68,7 +67,7 @@ def test_the_sources_are_whole(built):
     assert found - ADDED == wanted | set(FILES)
 
 
-def test_the_wheel_has_both_packages_alone(built):
+def test_the_wheel_has_the_package_alone(built):
     with zipfile.ZipFile(built[1]) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry = next(
@@ -77,7 +76,7 @@ def test_the_wheel_has_both_packages_alone(built):
         assert "netsor = netsor.cli:main" in archive.read(entry).decode()
     assert found == {
         str(path.relative_to(ROOT / folder))
-        for folder in ("src", "papers")
+        for folder in ("src",)
         for path in below(folder)
     }
     assert {

@@ -1,7 +1,5 @@
 """The public names, each with its module: type checkers read this file, and `__init__.py` loads names by it."""
 
-from netsor_papers.literature import literature as literature
-
 from . import models as models
 from . import nn as nn
 from . import optim as optim
@@ -78,6 +76,7 @@ from .laws import total_variation as total_variation
 from .laws import wasserstein1 as wasserstein1
 from .nn import Attention as Attention
 from .nn import attention_std as attention_std
+from .papers.literature import literature as literature
 from .studies._convergence import Rate as Rate
 from .studies._convergence import WidthNeeded as WidthNeeded
 from .studies._convergence import rate as rate

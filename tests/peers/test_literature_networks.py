@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 from transformers import BertConfig, BertModel
 
-from netsor_papers.literature import _dong as dong
-from netsor_papers.literature import _yang as yang
+from netsor.papers.literature import _dong as dong
+from netsor.papers.literature import _yang as yang
 
 
 def tangent_kernel(width, generator):

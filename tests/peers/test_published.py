@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor_papers.literature import _deepscale
-from netsor_papers.literature._giorlandino_networks import (
+from netsor.papers.literature import _deepscale
+from netsor.papers.literature._giorlandino_networks import (
     TEXT,
     VOCABULARY_SIZE,
     encoder,

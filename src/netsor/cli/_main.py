@@ -120,13 +120,11 @@ def _report_unexpected(error: BaseException) -> bool:
     from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
-    papers = getattr(sys.modules.get("netsor_papers"), "__path__", ())
-    folders = [Path(__file__).parent.parent, *map(Path, papers)]
+    package = Path(__file__).parent.parent
     own = [
-        (frame, f)
+        (frame, package)
         for frame in frames
-        for f in folders
-        if Path(frame.filename).is_relative_to(f)
+        if Path(frame.filename).is_relative_to(package)
     ]
     raised = (
         bool(own)

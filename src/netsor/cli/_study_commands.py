@@ -320,9 +320,8 @@ def reproduce_command(**options: Any) -> None:
     interrupted run resumes where it stopped. netsor overwrites only its own files in
     the folder.
     """
-    from netsor_papers.paper._reproduce import PaperStudy, Request
-
     from .._document import wrap
+    from ..papers.sakai2025._reproduce import PaperStudy, Request
     from ._run_study import run
 
     done = run(options, lambda given: PaperStudy(Request(**given)))
@@ -349,8 +348,7 @@ def literature_command(verbose: bool, **options: Any) -> None:
     gated-attention peri-ln; the default is all of them. An interrupted run resumes
     where it stopped. netsor overwrites only its own files in the folder.
     """
-    from netsor_papers.literature._study import LiteratureStudy, Request
-
+    from ..papers.literature._study import LiteratureStudy, Request
     from ._run_study import run
 
     done = run(options, lambda given: LiteratureStudy(Request(**given)))

@@ -116,15 +116,12 @@ def _clean_environment() -> Iterator[None]:
     """
     path, main = sys.path[:], sys.modules["__main__"]
     before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    here, papers = (
-        _place("."),
-        getattr(sys.modules.get("netsor_papers"), "__path__", ()),
-    )
-    # of our packages
-    homes = {Path(folder).parent for folder in (Path(__file__).parent.parent, *papers)}
+    here = _place(".")
+    # the folder that netsor is imported from
+    home = Path(__file__).resolve().parent.parent.parent
     with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [
-            entry for entry in path if _place(entry) != here or _place(entry) in homes
+            entry for entry in path if _place(entry) != here or _place(entry) == home
         ]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)

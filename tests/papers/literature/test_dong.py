@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor_papers._significance import ABSENT, AGREES, DISAGREES, OUTSIDE
-from netsor_papers.literature import _dong as study
+from netsor.papers._significance import ABSENT, AGREES, DISAGREES, OUTSIDE
+from netsor.papers.literature import _dong as study
 
 WIDTH, TOKENS, DRAWS = 8, 4, 1000
 

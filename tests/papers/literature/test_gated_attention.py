@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor_papers.literature import _gated_attention as study
+from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
+from netsor.papers.literature import _gated_attention as study
 
 from ...keep import keep
 

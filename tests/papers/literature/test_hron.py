@@ -5,9 +5,9 @@ out otherwise.
 import numpy as np
 import pytest
 
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor_papers.literature import _hron as study
-from netsor_papers.literature._result import mean
+from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
+from netsor.papers.literature import _hron as study
+from netsor.papers.literature._result import mean
 
 
 def test_kernel_of_a_wide_layer_that_is_drawn():

@@ -5,9 +5,9 @@ it is exact, verdicts.
 import numpy as np
 import pytest
 
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor_papers.literature import _noci as study
-from netsor_papers.literature._result import mean
+from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
+from netsor.papers.literature import _noci as study
+from netsor.papers.literature._result import mean
 
 WIDTH, DRAWS = 4, 1000
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED
-from netsor_papers.literature import _peri_ln as study
+from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED
+from netsor.papers.literature import _peri_ln as study
 
 NOISE = np.linspace(-1, 1, 8)
 

@@ -16,8 +16,7 @@ from netsor._mpl_style import new
 from netsor.cli._main import Watch
 from netsor.cli._options import cli
 from netsor.cli._study_commands import literature_command
-from netsor.studies import _process_pool
-from netsor_papers._significance import (
+from netsor.papers._significance import (
     AGREES,
     DISAGREES,
     OUTSIDE,
@@ -26,8 +25,8 @@ from netsor_papers._significance import (
     decide_below,
     extrapolate,
 )
-from netsor_papers.literature import _study
-from netsor_papers.literature._result import (
+from netsor.papers.literature import _study
+from netsor.papers.literature._result import (
     Claim,
     Part,
     PartTask,
@@ -36,7 +35,8 @@ from netsor_papers.literature._result import (
     mean,
     within,
 )
-from netsor_papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
+from netsor.papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
+from netsor.studies import _process_pool
 
 from ...inline import Inline
 
@@ -169,7 +169,7 @@ def test_every_result_is_whole(name):
             {json.dumps(PartTask(name, part, 0).key, sort_keys=True) for part in parts}
         ) == len(parts)
         assert all(
-            part.work.__module__.startswith("netsor_papers.literature")
+            part.work.__module__.startswith("netsor.papers.literature")
             for part in parts
         )
     assert sum(p.seconds for p in result.parts(True)) <= sum(

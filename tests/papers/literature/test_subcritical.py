@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor_papers._significance import AGREES, OUTSIDE
-from netsor_papers.literature import _subcritical as study
-from netsor_papers.literature._depth import exponent
+from netsor.papers._significance import AGREES, OUTSIDE
+from netsor.papers.literature import _subcritical as study
+from netsor.papers.literature._depth import exponent
 
 
 def test_gradients_are_those_of_backpropagation(monkeypatch):

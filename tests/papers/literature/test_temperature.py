@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor_papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor_papers.literature import _temperature as study
+from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
+from netsor.papers.literature import _temperature as study
 
 
 def test_the_entropy_of_two_tokens():

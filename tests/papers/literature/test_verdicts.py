@@ -8,14 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from netsor_papers.literature import _deepscale, _giorlandino, _unit_scaling
-from netsor_papers.literature._deepscale import (
+from netsor.papers.literature import _deepscale, _giorlandino, _unit_scaling
+from netsor.papers.literature._deepscale import (
     attention_told,
     gradient_told,
     perceptron_told,
     stack_told,
 )
-from netsor_papers.literature._giorlandino import condensed, theory
+from netsor.papers.literature._giorlandino import condensed, theory
 
 OUTSIDE = "outside its stated range"
 NOISE = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # of four draws

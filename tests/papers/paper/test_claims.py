@@ -11,12 +11,12 @@ import pytest
 import netsor as ns
 from netsor.laws import HeadSum, Provenance
 from netsor.laws._attention_head import Head, head_rule
-from netsor_papers.paper import _claims, _densities, _estimators
-from netsor_papers.paper._claims import separations
-from netsor_papers.paper._densities import Agreement, Plan
-from netsor_papers.paper._estimators import HEADS, Divergences
-from netsor_papers.paper._experiments import Case, figures, limit_law
-from netsor_papers.paper._reproduce import Request
+from netsor.papers.sakai2025 import _claims, _densities, _estimators
+from netsor.papers.sakai2025._claims import separations
+from netsor.papers.sakai2025._densities import Agreement, Plan
+from netsor.papers.sakai2025._estimators import HEADS, Divergences
+from netsor.papers.sakai2025._experiments import Case, figures, limit_law
+from netsor.papers.sakai2025._reproduce import Request
 
 from ...keep import keep
 

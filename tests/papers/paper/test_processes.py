@@ -14,11 +14,11 @@ import time
 import pytest
 from filelock import FileLock
 
+from netsor.papers.sakai2025 import _reproduce
+from netsor.papers.sakai2025._experiments import figures
+from netsor.papers.sakai2025._reproduce import PaperStudy, Request
 from netsor.studies import _process_pool
 from netsor.studies._output_dir import Store
-from netsor_papers.paper import _reproduce
-from netsor_papers.paper._experiments import figures
-from netsor_papers.paper._reproduce import PaperStudy, Request
 
 from ...inline import Inline
 from ...keep import keep
@@ -28,7 +28,7 @@ NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
 UNILLUSTRATED = (
     "from functools import partial\n"
     "from netsor.cli import main\n"
-    "from netsor_papers.paper import _reproduce\n"
+    "from netsor.papers.sakai2025 import _reproduce\n"
     "_reproduce.drawn = partial(dict.fromkeys, ())\n"
     "main()\n"
 )

@@ -1,0 +1,332 @@
+"""Hayou: the learning rate that is best for one step under µP, by width; and the same
+for attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ... import language as ns
+from ..._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
+from ..._program import Program
+from ...laws import Estimate
+from ...studies import Arrays, derive_seed, slope_of
+from .._significance import decide_below, extrapolate
+from ._result import (
+    EXPONENT_ATOL,
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    mean,
+    near,
+    within,
+)
+
+LAYERS, TOKENS, TARGET = 4, 6, 1.0
+WIDTHS = (96, 320, 1024, 4096, 20_000, 10**6)
+CHANGE = 1024  # the width after which the published rate changes
+MOST = 4.0  # rates are sought up to this multiple of the limit
+# of the rate at the largest width, and of its spread in the limit
+LIMIT_RTOL, CONSTANT_RTOL = 0.01, 0.01
+NETWORKS = 3  # of a width, in the public reproduction
+LINES = {
+    "linear": (f"linear network, depth {LAYERS}", BLACK),
+    "over n": ("attention, scores over n", BLUE),
+    "over root n": ("attention, scores over √n", VERMILLION),
+}
+
+
+def linear(rates: Array) -> Program:
+    """f after one step at each rate: input 1, target 1; hidden matrices learn, the
+    first and last do not.
+    """
+    n = ns.Width("n")
+    weights = [ns.weight(n, n) for _ in range(LAYERS)]
+    x = ns.weight(n, 1) @ ns.data(np.ones((1, 1)))
+    for w in weights:
+        x = w @ x
+    return _stepped(x, weights, rates)
+
+
+def attention(rates: Array, over_root: bool) -> Program:
+    """The same for one head on orthogonal tokens, read out as their mean.
+
+    With scores over n all four matrices learn; with scores over √n those of values and
+    outputs.
+    """
+    n = ns.Width("n")
+    query, key, value, out = weights = [ns.weight(n, n) for _ in range(4)]
+    x = ns.weight(n, TOKENS) @ ns.data(math.sqrt(TOKENS) * np.eye(TOKENS))
+    q, k = query @ x, key @ x
+    mixed = ns.softmax(ns.dot(q, k) if over_root else ns.mean_dot(q, k)) @ (value @ x)
+    return _stepped(
+        (out @ mixed).mean(0).reshape(1), weights[2:] if over_root else weights, rates
+    )
+
+
+def _stepped(x: ns.Vector, weights: list[Any], rates: Array) -> Program:
+    f = ns.mean_dot(ns.gaussian(x.width).reshape(1), x)[0, 0]
+    loss = 0.5 * (f - TARGET) ** 2
+    return Program(
+        ns.stack([ns.step(f, loss, float(rate), weights=weights) for rate in rates])
+    )
+
+
+def best(nodes: Array, outputs: Array) -> Array:
+    """The rate of the least loss for each draw, by the polynomial through its outputs
+    (draws, nodes).
+    """
+    grid = np.linspace(0.0, MOST, 401)
+    by_node = np.linalg.inv(np.vander(nodes, increasing=True))
+    off = outputs @ (np.vander(grid, len(nodes), increasing=True) @ by_node).T - TARGET
+    crossed = off >= 0
+    at = np.where(
+        crossed.any(axis=1), crossed.argmax(axis=1), np.abs(off).argmin(axis=1)
+    )
+    one = np.arange(len(off))
+    before = np.maximum(at - 1, 0)
+    rise = off[one, at] - off[one, before]
+    share = np.divide(
+        -off[one, before],
+        rise,
+        out=np.ones(len(off)),
+        where=crossed.any(axis=1) & (rise > 0),
+    )
+    found: Array = grid[before] + share * (grid[at] - grid[before])
+    return found
+
+
+def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
+    """Best rates of draws, over 1/(number of matrices that learn in the limit · |x|²);
+    `width` None is infinite.
+    """
+    if network == "linear":
+        # f is a polynomial of that degree
+        nodes, unit = np.linspace(0.0, 1.5, LAYERS + 1), 1 / LAYERS
+        net = linear(nodes * unit)
+    else:
+        nodes = np.linspace(0.0, 2.0, 3 if network == "over root n" else 7)
+        unit = TOKENS / 2  # values and outputs, on the mean of orthogonal tokens
+        net = attention(nodes * unit, network == "over root n")
+    # widths are independent: their differences have known errors
+    seed = derive_seed(seed, width or 0)
+    found = net.draw(
+        n=math.inf if width is None else width,
+        draws=draws,
+        seed=seed,
+        workers=1,
+        progress=False,
+    )
+    return {"rate": best(nodes, np.asarray(found, dtype=np.float64))}
+
+
+def parts(quick: bool) -> list[Part]:
+    """Every network at every width, and in the limit."""
+    made = []
+    for network in LINES:
+        draws = 2000 if quick else 40_000 if network == "linear" else 10_000
+        for width in (*WIDTHS, None):
+            # the other limits are not random
+            count = draws if width or network == "over root n" else 2
+            seconds = 0.2 + count * (5e-4 if network == "over n" else 1e-4)
+            made.append(
+                Part(
+                    f"{network} {width}",
+                    optima,
+                    {"network": network, "width": width, "draws": count},
+                    seconds,
+                )
+            )
+    return made
+
+
+def distance(numbers: Numbers, network: str, width: int) -> Estimate:
+    """The mean of |η/η_∞ − 1|."""
+    return mean(np.abs(numbers[f"{network} {width}"]["rate"] - 1))
+
+
+def slope(numbers: Numbers, network: str, first: int, last: int) -> Estimate:
+    """The exponent of the width in the mean distance, between two widths."""
+    return slope_of(
+        [first, last], [distance(numbers, network, width) for width in (first, last)]
+    )
+
+
+def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
+    last = WIDTHS[-1]
+    found = mean(numbers[f"{network} {last}"]["rate"])
+    exact = float(numbers[f"{network} None"]["rate"][0])
+    verdict = within(1.0, found, LIMIT_RTOL)
+    return Claim(
+        "The best rate of one step converges to a constant, m yᵀKy/(L |Ky|²),"
+        f" {words}.",
+        f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
+        f"Over the constant: {found} at 10⁶, {exact:.12g} at infinite width.",
+        verdict if stated else extrapolate(verdict),
+    )
+
+
+def _rate(
+    numbers: Numbers, network: str, first: int, last: int, words: str, stated: bool
+) -> Claim:
+    found = slope(numbers, network, first, last)
+    verdict = near(found, -0.5)
+    return Claim(
+        f"It does so like n^(−1/2), {words}.",
+        f"The exponent of n in the mean distance, from {first:,} to {last:,}, is within"
+        f" {EXPONENT_ATOL:g} of −1/2.",
+        f"{found}.",
+        verdict if stated else extrapolate(verdict),
+    )
+
+
+def groups(numbers: Numbers, width: int) -> Array:
+    """The distance of the mean of three networks."""
+    rate = numbers[f"linear {width}"]["rate"]
+    made: Array = np.abs(
+        rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS).mean(axis=1) - 1
+    )
+    return made
+
+
+def _change(numbers: Numbers) -> Claim:
+    found = slope(numbers, "linear", CHANGE, WIDTHS[-1])
+    scaled = {n: distance(numbers, "linear", n) * math.sqrt(n) for n in WIDTHS}
+    seen = float(np.mean(groups(numbers, 4 * CHANGE) < groups(numbers, CHANGE) / 4))
+    return Claim(
+        f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence is"
+        " seen to be much faster, without an explanation.",
+        f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is more than"
+        f" {EXPONENT_ATOL:g} below −1/2.",
+        f"{found}. √n times the mean distance:"
+        f" {', '.join(f'{e.value:.3f} ({n:,})' for n, e in scaled.items())}; the error"
+        f" is {max(e.error for e in scaled.values()):.1g}. The mean over {NETWORKS}"
+        f" networks fluctuates: in {seen:.0%} of cases its distance at {4 * CHANGE:,}"
+        f" is below a quarter of that at {CHANGE:,}, where a half is expected.",
+        decide_below(found, -0.5 - EXPONENT_ATOL),
+    )
+
+
+def _random(numbers: Numbers) -> Claim:
+    rate = numbers["over root n None"]["rate"]
+    centre, spread = mean(rate), float(rate.std(ddof=1))
+    low, high = np.quantile(rate, (0.05, 0.95))
+    relative = Estimate(
+        spread / centre.value, spread / centre.value / math.sqrt(2 * len(rate))
+    )
+    return Claim(
+        "For attention with scores over √n it is not proved that the best rate"
+        " converges to a constant.",
+        f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of its"
+        " mean.",
+        f"The limit is random: standard deviation {100 * relative.value:.1f} ±"
+        f" {100 * relative.error:.1f} % of the mean, 5 % of networks below {low:.3f}"
+        f" and 5 % above {high:.3f} of the rate for uniform attention.",
+        extrapolate(decide_below(relative, CONSTANT_RTOL)),
+    )
+
+
+def judge(numbers: Numbers) -> list[Claim]:
+    """The limit, the rate, its change; and attention."""
+    told = "for attention with scores over n, which has no proof"
+    return [
+        _limit(numbers, "linear", "for a linear network", True),
+        _rate(numbers, "linear", WIDTHS[0], CHANGE, f"up to n = {CHANGE}", True),
+        _change(numbers),
+        _limit(numbers, "over n", told, False),
+        _rate(numbers, "over n", CHANGE, WIDTHS[-1], told, False),
+        _random(numbers),
+    ]
+
+
+def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
+    """Mean, spread and distance of the best rate over its constant, by network and
+    width.
+    """
+    for network in LINES:
+        for width in (*WIDTHS, None):
+            rate = numbers[f"{network} {width}"]["rate"]
+            yield {
+                "network": network,
+                "width": width or "inf",
+                "mean": rate.mean(),
+                "std": rate.std(ddof=1),
+                "distance": np.abs(rate - 1).mean(),
+                "draws": len(rate),
+            }
+
+
+def draw(numbers: Numbers) -> Any:
+    """The standard deviation by width, and what means of three networks show."""
+    figure = new(2.6)
+    left, right = figure.subplots(1, 2)
+    for network, (label, colour) in LINES.items():
+        stds = [numbers[f"{network} {n}"]["rate"].std(ddof=1) for n in WIDTHS]
+        left.plot(WIDTHS, stds, marker=MARK_OF[colour], ms=3, color=colour, label=label)
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="width n",
+        ylabel="standard deviation of η/η$_∞$",
+    )
+    made = np.array(
+        [np.quantile(groups(numbers, n), (0.05, 0.5, 0.95)) for n in WIDTHS]
+    )
+    right.fill_between(WIDTHS, made[:, 0], made[:, 2], color=GREY, alpha=0.3, lw=0)
+    right.plot(
+        WIDTHS, [distance(numbers, "linear", n).value for n in WIDTHS], color=BLACK
+    )
+    right.axvline(CHANGE, color=GREY, lw=0.6, ls=":")
+    right.set(
+        xscale="log", yscale="log", xlabel="width n", ylabel="distance to η$_∞$, linear"
+    )
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2
+    )
+    return figure
+
+
+RESULT = Result(
+    name="learning-rate",
+    title="Hayou: the best learning rate of one step under µP",
+    source="Hayou, A proof of learning rate transfer under µP (AISTATS 2026).",
+    links=(
+        "https://arxiv.org/abs/2511.01734",
+        "https://www.emergentmind.com/open-problems/explain-sudden-convergence-rate-change-lr-transfer-mup",
+    ),
+    setting=(
+        f"A linear network of depth L = {LAYERS} in µP, one step of gradient descent on"
+        " its hidden matrices, quadratic loss. With inputs in one dimension, as in the"
+        " public reproduction, any data set is one point: input 1 and target 1. Ours:"
+        " ns.step, exact at every width; the output is a polynomial in the rate, which"
+        " gives the best rate of each network. Attention: one head on six orthogonal"
+        " tokens, read out as their mean, with scores over n (all matrices learn) and"
+        " over √n (values and outputs do). All rates are over the published constant."
+    ),
+    quick="2,000 networks at every width.",
+    parts=parts,
+    judge=judge,
+    pictures=(
+        Picture(
+            "learning-rate",
+            "Left: how much the best rate varies between networks. Right: its mean"
+            " distance to the limit (line), and the distance of means over three"
+            " networks (band: 90 % of them); dotted: n = 1024.",
+            draw,
+            rows,
+        ),
+    ),
+    unread=(
+        "the paper beyond its abstract. The limit and the rate are from a public"
+        " reproduction of it, the change of the rate from a public list of open"
+        " problems that quotes the paper; its figures, widths and numbers of networks"
+        " are not known here."
+    ),
+)

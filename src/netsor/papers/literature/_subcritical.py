@@ -1,0 +1,212 @@
+"""Alekseev: gradients through deep transformers, with layer norms and with tanh-like
+functions instead of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ... import language as ns
+from ..._mpl_style import BLUE, MARK_OF, ORANGE, VERMILLION, new
+from ..._program import Program
+from ...laws import Estimate
+from ...nn import attention, block, mlp
+from ...studies import Arrays
+from .._significance import combine, decide_below, extrapolate
+from ._depth import exponent, mean_rows, readout, squares, stream
+from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near
+
+# of the author's notes; STD of all weights
+WIDTH, HIDDEN, HEADS, STD, COSINE = 1024, 4096, 16, 0.02, 0.4
+TOKENS = 4
+PLACES = (4, 8, 16, 32, 64, 128)  # blocks after which the gradient is taken
+NORMS: dict[str, Any] = {
+    "pre-LN": partial(ns.layer_norm, eps=0.0),
+    "DyT": ns.tanh,
+    "Derf": ns.erf,
+}
+LOOKS = {"pre-LN": BLUE, "DyT": VERMILLION, "Derf": ORANGE}
+STYLES = {"attention": "-", "perceptrons": "--"}
+
+
+def gradients(norm: str, with_attention: bool, depth: int) -> Program:
+    """|∂f/∂x_l|² over all tokens after some blocks l, f a random readout of all tokens
+    one block after these.
+    """
+    sigma = STD * math.sqrt(WIDTH)
+    before = NORMS[norm]
+
+    def look(y: ns.Vector) -> ns.Vector:
+        return attention(
+            y,
+            HEADS,
+            WIDTH // HEADS,
+            sigma_q=sigma,
+            sigma_k=sigma,
+            sigma_v=sigma,
+            sigma_o=sigma,
+        )
+
+    def feed(y: ns.Vector) -> ns.Vector:
+        return mlp(y, HIDDEN, sigma_w=sigma, sigma_out=STD * math.sqrt(HIDDEN))
+
+    def one(x: ns.Vector) -> ns.Vector:
+        if not with_attention:
+            return x + feed(before(x))
+        return block(x, look, feed, before).output
+
+    every = stream(
+        ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE),
+        one,
+        depth + 1,
+    )
+    return Program(
+        squares(
+            ns.grad(
+                readout(every[-1]), [every[place] for place in PLACES if place <= depth]
+            )
+        )
+    )
+
+
+def growth(
+    norm: str, with_attention: bool, depth: int, draws: int, seed: int
+) -> Arrays:
+    """The logarithm of the squared gradient at each place, a row for each network."""
+    made = gradients(norm, with_attention, depth).draw(
+        draws=draws, seed=seed, workers=1, progress=False
+    )
+    return {"log": np.log(np.asarray(made, dtype=np.float64))}
+
+
+def parts(quick: bool) -> list[Part]:
+    """Three norms, with attention and without."""
+    made = []
+    for kind, seconds in (("attention", 0.2), ("perceptrons", 0.08)):
+        for norm in NORMS:
+            # its growth is small: its exponent needs more draws
+            draws = 72 if norm == "pre-LN" else 24
+            given: dict[str, Any] = (
+                {"depth": 32, "draws": 8}
+                if quick
+                else {"depth": PLACES[-1], "draws": draws}
+            )
+            given |= {"norm": norm, "with_attention": kind == "attention"}
+            made.append(
+                Part(
+                    f"{norm} {kind}",
+                    growth,
+                    given,
+                    seconds * given["depth"] * (1 + given["draws"] / 24) / 2,
+                )
+            )
+    return made
+
+
+def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
+    logs = numbers[f"{norm} {kind}"]["log"]
+    found = exponent(logs)
+    doublings = ", ".join(f"{value:.2f}" for value in -np.diff(logs.mean(axis=0)))
+    if norm == "pre-LN":
+        words, rule = "like a power of depth", f"within {EXPONENT_ATOL:g} of 0"
+        verdict = near(found, 0.0)
+    else:
+        words, rule = (
+            "like a stretched exponential",
+            f"above {EXPONENT_ATOL:g} and below {1 - EXPONENT_ATOL:g}",
+        )
+        verdict = combine(
+            decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL),
+            decide_below(found, 1 - EXPONENT_ATOL),
+        )
+    return Claim(
+        f"With {norm} squared gradients grow {words}:"
+        f" {'transformer' if kind == 'attention' else 'perceptrons only'}.",
+        f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power"
+        " law has 0, an exponential 1.",
+        f"{found}. Growth by doublings of depth, from block {PLACES[0]} on:"
+        f" {doublings}.",
+        extrapolate(verdict),
+    )
+
+
+def judge(numbers: Numbers) -> list[Claim]:
+    """Each norm, with attention and without."""
+    return [_claim(numbers, norm, kind) for kind in STYLES for norm in NORMS]
+
+
+def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
+    """Mean logarithms by network and block."""
+    for label, found in numbers.items():
+        norm, kind = label.split()
+        yield from mean_rows(
+            {"norm": norm, "blocks": kind}, PLACES, {"log": found["log"]}
+        )
+
+
+def draw(numbers: Numbers) -> Any:
+    """The growth of gradients with depth, as a power law would be a line."""
+    figure = new(2.6)
+    axes = figure.subplots()
+    for label, found in numbers.items():
+        norm, kind = label.split()
+        logs = found["log"].mean(axis=0)
+        look = {"color": LOOKS[norm], "marker": MARK_OF[LOOKS[norm]], "ms": 3}
+        axes.plot(
+            PLACES[: len(logs)],
+            logs[0] - logs,
+            STYLES[kind],
+            **look,
+            label=f"{norm}, {kind}",
+        )
+    axes.set(xscale="log", xlabel="block", ylabel="log growth since block 4")
+    axes.set_xticks(PLACES, map(str, PLACES))
+    axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+RESULT = Result(
+    name="subcritical",
+    title="Alekseev: gradients with and without norms",
+    source=(
+        "Alekseev, Subcritical signal propagation at initialization in"
+        " normalization-free transformers (2026)."
+    ),
+    links=(
+        "https://arxiv.org/abs/2604.11890",
+        "https://github.com/labofdoubt/labofdoubt.github.io",
+    ),
+    setting=(
+        "Vision transformers of the sizes in the author's public notes, ViT-L with 128"
+        f" layers: pre-norm blocks of width {WIDTH} with {HEADS} heads of bidirectional"
+        f" attention and a perceptron with ReLU of width {HIDDEN}, all weights of"
+        f" standard deviation {STD:g}, tokens of variance 1 and cosine {COSINE:g}. Ours"
+        f" have 128 blocks and {TOKENS} tokens instead of 197. The norm before each is"
+        " a layer norm, tanh (DyT with α = 1) or erf (Derf). Ours: ns.grad, whose"
+        " draws have the exact law at this width; means are of logarithms over"
+        " networks."
+    ),
+    quick="32 blocks, 8 networks.",
+    parts=parts,
+    judge=judge,
+    pictures=(
+        Picture(
+            "subcritical",
+            "How squared gradients grow with depth; a power law is a line here, and an"
+            " exponential of √depth bends up.",
+            draw,
+            rows,
+        ),
+    ),
+    unread=(
+        "the paper beyond its abstract: sizes are from the notes that preceded it, and"
+        " whether 128 layers are blocks or branches is not clear there. Its statements"
+        " are on large depth, so that a failure at 128 blocks is outside their range."
+    ),
+)

@@ -1,0 +1,191 @@
+"""The transformer of Tensor Programs I and II, as a program and as the recursions of
+its kernels at infinite width.
+
+k = U x; z = LayerNorm(k + softmax(⟨k, k⟩/n) k); x' = LayerNorm(z + W² relu(W¹ z + b¹) +
+b²), over several sequences. Keys, queries and values are one vector, and scores are
+divided by the width n.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._decorator import program
+from ...language import (
+    Width,
+    data,
+    dot,
+    gaussian,
+    inf,
+    join,
+    layer_norm,
+    mean_dot,
+    ntk,
+    relu,
+    softmax,
+    stack,
+    weight,
+)
+
+Array = npt.NDArray[np.float64]
+# the tokens of each sequence: the first, and the one after the last
+Spans = tuple[tuple[int, int], ...]
+N = Width("n")
+
+# The tokens of Tensor Programs II: the first five pixels of the first two images of
+# CIFAR-10, scaled to [-1, 1].
+PIXELS = (
+    ((59, 62, 63), (43, 46, 45), (50, 48, 43), (68, 54, 42), (98, 73, 52)),
+    ((154, 177, 187), (126, 137, 136), (105, 104, 95), (102, 101, 99), (125, 131, 139)),
+)
+IMAGES = np.array(PIXELS).reshape(-1, 3) / 127.5 - 1
+HALVES: Spans = ((0, 5), (5, 10))
+
+# ⟨x, y⟩/300 of the GloVe vectors of nine words, the lower half row by row; the tokens
+# of Tensor Programs I.
+WORDS = ["The", "brown", "fox", "jumps", "over", "the", "dog", "quick", "lazy"]
+PRODUCTS = """
+0.0820568
+0.0086152 0.1596347
+0.0059357 0.0607793 0.1397605
+-0.0001961 0.0152822 0.0324887 0.1200349
+0.0221401 0.0340576 0.0184558 0.0311836 0.0872933
+0.0537649 0.0239746 0.0167672 0.0164335 0.0438013 0.0739266
+0.0188931 0.0553604 0.0737599 0.0433282 0.0342866 0.0324098 0.1649085
+0.0197127 0.0283198 0.0235283 0.0340728 0.0346591 0.0320593 0.0397774 0.1066837
+0.0100377 0.0387801 0.0377500 0.0290770 0.0275056 0.0246697 0.0462901 0.0493739 0.1427732
+"""
+# of the words of two sentences, one after the other
+PLACES = [0, 1, 2, 3, 4, 5, 6, 0, 7, 1, 2, 3, 4, 5, 8, 6]
+SPANS: Spans = ((0, 7), (7, 16))
+# of U, of W¹ and W², of the biases, in Tensor Programs I
+VAR_U, VAR_W, VAR_B = 2.0, 3.0, 0.1
+
+
+def word_kernel() -> Array:
+    """The kernel of the nine words."""
+    lower = np.zeros((len(WORDS), len(WORDS)))
+    lower[np.tril_indices(len(WORDS))] = np.array(PRODUCTS.split(), dtype=float)
+    return lower + np.tril(lower, -1).T
+
+
+def _normed(k: Array) -> tuple[Array, Array]:
+    """A kernel after a norm, and the factor of each token."""
+    factor = np.diag(k) ** -0.5
+    return factor[:, None] * k * factor, factor
+
+
+def _relu(k: Array) -> tuple[Array, Array]:
+    """E[φ(u)φ(u')] and E[φ'(u)φ'(u')] for φ = relu."""
+    std = np.sqrt(np.diag(k))
+    c = np.clip(k / np.outer(std, std), -1, 1)
+    angle = np.pi - np.arccos(c)
+    return np.outer(std, std) * (np.sqrt(1 - c * c) + angle * c) / (
+        2 * np.pi
+    ), angle / (2 * np.pi)
+
+
+def _mix(k: Array, spans: Spans, causal: bool) -> Array:
+    """The token itself and what it attends to."""
+    made = np.eye(len(k))
+    for first, last in spans:
+        weights = np.exp(k[first:last, first:last])
+        weights = np.tril(weights) if causal else weights
+        made[first:last, first:last] += weights / weights.sum(axis=1, keepdims=True)
+    return made
+
+
+def last_kernel(kernel: Array, depth: int) -> Array:
+    """Tensor Programs I: the kernel of the last tokens, with a causal mask and
+    biases.
+    """
+    for _ in range(depth):
+        k = VAR_U * kernel
+        mix = _mix(k, SPANS, causal=True)
+        z, _ = _normed(mix @ k @ mix.T)
+        active, _ = _relu(VAR_W * z + VAR_B)
+        kernel, _ = _normed(z + VAR_W * active + VAR_B)
+    return kernel
+
+
+def tangent(kernel: Array, depth: int) -> Array:
+    """Tensor Programs II: the tangent kernel of the mean of a readout over a sequence;
+    no mask or bias, all σ = 1.
+    """
+    passed = []
+    for _ in range(depth):
+        mix = _mix(kernel, HALVES, causal=False)
+        z, inner = _normed(mix @ kernel @ mix.T)
+        active, slope = _relu(z)
+        after, outer = _normed(z + active)
+        passed.append((kernel, mix, inner, z, active, slope, outer))
+        kernel = after
+    share = np.concatenate(
+        [np.full(last - first, 1 / (last - first)) for first, last in HALVES]
+    )
+    back = np.outer(share, share)  # ⟨δ, δ'⟩ of two tokens, δ the gradient by a token
+    total = kernel * back  # of the readout
+    for before, mix, inner, z, active, slope, outer in reversed(passed):
+        by_h = np.outer(outer, outer) * back
+        by_g = by_h * slope
+        # by k = U x, and by x
+        back = mix.T @ (np.outer(inner, inner) * (by_h + by_g)) @ mix
+        total = total + by_h * active + by_g * z + back * before  # of W², W¹, U
+    starts = [first for first, _ in HALVES]
+    return np.add.reduceat(np.add.reduceat(total, starts, axis=0), starts, axis=1)
+
+
+def _attended(k: Any, spans: Spans, mask: str | None) -> Any:
+    """Tokens with what they attend to, sequence by sequence; tokens are the last
+    axis.
+    """
+    made = []
+    for first, last in spans:
+        x = k[..., first:last]
+        made.append(x + softmax(mean_dot(x, x), mask=mask) @ x)
+    return join(made, axis=-1)
+
+
+@program
+def tangent_program(depth: int, width: float) -> Any:
+    """The tangent kernel of Tensor Programs II; its LayerNorm divides by √(Σ(x −
+    x̄)²/(n − 1)).
+    """
+    gain = 1.0 if width == inf else math.sqrt((width - 1) / width)
+    x, weights = data(IMAGES), []
+    for layer in range(depth):
+        u, inner, outer = weight(N, N if layer else 3), weight(N, N), weight(N, N)
+        weights += [u, inner, outer]
+        z = layer_norm(_attended(u @ x, HALVES, None), eps=0.0, gain=gain)
+        x = layer_norm(z + outer @ relu(inner @ z), eps=0.0, gain=gain)
+    r = gaussian(N)
+    f = stack([dot(r, x[first:last]).mean() for first, last in HALVES])
+    return ntk(f, weights=[*weights, r])
+
+
+@program
+def kernel_program(networks: int, depth: int) -> Any:
+    """The kernels of the last tokens of networks with one embedding and weights of
+    their own (Tensor Programs I).
+    """
+    kernel = word_kernel()
+    # any vectors with these products will do
+    given = data(np.linalg.cholesky(kernel) * math.sqrt(len(kernel)))
+    k = (weight(N, len(kernel), std=math.sqrt(VAR_U)) @ given)[PLACES].broadcast_to(
+        (networks, len(PLACES))
+    )
+    std = math.sqrt(VAR_W)
+    for layer in range(depth):
+        if layer:
+            k = weight(N, N, batch=networks, std=math.sqrt(VAR_U)).each(k)
+        z = layer_norm(_attended(k, SPANS, "causal"), eps=0.0)
+        biases = [math.sqrt(VAR_B) * gaussian(N, (networks, 1)) for _ in range(2)]
+        active = relu(weight(N, N, batch=networks, std=std).each(z) + biases[0])
+        k = layer_norm(
+            z + weight(N, N, batch=networks, std=std).each(active) + biases[1], eps=0.0
+        )
+    return mean_dot(k, k)
