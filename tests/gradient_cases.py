@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 import netsor as ns
+from netsor.language._stop_gradient import scaled_gradient
 
 from .gradients import BENT, NAMED, _bent, _unit, _unit_back
 
@@ -77,6 +78,26 @@ def _both_matrices(x):
     return ns.apply(products, p, p[:2], axes=2, derivative=PRODUCTS_BACK)[1, 1]
 
 
+def _in_two_parts(x):
+    """2 x, from two copies of x whose factors of the gradient add up to 2.
+
+    So the gradient is the derivative, as long as the rule applies the factors.
+    """
+    factors = np.linspace(0.0, 1.5, x.size).reshape(x.shape)
+    return scaled_gradient(x, factors) + scaled_gradient(x, 2.0 - factors)
+
+
+def _scaled_gradients(x):
+    """Of vectors, of scores and of means, whose cotangents are in another unit."""
+    scores = _in_two_parts(ns.dot(x, ns.weight(n, n) @ x))
+    mean_squares = _in_two_parts(ns.mean_dot(x, x).sum(0))
+    return (
+        read(_in_two_parts(ns.tanh(x)))
+        + read(ns.softmax(scores) @ x)
+        + read(ns.nonlin(plane, x[0], mean_squares[0], derivative=(2.0, -3.0)))
+    )
+
+
 def _normal():
     z = ns.normal((3, 3), std=0.5)
     x = _x()
@@ -129,6 +150,7 @@ CASES = {
             ns.rotary(ns.weight(d, n) @ x, fraction=1.0), ns.weight(d, n) @ x
         )[1, 0]
     ),
+    "ScaledGradient": _case(_scaled_gradients),
     "Dot": _case(lambda x: ns.dot(x, ns.tanh(x)).sum()),
     "Dot, means": _case(
         lambda x: (

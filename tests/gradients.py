@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import netsor as ns
 from netsor.language._graph import topological_order
 from netsor.language._operation import MatMul
+from netsor.language._stop_gradient import scaled_gradient
 
 from .builder import Builder
 from .programs import MAX_SEED, SEEDS, WIDTHS, Built, integers_of
@@ -124,6 +125,16 @@ class GradientBuilder(Builder):
             return w.T.each(x)
         return w.T @ x
 
+    def scaled_gradient(self):
+        """A vector or scalar whose cotangents are multiplied, and half the time stop at
+        some entries.
+        """
+        value = self.scalar() if self.scalars and self.often(0.3) else self.vector()
+        factors = self.rng.uniform(-1.0, 1.5, value.shape)
+        if self.often(0.5):
+            factors = np.where(self.rng.random(value.shape) < 0.5, 0.0, factors)
+        return scaled_gradient(value, factors)
+
     def loss(self):
         """A scalar: one that is there, or a readout of what matrices made."""
         if self.scalars and self.often(0.3):
@@ -198,7 +209,7 @@ STEPS += [
     "function",
     "function",
 ]
-STEPS += ["transposed"] * 3 + ["gradient", "kernel"]
+STEPS += ["transposed"] * 3 + ["gradient", "kernel", "scaled_gradient"]
 LAST = ["gradient"] * 3 + ["kernel", "norm_of_gradient"]
 
 

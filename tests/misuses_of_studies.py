@@ -171,7 +171,10 @@ STUDIES = {
     "grad": (lambda **a: ns.grad(SCORE, **{**GRAD, **a}), GRAD),
     "ntk": (lambda **a: ns.ntk(readout(), **a), {"parametrisation": "ntk"}),
     "hyperparameter": (lambda **a: ns.hyperparameter(**a), {"name": "lr"}),
-    "probe": (lambda **a: ns.probe(**{**PROBE, **a}), PROBE),
+    "probe": (
+        lambda **a: ns.program(lambda: ns.probe(**{**PROBE, **a}))(),
+        PROBE,
+    ),
     "SGD": (
         lambda **a: trained(optimiser=ns.optim.SGD(**a)),
         {

@@ -10,6 +10,7 @@ from netsor.language._array import Operation
 from netsor.language._graph import topological_order
 from netsor.language._operation import Root, Split, SteppedMatMul, SteppedParameter
 from netsor.language._scalar import Hyperparameter
+from netsor.language._stop_gradient import ScaledGradient
 
 from .builder import Builder
 from .programs import (
@@ -104,6 +105,7 @@ def test_the_programs_are_of_every_kind():
         SteppedMatMul,
         SteppedParameter,
         Hyperparameter,
+        ScaledGradient,
     }  # these have random programs of their own
     assert set().union(*kinds) == set(operations(Operation)) - by_gradients
     assert {net.check().verdict for net in nets} == {

@@ -172,6 +172,7 @@ BREAKS = {
     "Rotate": "Rotate",
     "Dot": "Dot",
     "Apply": "Apply, sums",
+    "ScaledGradient": "ScaledGradient",
 }
 
 

@@ -21,6 +21,7 @@ from netsor.language._array import Operation
 from netsor.language._graph import topological_order
 from netsor.language._rotary import Rotate
 from netsor.language._score import rsqrt
+from netsor.language._stop_gradient import ScaledGradient
 
 from ..gradient_cases import plane, products
 from ..gradients import _bent, _unit
@@ -159,6 +160,14 @@ def _take(run: Reading, op: ops.Take, value: Value) -> Tensor:
     return x.reshape(op.x.size, *x.shape[op.x.ndim :])[torch.tensor(op.flat)]
 
 
+def _scaled_gradient(run: Reading, op: ScaledGradient, value: Value) -> Tensor:
+    """The same numbers: a part of them is detached, so that no gradient passes it."""
+    x, factors = run.made[op.x], fixed(op.factors)
+    if isinstance(value, Vector):
+        factors = factors[..., None]
+    return factors * x + ((1.0 - factors) * x).detach()
+
+
 TORCH: dict[type[Operation], Callable[[Reading, Any, Any], Tensor]] = {
     ops.Gaussian: lambda run, op, value: leaf(run.literal.drawn[value][0]),
     ops.Normal: lambda run, op, value: leaf(run.literal.drawn[value][0]),
@@ -183,4 +192,5 @@ TORCH: dict[type[Operation], Callable[[Reading, Any, Any], Tensor]] = {
     ops.Take: _take,
     ops.Join: lambda run, op, value: torch.cat([run.made[part] for part in op.parts]),
     Rotate: _rotate,
+    ScaledGradient: _scaled_gradient,
 }

@@ -271,7 +271,8 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> net.law(n=16, draws=100).dim
     3
     """
-    p, by = as_loss(p, "grad"), as_scalar(1.0 if weights is None else weights, "grad")
+    p = as_loss(p, "grad")
+    by = as_scalar(1.0 if weights is None else weights, "grad", "weights")
     if broadcast("grad", by, p) != p.shape:
         raise TraceError(
             "grad",

@@ -160,13 +160,17 @@ class Apply(Entrywise):
         return range(self.leading, ndim)
 
 
-def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
-    """Convert an argument to a scalar value: a scalar, or numbers."""
+def as_scalar(c: Value | ScalarLike, operation: str, name: str = "") -> Scalar:
+    """Convert an argument to a scalar value: a scalar, or numbers.
+
+    Errors name the argument, if it has a `name`.
+    """
     if isinstance(c, Scalar):
         return c
     if isinstance(c, Value):
-        raise TraceError(operation, f"needs scalars or numbers, got {c!r}")
-    return constant(numbers(c, operation))
+        label = f"{name}: " if name else ""
+        raise TraceError(operation, f"{label}needs scalars or numbers, got {c!r}")
+    return constant(numbers(c, operation, name))
 
 
 def constant(c: Floats) -> Scalar:

@@ -4,6 +4,7 @@ program.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -268,7 +269,7 @@ def train(
     losses = list(loss) if isinstance(loss, list | tuple) else [loss]
     now = [*(outputs if several else [outputs]), *losses]
     history = [outputs]
-    if schedule is not None and not callable(schedule):
+    if schedule is not None and not _takes_one_argument(schedule):
         raise TraceError(
             "train",
             "schedule",
@@ -288,6 +289,21 @@ def train(
         )
         history.append(type(outputs)(now[: -len(losses)]) if several else now[0])
     return history
+
+
+def _takes_one_argument(function: object) -> bool:
+    """Whether `function` can be called with one argument, as far as Python can tell."""
+    if not callable(function):
+        return False
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins do not tell
+        return True
+    try:
+        signature.bind(0)
+    except TypeError:
+        return False
+    return True
 
 
 def _stepped(
