@@ -45,7 +45,7 @@ from ._state import LoweredVector, State
 
 
 def lower(
-    facts: ProgramAnalysis,
+    analysis: ProgramAnalysis,
     notes: Sequence[str],
     shift: int,
     independent: Mapping[Any, Any],
@@ -56,103 +56,114 @@ def lower(
     on_nodes = frozenset[int]()
     while True:
         try:
-            build = Builder(shift, independent=dict(independent))
-            return _lowered(State(facts, list(notes), build, on_nodes))
+            builder = Builder(shift, independent=dict(independent))
+            return _lowered(State(analysis, list(notes), builder, on_nodes))
         except NodesNeeded as error:  # known only now, from the directions
             on_nodes |= error.groups
 
 
-def _lowered(s: State) -> Plan:
+def _lowered(state: State) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    for index, value in enumerate(s.facts.values):
+    for index, value in enumerate(state.analysis.values):
         try:
-            _value(s, value, index)
+            _value(state, value, index)
         except TooLargeError as error:
-            width = "" if value in s.facts.limits else ", a smaller width, or width inf"
+            width = (
+                ""
+                if value in state.analysis.infinite
+                else ", a smaller width, or width inf"
+            )
             raise ExactError(
                 value, str(error), instead=f"take fewer tokens, heads or outputs{width}"
             ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    mean, columns = results(s)
-    build = s.build
+    mean, columns = results(state)
+    builder = state.builder
     told = (
-        tuple(s.notes),
-        build.expects,
-        build.nodes,
-        tuple(build.tried),
-        s.facts.prices.place,
-        build.independent,
+        tuple(state.notes),
+        builder.expects,
+        builder.nodes,
+        tuple(builder.tried),
+        state.analysis.prices.place,
+        builder.independent,
     )
-    return Plan("", build.steps, mean, columns, *told)
+    return Plan("", builder.steps, mean, columns, *told)
 
 
-def _value(s: State, value: Value, index: int) -> None:
+def _value(state: State, value: Value, index: int) -> None:
     if isinstance(value, Vector):
-        if value in s.facts.drawn:
-            for group in s.groups_from(value):
-                rebase_when_large(s, group, index)
-        s.vectors[value] = _vector(s, value)
-        for group in s.groups_of(value):
-            s.held[group].append(value)
+        if value in state.analysis.drawn:
+            for group in state.groups_from(value):
+                rebase_when_large(state, group, index)
+        state.vectors[value] = _vector(state, value)
+        for group in state.groups_of(value):
+            state.held[group].append(value)
     elif isinstance(value, Scalar):
-        s.scalars[value] = rule_for(
+        state.scalars[value] = rule_for(
             value.op, SCALARS, "SCALARS of engine/lower/__init__.py"
-        )(s, value, value.op)
+        )(state, value, value.op)
     for x in (
         (value, value.op.x)
         if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul)
         else (value,)
     ):
-        for group in s.groups_of(x):
+        for group in state.groups_of(x):
             if group.nonlinear and group.nonlinear[-1] is value:
-                rebase_after_nonlinearity(s, group, index)
+                rebase_after_nonlinearity(state, group, index)
 
 
-def _vector(s: State, value: Vector) -> LoweredVector:
+def _vector(state: State, value: Vector) -> LoweredVector:
     if value.op.acts is VectorAccess.LINEARLY and type(value.op) not in VECTORS:
-        return lower_linear(s, value)
+        return lower_linear(state, value)
     return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(
-        s, value, value.op
+        state, value, value.op
     )
 
 
-def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
-    if op.power == 0.5 and op.x in s.facts.limits:
-        return score(s, value, op.x, op.y)
-    if op.x in s.facts.limits and not s.meets(op.x, op.y, value.ndim).any():
-        return s.build.constant(np.zeros(value.shape))
+def _dot(state: State, value: Scalar, op: ops.Dot) -> Register:
+    if op.power == 0.5 and op.x in state.analysis.infinite:
+        return score(state, value, op.x, op.y)
+    if (
+        op.x in state.analysis.infinite
+        and not state.meets(op.x, op.y, value.ndim).any()
+    ):
+        return state.builder.constant(np.zeros(value.shape))
     if op.power == 1:
-        return mean(s, value, op.x, op.y)
-    return s.build.step(
-        "scale", products(s, op.x, op.y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(op.x)
+        return mean(state, value, op.x, op.y)
+    return state.builder.step(
+        "scale",
+        products(state, op.x, op.y, value.ndim, "p = ⟨q, k⟩"),
+        by=1 / state.norm(op.x),
     )
 
 
-def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
+def _normal(state: State, value: Scalar, op: ops.Normal) -> Register:
     words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
-    made = s.build.draw(
-        "normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words
+    made = state.builder.draw(
+        "normals", (*state.analysis.seed_key[value], 0, SAMPLE, 0), op.shape, words
     )
-    return s.build.step("scale", made, by=op.std)
+    return state.builder.step("scale", made, by=op.std)
 
 
-def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
-    if s.facts.limits:
-        check_jumps(s, value)
-    given = {p: s.scalars[p] for p in op.scalars}
+def _apply(state: State, value: Scalar, op: ops.Apply) -> Register:
+    if state.analysis.infinite:
+        check_jumps(state, value)
+    given = {p: state.scalars[p] for p in op.scalars}
     if needs_spectrum(op.f):
         given |= {
             p: fewer
             for p in op.scalars
-            if (fewer := products_of_coordinates(s, p)) is not None
+            if (fewer := products_of_coordinates(state, p)) is not None
         }
-    return lower_scalar(s, value, [given[p] for p in op.scalars])
+    return lower_scalar(state, value, [given[p] for p in op.scalars])
 
 
-def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
+def _data(state: State, value: Vector, op: ops.Data) -> LoweredVector:
     return LoweredVector(
-        s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1))
+        state.builder.constant(
+            op.vectors.reshape(*value.shape, state.analysis.blocks[value], -1)
+        )
     )
 
 
@@ -164,25 +175,27 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     ops.MatMul: matmul,
     ops.Nonlin: nonlin,
     Rotate: rotated,
-    pass_ops.Fuse: lambda s, value, op: fuse(s, value, op.x),
-    pass_ops.Span: lambda s, value, op: span(s, value, op.x, op.known),
+    pass_ops.Fuse: lambda state, value, op: fuse(state, value, op.x),
+    pass_ops.Span: lambda state, value, op: span(state, value, op.x, op.known),
     pass_ops.OuterProductSum: summed,
     pass_ops.MaterialisedMatMul: materialised_matmul,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
-    ops.Constant: lambda s, value, op: s.build.constant(op.numbers),
-    ops.Hyperparameter: lambda s, value, op: s.build.hyperparameter(op.name),
+    ops.Constant: lambda state, value, op: state.builder.constant(op.numbers),
+    ops.Hyperparameter: lambda state, value, op: state.builder.hyperparameter(op.name),
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ops.Take: lambda s, value, op: lower_scalar(s, value, [s.scalars[op.x]]),
-    ops.Join: lambda s, value, op: lower_scalar(
-        s, value, [s.scalars[part] for part in op.parts]
+    ops.Take: lambda state, value, op: lower_scalar(
+        state, value, [state.scalars[op.x]]
+    ),
+    ops.Join: lambda state, value, op: lower_scalar(
+        state, value, [state.scalars[part] for part in op.parts]
     ),
     # it vanishes: other ratios are numbers by now
-    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),
+    ops.Root: lambda state, value, op: state.builder.constant(np.zeros(())),
     Pool: pooled,
-    pass_ops.Coefficients: lambda s, value, op: along(s, op.x, op.y),
+    pass_ops.Coefficients: lambda state, value, op: along(state, op.x, op.y),
     pass_ops.AdjointCorrection: adjoint,
     pass_ops.EpsilonPart: epsilon_part,
 }

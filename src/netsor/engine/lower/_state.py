@@ -91,10 +91,10 @@ class LoweredOrders(Orders):
     numbers that are known count.
     """
 
-    def __init__(self, s: State) -> None:
-        super().__init__(s.facts.limits.__contains__)
+    def __init__(self, state: State) -> None:
+        super().__init__(state.analysis.infinite.__contains__)
         # not s: a cycle would be garbage to collect
-        self.vectors, self.scalars = s.vectors, s.scalars
+        self.vectors, self.scalars = state.vectors, state.scalars
 
     def bits(self, x: Value) -> Sets:
         """The directions along which there can be coordinates of order 1."""
@@ -119,21 +119,23 @@ class State:
 
     def __init__(
         self,
-        facts: ProgramAnalysis,
+        analysis: ProgramAnalysis,
         notes: list[str],
-        build: Builder,
+        builder: Builder,
         on_nodes: frozenset[int],
     ) -> None:
-        self.facts, self.notes, self.build = facts, notes, build
-        self.groups_of = facts.with_vectors.__getitem__
-        self.groups_from = facts.with_sources.__getitem__
+        self.analysis, self.notes, self.builder = analysis, notes, builder
+        self.groups_of = analysis.with_vectors.__getitem__
+        self.groups_from = analysis.with_sources.__getitem__
         self.frames = {
             group: self.frame_for(group, group.number in on_nodes)
-            for group in facts.groups
+            for group in analysis.groups
         }
         self.vectors: dict[Value, LoweredVector] = {}
         # of `vectors`, those in use
-        self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}
+        self.held: dict[FrameBatch, list[Value]] = {
+            group: [] for group in analysis.groups
+        }
         self.scalars: dict[Value, Register] = {}
         # of known scalars, the sum of the sizes of their terms
         self.sizes: dict[Value | None, Register] = {}
@@ -144,20 +146,20 @@ class State:
         # 0, but NaN in a replica where what no direction holds of such counts
         self.guards: dict[Register, None] = {}
         # only rules of infinite width ask for these sets
-        values = facts.values if facts.limits else ()
+        values = analysis.values if analysis.infinite else ()
         self.random = _made_of(
             values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root)
         )
         # can have such
         self.inexact = _made_of(
-            values, lambda v: v in facts.limits or isinstance(v.op, Root)
+            values, lambda v: v in analysis.infinite or isinstance(v.op, Root)
         )
         self.orders = LoweredOrders(self)
         # of `sample`: a value each, then a Gaussian variable each
-        self.columns = len(facts.picked)
+        self.columns = len(analysis.picked)
         self.rests = {
             (group, value): (rests, None in component)
-            for group, components in facts.components.items()
+            for group, components in analysis.components.items()
             for component, rests in (
                 (component, ResidualBasis()) for component in components
             )
@@ -170,76 +172,83 @@ class State:
         """The frames of a group of clusters; `on_nodes`: at infinite width,
         expectations are means over nodes.
         """
-        if not self.facts.merged_sources.isdisjoint(group.slots):
+        if not self.analysis.merged_sources.isdisjoint(group.slots):
             # a Fuse replaces these sources, and wants means apart: they have a
             # direction each, whatever the width
-            return InfiniteWidthFrame(group, self.build, ones=True, scored=True)
+            return InfiniteWidthFrame(group, self.builder, ones=True, scored=True)
         if group.width == math.inf:
             if on_nodes:
-                return NodeFrame(group, self.build)
+                return NodeFrame(group, self.builder)
             return InfiniteWidthFrame(
-                group, self.build, group.constant, scored=group in self.facts.scored
+                group,
+                self.builder,
+                group.constant,
+                scored=group in self.analysis.scored,
             )
         chosen = (
             StandardBasis
-            if group.nonlinear or group.given or group in self.facts.whole
+            if group.nonlinear
+            or group.given
+            or group in self.analysis.coordinates_cheaper
             else BartlettFrame
         )
-        return chosen(group, self.build, local_coordinates(group, self.facts.picked))
+        return chosen(
+            group, self.builder, local_coordinates(group, self.analysis.picked)
+        )
 
     def align_axes(self, a: Register, ndim: int, to: int) -> Register:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so
         that it broadcasts.
         """
-        return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
+        return self.builder.reshape(a, *(1,) * (to - ndim), *a.shape)
 
     def rows(self, a: Register, width: int, copies: int | None = None) -> Register:
         """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·), with so many
         directions a block.
         """
-        a = self.build.pad_or_cut(a, width)
+        a = self.builder.pad_or_cut(a, width)
         front = (
             a.shape[:-2]
             if copies is None
             else (copies, math.prod(a.shape[:-2]) // copies)
         )
-        return self.build.reshape(a, *front, a.shape[-2] * width)
+        return self.builder.reshape(a, *front, a.shape[-2] * width)
 
     def mix_rows(self, by: Register, a: Register) -> Register:
         """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
-        made = self.build.step("product", by, self.rows(a, a.shape[-1]))
-        return self.build.reshape(made, *made.shape[:-1], *a.shape[-2:])
+        made = self.builder.step("product", by, self.rows(a, a.shape[-1]))
+        return self.builder.reshape(made, *made.shape[:-1], *a.shape[-2:])
 
     def scatter(self, parts: Sequence[tuple[Ints, Register]], *shape: int) -> Register:
         """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·); in
         another shape if it is given.
         """
-        build = self.build
+        builder = self.builder
         width = max(a.shape[-1] for _, a in parts)
         flat = [
-            build.pad_or_cut(
-                build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width
+            builder.pad_or_cut(
+                builder.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width
             )
             for _, a in parts
         ]
-        rows = build.step("join", *flat, axis=0)
-        rows = build.take(
+        rows = builder.step("join", *flat, axis=0)
+        rows = builder.take(
             rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0
         )
-        return build.reshape(rows, *(shape or rows.shape[:-1]), width)
+        return builder.reshape(rows, *(shape or rows.shape[:-1]), width)
 
     def gather(self, a: Register, places: Ints, width: int) -> Register:
         """The vectors of a value that lie in a group, (frames, vectors, directions)."""
-        flat = self.build.reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
-        chosen = self.build.take(
-            self.build.pad_or_cut(flat, width), places.ravel(), axis=0
+        flat = self.builder.reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
+        chosen = self.builder.take(
+            self.builder.pad_or_cut(flat, width), places.ravel(), axis=0
         )
-        return self.build.reshape(chosen, *places.shape, width)
+        return self.builder.reshape(chosen, *places.shape, width)
 
     def sample(self, x: Value) -> Register:
         """What an output needs to know of coordinates; 0 if that is nothing."""
         found = self.vectors[x]
-        return found.sample or self.build.constant(
+        return found.sample or self.builder.constant(
             np.zeros((*found.lead.shape[:-1], 1))
         )
 
@@ -247,7 +256,7 @@ class State:
         """The absolute values of known numbers; of scalars p, the sum of those of their
         terms.
         """
-        return self.sizes.get(p) or self.build.constant(
+        return self.sizes.get(p) or self.builder.constant(
             np.abs(np.asarray(known.value))[0]
         )
 
@@ -261,7 +270,7 @@ class State:
         """The range of directions along which vectors of a value can have
         coordinates.
         """
-        if x not in self.facts.limits or any(
+        if x not in self.analysis.infinite or any(
             isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)
         ):
             return 0, self.vectors[x].lead.shape[-1]
@@ -283,7 +292,7 @@ class State:
         # scipy.sparse is slow to import, and seldom needed
         from ...language._linear_expansion import Expansion
 
-        rows = Expansion(self.facts.values).rows[x]  # column 0 is (1, …, 1)
+        rows = Expansion(self.analysis.values).rows[x]  # column 0 is (1, …, 1)
         return np.asarray(np.diff(rows[:, 1 - means :].indptr) > 0).reshape(x.shape)
 
     def norm(self, x: Value) -> float:
@@ -291,15 +300,15 @@ class State:
         coordinates α.
         """
         assert isinstance(x, Vector)
-        width = self.facts.widths[x]
+        width = self.analysis.widths[x]
         return math.sqrt(
-            self.facts.blocks[x] * (1.0 if x in self.facts.limits else width)
+            self.analysis.blocks[x] * (1.0 if x in self.analysis.infinite else width)
         )
 
-    def words(self, value: Value) -> str:
+    def label(self, value: Value) -> str:
         match value.op:
             case MatMul(weight) | MaterialisedMatMul(weight=weight):
-                name = self.facts.names.get(weight.source, weight.source.name or "W")
+                name = self.analysis.names.get(weight.source, weight.source.name or "W")
                 return (
                     f"{name}^T x"
                     if isinstance(value.op, MaterialisedMatMul) and weight.transposed
@@ -313,7 +322,7 @@ class State:
         """Where the entries of an argument are that belong to the entries of a value at
         these flat places.
         """
-        blocks = self.facts.blocks[value]
+        blocks = self.analysis.blocks[value]
         index = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape).ravel()
         if isinstance(x, Scalar):
             return np.asarray(index[places // blocks])
@@ -327,16 +336,16 @@ class State:
         for group in self.groups_of(value):
             row, places = self.frames[group].constant, group.positions[value]
             assert row is not None
-            wide = self.build.reshape(row, group.frames, 1, row.shape[-1])
+            wide = self.builder.reshape(row, group.frames, 1, row.shape[-1])
             parts.append(
                 (
                     places,
-                    self.build.step(
+                    self.builder.step(
                         "spread", wide, shape=(*places.shape, row.shape[-1])
                     ),
                 )
             )
-        return self.scatter(parts, *value.shape, self.facts.blocks[value])
+        return self.scatter(parts, *value.shape, self.analysis.blocks[value])
 
 
 def _made_of(values: Iterable[Value], begins: Callable[[Value], bool]) -> set[Value]:
