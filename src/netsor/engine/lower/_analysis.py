@@ -169,7 +169,7 @@ class ProgramAnalysis:
         self.scored = frozenset(
             group
             for factor in _factors_of_scores(values)
-            for group in self.with_vectors[factor]
+            for group in self.with_vectors.get(factor, ())
         )
         self.components = {
             group: _components(group, partners, "apart" not in without)
@@ -191,7 +191,7 @@ class ProgramAnalysis:
     def _sources_of_nonlinearities(
         self, values: Sequence[Value], sources_of: SourcesOf
     ) -> frozenset[Value]:
-        """The sources of which a nonlinearity needs the coordinate that is asked for."""
+        """The sources of which a nonlinearity needs the picked coordinate."""
         found: set[Value] = set()
         for value in values:
             is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
@@ -423,7 +423,7 @@ def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
 def _groups_by_value(
     tables: Iterable[tuple[FrameBatch, Mapping[Value, object]]],
 ) -> dict[Value, list[FrameBatch]]:
-    """For each value, the groups whose table has it; an empty list for all others."""
+    """For each value, the groups whose table has it."""
     groups = defaultdict[Value, list[FrameBatch]](list)
     for group, table in tables:
         for value in table:

@@ -47,7 +47,7 @@ class Dual:
         What its rule asks for comes before: a stack and no recursion, for a deep
         network is a chain.
         """
-        made, pending = self.state.epsilons, [value]
+        made, pending = self.state.epsilon_parts, [value]
         while pending:
             one = pending[-1]
             rule, inputs = self._rule(one)
@@ -306,7 +306,7 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     state = dual.state
     # directions may be set end to end, or indexed
     for one in ancestors([directions], Span):
-        if isinstance(one.op, Span) and (left := dual[one].left) is not None:
+        if isinstance(one.op, Span) and (left := dual[one].dropped) is not None:
             other = left if x is None else state.vectors[x].lead
             state.guards[
                 state.builder.step(

@@ -213,7 +213,9 @@ def _changed(
     changes where it is marked.
     """
     x, own = value.op.inputs[number], _feature(dual, value, frame)
-    some = marks.ravel()[dual.state.argument(x, value, frame.group.positions[value])]
+    some = marks.ravel()[
+        dual.state.argument_positions(x, value, frame.group.positions[value])
+    ]
     return (
         frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
         if some.any()
@@ -259,7 +261,7 @@ def _at_nodes(
     )
 
     def rows(x: Value, a: Register) -> Register:
-        at = state.argument(x, value, places)
+        at = state.argument_positions(x, value, places)
         if isinstance(x, Vector):
             return builder.step("scale", state.gather(a, at, nodes), by=nodes**0.5)
         return builder.reshape(

@@ -72,8 +72,8 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
         terms = apply_linear(
             state,
             value,
-            [state.size(x.lead) for x in given],
-            weights and state.size(weights),
+            [state.size_of_terms(x.lead) for x in given],
+            weights and state.size_of_terms(weights),
         )
         lead = without_rounding(state, lead, terms, SUM_RTOL)
     sample = None
@@ -108,8 +108,8 @@ def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Reg
         else value
     )
     sizes, numbers = (
-        [state.size(state.scalars[p], p) for p in op.inputs],
-        [state.size(a) for a in arrays],
+        [state.size_of_terms(state.scalars[p], p) for p in op.inputs],
+        [state.size_of_terms(a) for a in arrays],
     )
     # both factors have rounding errors
     is_product = isinstance(op, Apply) and op.f in PRODUCTS
@@ -134,7 +134,7 @@ def without_rounding(
     found, size = (np.asarray(a.value)[0] for a in (made, terms))
     zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
     if keep is not None:  # a zero is exact
-        state.sizes[keep] = state.builder.constant(np.where(zero, 0.0, size))
+        state.terms[keep] = state.builder.constant(np.where(zero, 0.0, size))
     return (
         state.builder.constant(np.where(zero, 0.0, found))
         if found[zero].any()
@@ -310,12 +310,12 @@ def rotated(state: State, value: Vector, op: Rotate) -> LoweredVector:
         )
     width = int(state.analysis.widths[value])
     key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
-    if key not in state.turns:
+    if key not in state.rotations:
         angles = op.angles(blocks * width)
-        state.turns[key] = tuple(
+        state.rotations[key] = tuple(
             builder.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin)
         )
-    cos, sin = state.turns[key]
+    cos, sin = state.rotations[key]
     whole = builder.reshape(
         builder.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width
     )
@@ -341,7 +341,7 @@ def mean(
     made = state.builder.step("scale", made, by=by)
     if x not in state.analysis.infinite or made.value is None:
         return made
-    first, second = (state.size(state.vectors[v].lead) for v in (x, y))
+    first, second = (state.size_of_terms(state.vectors[v].lead) for v in (x, y))
     terms = state.builder.step(
         "scale", paired_products(state, first, second, x, y, value.ndim), by=by
     )
@@ -405,7 +405,7 @@ def products_of_coordinates(state: State, value: Scalar) -> Register | None:
 def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
     more, other = (x, y) if x.size <= y.size else (y, x)
-    start, stop = state.reach(other)
+    start, stop = state.direction_range(other)
     rows = (
         _crossed(state, more, other, start, stop),
         state.builder.step("part", state.vectors[other].lead, start=start, stop=stop),

@@ -207,8 +207,8 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     for group in state.groups_of(value):
         places, frame = group.positions[value], state.frames[group]
         assert isinstance(frame, LimitFrame)
-        rests, linear = state.rests[group, value]
-        at = {x: state.argument(x, value, places) for x in op.inputs}
+        rests, linear = state.feature_components[group, value]
+        at = {x: state.argument_positions(x, value, places) for x in op.inputs}
         rows = [
             state.gather(state.vectors[x].lead, at[x], frame.directions)
             for x in vectors
@@ -232,7 +232,7 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
             new, _number(state, value, group), linear
         )
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
-            state.epsilons.clear()
+            state.epsilon_parts.clear()
         parts.append((places, lead))
     return LoweredVector(state.scatter(parts, *sets.shape), sample, sets)
 
@@ -275,7 +275,9 @@ def _nodes(state: State, x: Vector) -> int:
     return frames[0][1].directions
 
 
-def summed(state: State, value: Vector, op: OuterProductSum) -> LoweredVector:
+def outer_product_sum(
+    state: State, value: Vector, op: OuterProductSum
+) -> LoweredVector:
     """A function of the entries of outer products, times vectors: all coordinates of
     all of them, or all nodes.
     """
@@ -322,7 +324,7 @@ def summed(state: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         reached = union(state.sets(op.left).ravel()[group.positions[op.left]])
         new = frame.features(SIGN, [rows], [reached], [], ResidualBasis())
         sets.reshape(-1)[places] = frame.add_outputs(new, _number(state, value, group))
-    state.epsilons.clear()  # ε parts may lie along these functions too
+    state.epsilon_parts.clear()  # ε parts may lie along these functions too
     left = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
     check = partial(checked_left, sizes=op.sizes, varies=varies)
     left = builder.step(

@@ -107,8 +107,8 @@ def _in_use(state: State, group: FrameBatch, index: int) -> tuple[list[Value], i
     """The values of a group that are used after a place in the program, and how many
     vectors of a frame they are.
     """
-    held = state.held[group] = [
-        v for v in state.held[group] if state.analysis.last_use[v] > index
+    held = state.in_use[group] = [
+        v for v in state.in_use[group] if state.analysis.last_use[v] > index
     ]
     vectors = [v for v in held if state.vectors[v].lead.shape[-1]]
     return vectors, sum(group.positions[v].shape[1] for v in vectors) + (

@@ -230,7 +230,7 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
     lead = builder.step(
         "part",
         state.vectors[x].lead,
-        start=state.reach(x)[0],
+        start=state.direction_range(x)[0],
         stop=state.vectors[x].lead.shape[-1],
     )
     rows = state.rows(lead, lead.shape[-1], members if op.each else 1)
