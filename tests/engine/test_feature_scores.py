@@ -74,7 +74,7 @@ def test_the_comparison_sees_other_noise(monkeypatch):
     monkeypatch.setattr(
         NodeFrame,
         "white_noise",
-        lambda self: self.build.step("scale", noise(self), by=1.3),
+        lambda self: self.builder.step("scale", noise(self), by=1.3),
     )
     assert variance_off(*CASES["of two vectors"]) > 4
 

@@ -1,6 +1,7 @@
 """The plan: what it says is what is done, and it refuses before anything is drawn."""
 
 import copy
+import doctest
 import gc
 import pickle
 import tracemalloc
@@ -19,6 +20,7 @@ from netsor.engine._ir import Step
 from netsor.engine._plan import compute, in_numpy, run
 from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams
+from netsor.engine.lower import lower
 from netsor.engine.lower._components import FrameBatch, connected
 from netsor.engine.lower._state import LoweredVector
 from netsor.engine.passes._rewrite import Context
@@ -212,3 +214,12 @@ def test_coordinates_that_no_memory_holds_are_refused():
         x = ns.tanh(x + ns.weight(n, n) @ x)
     with pytest.raises(ns.ExactError, match="bytes for one replica"):
         ns.Program(ns.mean_dot(x, x).sum()).plan(n=2**25)
+
+
+def test_the_example_of_lowering_runs():
+    example, *others = doctest.DocTestFinder().find(lower, "lower")
+    assert not others
+    output = []
+    runner = doctest.DocTestRunner()
+    runner.run(example, out=output.append)
+    assert runner.failures == 0, "".join(output)

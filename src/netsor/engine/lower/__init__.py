@@ -1,9 +1,19 @@
-"""Lowering: a graph with bound widths becomes a plan. All decisions are made here, from
-structure and constants.
+"""Lowering: a program with bound widths becomes a plan.
 
-Vectors are coordinates in the frames of their clusters (docs/theory.md, "Finite width,
-usually without a weight matrix"). Without shortcuts, lowering draws every source in
-full and computes every Gram matrix directly.
+The files follow the theory of exact finite width (docs/theory.md, "Finite width,
+usually without a weight matrix"), in its order:
+
+- the row law, (W x^1, …, W x^k) = C E with fresh isotropic sources E: `_sources`;
+- the Gram matrix of the sources, by Bartlett's frames: `_finite_frames`;
+- m = ∞ is the same formula: `_infinite_frames`, and scores in `_dual_rules`;
+- nonlinear sections need coordinates: `_nonlinear`, and `_residual_features` at m = ∞;
+- linear operations and inner products of coordinates: `_linear`;
+- reusing a matrix on what is new of its inputs: `span` and `along` in `_sources`;
+- frames that are replaced by smaller ones: `_rebase`;
+- Rao–Blackwell, the last product is never drawn: `_outputs`.
+
+`_analysis` and `_components` find the facts about the program that these files use, and
+`_state` holds the registers made so far.
 """
 
 from __future__ import annotations
@@ -37,7 +47,7 @@ from ._linear import (
     products_of_coordinates,
     rotated,
 )
-from ._nonlinear import check_jumps, nonlin, pooled, summed
+from ._nonlinear import check_jumps, nonlin, outer_product_sum, pooled
 from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span
@@ -45,144 +55,223 @@ from ._state import LoweredVector, State
 
 
 def lower(
-    facts: ProgramAnalysis,
+    analysis: ProgramAnalysis,
     notes: Sequence[str],
     shift: int,
     independent: Mapping[Any, Any],
 ) -> Plan:
-    """The plan of a program. For `shift` see `_expectation_ops`, for `independent` see
-    `Plan`.
+    """Lower a program to a plan: the list of array operations that samples its law.
+
+    Every vector becomes its coordinates along orthonormal directions, the *frame* of
+    its cluster. A product W x becomes C E: fresh isotropic sources E, and a factor C of
+    the Gram matrix of its inputs. No weight matrix is drawn unless that is cheaper.
+
+    The invariant: all decisions are made here, from the structure of the program, its
+    constants and the prices of the device, never from sampled numbers. So a plan has no
+    branches, all replicas do the same operations on arrays of the same shapes, and a
+    seed gives the same draws on every backend and for any number of workers.
+
+    Values are lowered in the order of `analysis.values`, each by the rule of its
+    operation: in `VECTORS`, in `SCALARS`, or in `_linear.LINEAR`. A rule reads the
+    registers of the inputs from the `State`, adds steps to its builder, and returns the
+    registers of the value. Without shortcuts, every source is drawn in full and every
+    Gram matrix is computed from coordinates.
+
+    Parameters
+    ----------
+    analysis : ProgramAnalysis
+        The program after the passes, and what is known about it.
+    notes : sequence of str
+        Remarks of the passes on the law.
+    shift : int
+        The shift of Gaussian expectations (see `_expectation_ops`).
+    independent : mapping
+        Linearly independent directions of the plan without a shift (see `Plan`).
+
+    Returns
+    -------
+    Plan
+        Its `mean` and `columns` give each coordinate of the outputs, given all that is
+        drawn, as mean + columns · N(0, I).
+
+    Examples
+    --------
+    One query and three keys. The scores need no matrix: the query has a norm and three
+    keys have a coordinate along it. `Program.plan` calls the passes, then `lower`:
+
+    >>> import netsor as ns
+    >>> n = ns.Width("n")
+    >>> x = ns.gaussian(n, 3)
+    >>> q = ns.weight(n, n, name="W_Q") @ x[:1]
+    >>> k = ns.weight(n, n, name="W_K") @ x
+    >>> plan = ns.Program(ns.softmax(ns.dot(q, k))).plan(n=256)
+    >>> for step in plan.steps:
+    ...     if step.words:
+    ...         print(step.kind, step.out.shape, step.words)
+    chi (1, 3) initial vectors: norms outside the frame
+    normals (1, 3) initial vectors: along each other
+    squares (1, 1) |x|² for W_Q x
+    chi (1, 1) W_Q x: norms outside the frame
+    multiply (1, 1, 1) W_Q x = C E
+    normals (1, 3, 1) W_K x: along the frame
+    product (1, 3, 1) W_K x = C E
+    gram (1, 3) p = ⟨q, k⟩
+    apply (1, 3) softmax of scalars
     """
-    on_nodes = frozenset[int]()
+    groups_on_nodes = frozenset[int]()
     while True:
+        builder = Builder(shift, independent=dict(independent))
+        state = State(analysis, list(notes), builder, groups_on_nodes)
         try:
-            build = Builder(shift, independent=dict(independent))
-            return _lowered(State(facts, list(notes), build, on_nodes))
-        except NodesNeeded as error:  # known only now, from the directions
-            on_nodes |= error.groups
+            return _lowered(state)
+        except NodesNeeded as error:
+            # this is known only now, from the directions: begin again
+            groups_on_nodes |= error.groups
 
 
-def _lowered(s: State) -> Plan:
+def _lowered(state: State) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    for index, value in enumerate(s.facts.values):
+    analysis, builder = state.analysis, state.builder
+    for index, value in enumerate(analysis.values):
         try:
-            _value(s, value, index)
+            _lower_value(state, value, index)
         except TooLargeError as error:
-            width = "" if value in s.facts.limits else ", a smaller width, or width inf"
-            raise ExactError(
-                value, str(error), instead=f"take fewer tokens, heads or outputs{width}"
-            ) from None
+            remedy = "take fewer tokens, heads or outputs"
+            if value not in analysis.infinite:
+                remedy += ", a smaller width, or width inf"
+            raise ExactError(value, str(error), instead=remedy) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    mean, columns = results(s)
-    build = s.build
-    told = (
-        tuple(s.notes),
-        build.expects,
-        build.nodes,
-        tuple(build.tried),
-        s.facts.prices.place,
-        build.independent,
+    mean, columns = results(state)
+    return Plan(
+        title="",
+        steps=builder.steps,
+        mean=mean,
+        columns=columns,
+        notes=tuple(state.notes),
+        expects=builder.expects,
+        nodes=builder.nodes,
+        tried=tuple(builder.tried),
+        place=analysis.prices.place,
+        independent=builder.independent,
     )
-    return Plan("", build.steps, mean, columns, *told)
 
 
-def _value(s: State, value: Value, index: int) -> None:
+def _lower_value(state: State, value: Value, index: int) -> None:
+    """Lower one value, and rebase the frames of its group before or after."""
     if isinstance(value, Vector):
-        if value in s.facts.drawn:
-            for group in s.groups_from(value):
-                rebase_when_large(s, group, index)
-        s.vectors[value] = _vector(s, value)
-        for group in s.groups_of(value):
-            s.held[group].append(value)
+        if value in state.analysis.drawn:
+            for group in state.groups_from(value):
+                rebase_when_large(state, group, index)
+        state.vectors[value] = _lower_vector(state, value)
+        for group in state.groups_of(value):
+            state.in_use[group].append(value)
     elif isinstance(value, Scalar):
-        s.scalars[value] = rule_for(
-            value.op, SCALARS, "SCALARS of engine/lower/__init__.py"
-        )(s, value, value.op)
-    for x in (
-        (value, value.op.x)
-        if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul)
-        else (value,)
-    ):
-        for group in s.groups_of(x):
+        rule = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")
+        state.scalars[value] = rule(state, value, value.op)
+    read_whole = [value]
+    # these read all coordinates of their input, and are in no group themselves
+    if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul):
+        read_whole.append(value.op.x)
+    for x in read_whole:
+        for group in state.groups_of(x):
             if group.nonlinear and group.nonlinear[-1] is value:
-                rebase_after_nonlinearity(s, group, index)
+                rebase_after_nonlinearity(state, group, index)
 
 
-def _vector(s: State, value: Vector) -> LoweredVector:
+def _lower_vector(state: State, value: Vector) -> LoweredVector:
+    """The registers of a vector, by the rule of its operation."""
     if value.op.acts is VectorAccess.LINEARLY and type(value.op) not in VECTORS:
-        return lower_linear(s, value)
-    return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(
-        s, value, value.op
-    )
+        return lower_linear(state, value)
+    rule = rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")
+    return rule(state, value, value.op)
 
 
-def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
-    if op.power == 0.5 and op.x in s.facts.limits:
-        return score(s, value, op.x, op.y)
-    if op.x in s.facts.limits and not s.meets(op.x, op.y, value.ndim).any():
-        return s.build.constant(np.zeros(value.shape))
+# Rules of operations that have no file of their own
+
+
+def _dot(state: State, value: Scalar, op: ops.Dot) -> Register:
+    """Scores n^(−1/2) ⟨x_i, y_j⟩ and means ⟨x_i, y_j⟩/n."""
+    builder = state.builder
+    infinite = op.x in state.analysis.infinite
+    if infinite and op.power == 0.5:
+        return score(state, value, op.x, op.y)
+    if infinite and not state.meets(op.x, op.y, value.ndim).any():
+        return builder.constant(np.zeros(value.shape))
     if op.power == 1:
-        return mean(s, value, op.x, op.y)
-    return s.build.step(
-        "scale", products(s, op.x, op.y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(op.x)
-    )
+        return mean(state, value, op.x, op.y)
+    inner = products(state, op.x, op.y, value.ndim, "p = ⟨q, k⟩")
+    return builder.step("scale", inner, by=1 / state.norm(op.x))
 
 
-def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
-    words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
-    made = s.build.draw(
-        "normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words
-    )
-    return s.build.step("scale", made, by=op.std)
+def _normal(state: State, value: Scalar, op: ops.Normal) -> Register:
+    """Random scalars N(0, std²)."""
+    label = "random scalars"
+    if op.source.name:
+        label += f": {op.source.name}"
+    key = (*state.analysis.seed_key[value], 0, SAMPLE, 0)
+    standard = state.builder.draw("normals", key, op.shape, label)
+    return state.builder.step("scale", standard, by=op.std)
 
 
-def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
-    if s.facts.limits:
-        check_jumps(s, value)
-    given = {p: s.scalars[p] for p in op.scalars}
+def _apply(state: State, value: Scalar, op: ops.Apply) -> Register:
+    """A function of scalars."""
+    if state.analysis.infinite:
+        check_jumps(state, value)
+    arguments = [state.scalars[p] for p in op.scalars]
     if needs_spectrum(op.f):
-        given |= {
-            p: fewer
-            for p in op.scalars
-            if (fewer := products_of_coordinates(s, p)) is not None
-        }
-    return lower_scalar(s, value, [given[p] for p in op.scalars])
+        # a smaller Gram matrix with the same eigenvalues does as well
+        smaller = {p: products_of_coordinates(state, p) for p in op.scalars}
+        arguments = [smaller[p] or state.scalars[p] for p in op.scalars]
+    return lower_scalar(state, value, arguments)
 
 
-def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
-    return LoweredVector(
-        s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1))
-    )
+def _take(state: State, value: Scalar, op: ops.Take) -> Register:
+    """Entries of scalars."""
+    return lower_scalar(state, value, [state.scalars[op.x]])
 
 
-# One rule an operation, `rule(s, value, op)`. What acts on vectors linearly has its
-# rule in `_linear`.
+def _join(state: State, value: Scalar, op: ops.Join) -> Register:
+    """Scalars set end to end."""
+    return lower_scalar(state, value, [state.scalars[part] for part in op.parts])
+
+
+def _root(state: State, value: Scalar, op: ops.Root) -> Register:
+    """A ratio of widths that vanishes; `bind_width_ratios` binds all others."""
+    return state.builder.constant(np.zeros(()))
+
+
+def _data(state: State, value: Vector, op: ops.Data) -> LoweredVector:
+    """Given vectors, by their coordinates in the standard basis."""
+    blocks = state.analysis.blocks[value]
+    coordinates = op.vectors.reshape(*value.shape, blocks, -1)
+    return LoweredVector(state.builder.constant(coordinates))
+
+
+# One rule for each operation, `rule(state, value, op)`. An operation that acts on
+# vectors linearly has its rule in `_linear`.
 VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     ops.Gaussian: gaussian,
     ops.Data: _data,
     ops.MatMul: matmul,
     ops.Nonlin: nonlin,
     Rotate: rotated,
-    pass_ops.Fuse: lambda s, value, op: fuse(s, value, op.x),
-    pass_ops.Span: lambda s, value, op: span(s, value, op.x, op.known),
-    pass_ops.OuterProductSum: summed,
+    pass_ops.Fuse: lambda state, value, op: fuse(state, value, op.x),
+    pass_ops.Span: lambda state, value, op: span(state, value, op.x, op.known),
+    pass_ops.OuterProductSum: outer_product_sum,
     pass_ops.MaterialisedMatMul: materialised_matmul,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
-    ops.Constant: lambda s, value, op: s.build.constant(op.numbers),
-    ops.Hyperparameter: lambda s, value, op: s.build.hyperparameter(op.name),
+    ops.Constant: lambda state, value, op: state.builder.constant(op.numbers),
+    ops.Hyperparameter: lambda state, value, op: state.builder.hyperparameter(op.name),
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ops.Take: lambda s, value, op: lower_scalar(s, value, [s.scalars[op.x]]),
-    ops.Join: lambda s, value, op: lower_scalar(
-        s, value, [s.scalars[part] for part in op.parts]
-    ),
-    # it vanishes: other ratios are numbers by now
-    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),
+    ops.Take: _take,
+    ops.Join: _join,
+    ops.Root: _root,
     Pool: pooled,
-    pass_ops.Coefficients: lambda s, value, op: along(s, op.x, op.y),
+    pass_ops.Coefficients: lambda state, value, op: along(state, op.x, op.y),
     pass_ops.AdjointCorrection: adjoint,
     pass_ops.EpsilonPart: epsilon_part,
 }

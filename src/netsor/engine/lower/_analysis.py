@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
@@ -36,72 +36,74 @@ from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of, connected
 
+# For each vector, the sources that it combines linearly (see `linear_sources`)
+SourcesOf = Mapping[Value, frozenset[Value]]
 
-def leaves(
-    values: list[Value], edges: Mapping[Value, set[Value]], whole: Collection[Value]
-) -> tuple[frozenset[Value], list[Value]]:
-    """Sources that need coordinates along others only, no direction of their own; and
-    values in a suitable order.
+# For each source, those whose products with it are asked for (see `asked_together`)
+Partners = Mapping[Value, set[Value]]
 
-    Coordinates that nothing asks about need not be drawn. The keys of a head are asked
-    for products with its queries alone, so with the queries first in the frame the
-    products of keys with each other are never drawn. The condition: nothing asks for a
-    product of the source with itself or with another leaf, no output needs a coordinate
-    of it (those of vectors in `whole` are needed), and some order of the program puts
-    those that it meets first. Of two candidates the larger one is the leaf.
-    """
-    before: dict[Value, set[Value]] = {}
-    found: set[Value] = set()
-    order = values
-    index = {value: i for i, value in enumerate(values)}
-    place = index
-    sources = [
-        v for v in values if isinstance(v.op, Gaussian | MatMul | Fuse) and v in edges
-    ]
-    for source in sorted(sources, key=lambda v: (-v.size, -index[v])):
-        near = edges[source]
-        if source in near or near & found or source in whole:
-            continue
-        if any(place[x] > place[source] for x in near):
-            attempt = _order(values, {**before, source: near})
-            if attempt is None:
-                continue
-            order, place = attempt, {value: i for i, value in enumerate(attempt)}
-        found.add(source)
-        before[source] = near
-    return frozenset(found), order
-
-
-def _order(
-    values: Sequence[Value], before: Mapping[Value, set[Value]]
-) -> list[Value] | None:
-    """Values in an order that respects their inputs and `before`, as near to the
-    program's as can be; None if none.
-    """
-    index = {value: i for i, value in enumerate(values)}
-    sorter = TopologicalSorter(
-        {value: (*value.op.inputs, *before.get(value, ())) for value in values}
-    )
-    try:
-        sorter.prepare()
-    except CycleError:
-        return None
-    ready, order = list[int](), list[Value]()
-    while sorter.is_active():
-        for value in sorter.get_ready():
-            heapq.heappush(ready, index[value])
-        order.append(values[heapq.heappop(ready)])
-        sorter.done(order[-1])
-    return order
-
-
-# nonlinearities asked for products with each other; None stands for linear vectors
+# Nonlinearities asked for products with each other; None stands for linear vectors
 Component = frozenset[Value | None]
 
 
 class ProgramAnalysis:
-    """The facts of one program after its passes, at given widths. Nothing changes
-    them.
+    """What lowering knows of a program, after its passes and at given widths.
+
+    Every attribute follows from the structure of the program, its constants and its
+    widths. Nothing changes an attribute while the program is lowered.
+
+    Attributes
+    ----------
+    bound : mapping
+        The widths by name.
+    prices : Prices
+        The prices of the device that will run the plan.
+    outputs : tuple of Value
+        The outputs after the passes.
+    original_outputs : tuple of Value
+        The outputs before the passes, which can turn a scalar into a vector.
+    picked : tuple of int
+        The coordinates α that the law is asked for.
+    picked_by_user : bool
+        Whether the user chose these coordinates; if not, there is one, number 0.
+    without : frozenset of str
+        The shortcuts to leave out.
+    names : mapping
+        The printed names of the matrices.
+    values : tuple of Value
+        All values in the order in which they are lowered.
+    position, last_use : dict
+        For each value, its position in `values`, and that of its last reader.
+    seed_key : dict
+        For each value that draws, its position in the program as written, and a count.
+    merged_sources : frozenset of Value
+        The sources that a `Fuse` replaces.
+    coordinates : frozenset of Value
+        The vectors of which an output needs a coordinate.
+    leaves : frozenset of Value
+        The sources that need no direction of their own (see `leaves`).
+    drawn : frozenset of Value
+        The sources of which inner products or coordinates are asked for.
+    factored : frozenset of Value
+        The inputs of matrix products in `drawn`.
+    feeds_nonlinearity : frozenset of Value
+        The sources of which a nonlinearity needs the picked coordinate.
+    matrices_on : Counter
+        For each value, the number of matrices that act on it.
+    blocks, widths : dict
+        For each vector, the number of its blocks and the width of a block.
+    infinite : frozenset of Value
+        The vectors of infinite width.
+    groups : tuple of FrameBatch
+        The clusters, those with the same structure together.
+    fuse_parts : dict
+        For each `Fuse`, the positions of the vectors of each member.
+    with_vectors, with_sources : dict
+        For each value, the groups that hold its vectors and its sources.
+    scored : frozenset of FrameBatch
+        At infinite width, the groups in which parts of order n^(−1/2) count.
+    components : dict
+        For each group, its nonlinearities as sets that need products with each other.
     """
 
     def __init__(
@@ -113,215 +115,350 @@ class ProgramAnalysis:
         without: frozenset[str],
         picked: Sequence[int] | None,
     ) -> None:
-        self.bound = context.bound  # the widths
-        self.prices = context.prices  # where the plan is meant to run
+        self.bound = context.bound
+        self.prices = context.prices
         self.outputs = tuple(outputs)
-        # as they were: a scalar may have become a vector
         self.original_outputs = tuple(original_outputs)
-        # whether the user chose the coordinates α asked for
-        self.chosen = picked is not None
+        self.picked_by_user = picked is not None
         self.picked = (0,) if picked is None else tuple(picked)
-        self.without = without  # shortcuts left out
+        self.without = without
         self.names = names
-        depth: dict[Value, int] = {}
-        for value in context.ordered(outputs):
-            depth[value] = 1 + max(map(depth.__getitem__, value.op.inputs), default=0)
-        # outputs of early layers before those of late ones: so what they are made of
-        # need not be kept until the end
-        values = context.ordered(sorted(outputs, key=depth.__getitem__))
-        made = linear_sources(values)
-        edges = asked_together(values, made)
-        # sources that a Fuse replaces
-        fused = (made[value.op.x] for value in values if isinstance(value.op, Fuse))
-        self.merged_sources: frozenset[Value] = frozenset().union(*fused)
-        # vectors of which an output needs a coordinate
+
+        values = _early_layers_first(outputs, context)
+        sources_of = linear_sources(values)
+        partners = asked_together(values, sources_of)
+        self.merged_sources = _merged_sources(values, sources_of)
         self.coordinates: frozenset[Value] = frozenset(
             ancestors(outputs, Gaussian, MatMul, Fuse, Data)
         )
-        self.leaves = frozenset[Value]()  # sources that need no direction of their own
+        self.leaves = frozenset[Value]()
         if "leaves" not in without:
-            self.leaves, values = leaves(values, edges, self.coordinates)
+            self.leaves, values = leaves(values, partners, self.coordinates)
         values = _schedule_means_early(values)
-        # what seeds are made from: the place as written, and a count
-        self.number: dict[Value, tuple[int, int]] = {}
-        count = Counter[int]()
-        for value in values:
-            if isinstance(value.op, Normal) or (value in made and value in made[value]):
-                place = context.origin[value]
-                self.number[value] = place, count[place]
-                count[place] += 1
-        # sources of which products or coordinates are asked for
-        begun = [v for v in values if v in made and v in made[v]]
-        self.drawn = (
-            frozenset(v for v in begun if v in edges or "undrawn" in without)
-            - self.merged_sources
-        )
-        # inputs of such products
+
+        self.seed_key = _seed_keys(values, sources_of, context.origin)
+        self.drawn = self._drawn_sources(values, sources_of, partners)
         self.factored = frozenset(
-            v.op.x for v in self.drawn if isinstance(v.op, MatMul)
+            value.op.x for value in self.drawn if isinstance(value.op, MatMul)
         )
-        # sources of which a nonlinearity needs the coordinate asked for
-        nonlinear = [
-            v
-            for v in values
-            if isinstance(v.op, Nonlin | OuterProductSum) and v in self.coordinates
-        ]
-        self.feeds_nonlinearity: frozenset[Value] = frozenset().union(
-            *(made[x] for v in nonlinear for x in asked(v))
-        )
-        if "undrawn" in without:
-            self.feeds_nonlinearity |= self.coordinates
-        # as they are lowered; data is given in the standard basis, so it comes before
-        # any frame is turned
+        self.feeds_nonlinearity = self._sources_of_nonlinearities(values, sources_of)
+
+        # data is given in the standard basis, so it comes before any frame is rebased
         self.values = tuple(
             sorted(values, key=lambda value: not isinstance(value.op, Data))
         )
-        self.place = {value: k for k, value in enumerate(self.values)}
-        # the place of the last value that needs the coordinates of each
-        self.last: dict[Value, int] = {
-            x: k for k, value in enumerate(self.values) for x in value.op.inputs
-        }
-        self.last |= dict.fromkeys(outputs, len(self.values))
-        # how many matrices act on each value
-        self.acting = Counter(v.op.x for v in values if isinstance(v.op, MatMul))
-        # how many blocks the vectors of each value have, and how wide one is
+        self.position = {value: k for k, value in enumerate(self.values)}
+        self.last_use = _last_uses(self.values, outputs)
+        self.matrices_on = Counter(
+            value.op.x for value in values if isinstance(value.op, MatMul)
+        )
+
         self.blocks, self.widths = blocks_of(self.values, context.bound)
-        # of infinite width
-        self.limits = frozenset(
+        self.infinite = frozenset(
             value for value, width in self.widths.items() if math.isinf(width)
         )
         clusters = Clusters(self.values, self.blocks)
         self.groups = tuple(clusters.groups(self.widths))
-        # of a Fuse: the places of the vectors of each member
-        self.parts = clusters.parts
-        # the groups that have vectors of a value
-        self.with_vectors = defaultdict[Value, list[FrameBatch]](list)
-        # and those that have its sources
-        self.with_sources = defaultdict[Value, list[FrameBatch]](list)
-        for group in self.groups:
-            for table, where in (
-                (group.positions, self.with_vectors),
-                (group.slots, self.with_sources),
-            ):
-                for value in table:
-                    where[value].append(group)
-        # at infinite width, the groups in which parts of order n^(−1/2) count
-        scores: list[Operation] = [
-            v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5
-        ]
-        scores += [v.op for v in values if isinstance(v.op, AdjointCorrection)]
+        self.fuse_parts = clusters.parts
+        self.with_vectors = _groups_by_value(
+            (group, group.positions) for group in self.groups
+        )
+        self.with_sources = _groups_by_value(
+            (group, group.slots) for group in self.groups
+        )
         self.scored = frozenset(
-            group for op in scores for x in op.inputs for group in self.with_vectors[x]
+            group
+            for factor in _factors_of_scores(values)
+            for group in self.with_vectors.get(factor, ())
         )
         self.components = {
-            group: _components(group, edges, "apart" not in without)
+            group: _components(group, partners, "apart" not in without)
             for group in self.groups
         }
 
+    def _drawn_sources(
+        self, values: Sequence[Value], sources_of: SourcesOf, partners: Partners
+    ) -> frozenset[Value]:
+        """The sources to draw: those that some operation asks about."""
+        drawn = frozenset(
+            value
+            for value in values
+            if _is_source(value, sources_of)
+            and (value in partners or "undrawn" in self.without)
+        )
+        return drawn - self.merged_sources
+
+    def _sources_of_nonlinearities(
+        self, values: Sequence[Value], sources_of: SourcesOf
+    ) -> frozenset[Value]:
+        """The sources of which a nonlinearity needs the picked coordinate."""
+        found: set[Value] = set()
+        for value in values:
+            is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
+            if is_nonlinear and value in self.coordinates:
+                for argument in asked(value):
+                    found |= sources_of[argument]
+        if "undrawn" in self.without:
+            found |= self.coordinates
+        return frozenset(found)
+
     @cached_property
-    def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
+    def needed_entries(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
 
     @cached_property
-    def whole(self) -> frozenset[FrameBatch]:
-        """The groups whose sources cost less with a normal per coordinate than with
-        fewer normals, but a χ each.
+    def coordinates_cheaper(self) -> frozenset[FrameBatch]:
+        """Groups at finite width whose sources cost less with a normal per coordinate.
+
+        The alternative is fewer normals, but a χ for each source.
         """
-        # where a χ costs little more than a normal
+        # on a CPU, a χ costs little more than a normal
         if self.prices.place == _cost_model.CPU.place:
             return frozenset()
         return frozenset(
             group
             for group in self.groups
-            if group.width < math.inf and self._whole(group)
+            if group.width < math.inf and self._prefers_coordinates(group)
         )
 
-    def _whole(self, group: FrameBatch) -> bool:
-        prices, sources, most = self.prices, 0, 0
-        for value, places in group.slots.items():
-            vectors = 1
-            if isinstance(value.op, MatMul):
-                x, members = value.op.x, value.op.weight.members.size
-                vectors = int(
-                    min(
-                        x.size // (members if value.op.each else 1),
-                        self.blocks[x] * self.widths[x],
-                    )
-                )
-            if value in self.drawn:
-                sources, most = sources + places.shape[1] * vectors, max(most, vectors)
-        # later ones have every coordinate in any frame
-        grown = min(sources, int(group.width))
-        more = grown * group.width - grown * (grown - 1) / 2
+    def _prefers_coordinates(self, group: FrameBatch) -> bool:
+        """Whether the normals for all coordinates cost less than the χ they replace."""
+        prices = self.prices
+        sources, most_vectors = 0, 0
+        for value, slots in group.slots.items():
+            if value not in self.drawn:
+                continue
+            vectors = self._vectors_of_matrix(value)
+            sources += slots.shape[1] * vectors
+            most_vectors = max(most_vectors, vectors)
+        # a full frame has no more χ: later sources have every coordinate in any frame
+        norms = min(sources, int(group.width))
+        more_normals = norms * group.width - norms * (norms - 1) / 2
         return (
-            most >= _cost_model.FEWEST
-            and more * (prices.normal + most * prices.product) < grown * prices.chi
+            most_vectors >= _cost_model.FEWEST
+            and more_normals * (prices.normal + most_vectors * prices.product)
+            < norms * prices.chi
         )
 
+    def _vectors_of_matrix(self, value: Value) -> int:
+        """The sources of one matrix in a product W x; 1 for initial vectors."""
+        if not isinstance(value.op, MatMul):
+            return 1
+        x = value.op.x
+        matrices = value.op.weight.members.size if value.op.each else 1
+        return int(min(x.size // matrices, self.blocks[x] * self.widths[x]))
 
-def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
-    """The coordinates α asked for within a block of a group at finite width, each
-    once.
+
+# The order of the values
+
+
+def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """All values in order, those of early outputs before those of late ones.
+
+    Then what an early output is made of need not be kept until the end.
     """
-    return sorted({c % int(group.width) for c in picked})
+    depth: dict[Value, int] = {}
+    for value in context.ordered(outputs):
+        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+    return context.ordered(sorted(outputs, key=depth.__getitem__))
+
+
+def leaves(
+    values: list[Value], partners: Partners, whole: Collection[Value]
+) -> tuple[frozenset[Value], list[Value]]:
+    """Sources that need no direction of their own, and the values in a suitable order.
+
+    Coordinates that nothing asks about need not be drawn. The keys of a head are asked
+    for products with its queries alone, so with the queries first in the frame the
+    products of keys with each other are never drawn. The condition: nothing asks for a
+    product of the source with itself or with another leaf, no output needs a coordinate
+    of it (those of vectors in `whole` are needed), and some order of the program puts
+    those that it meets first. Of two candidates the larger one is the leaf.
+    """
+    must_precede: dict[Value, set[Value]] = {}
+    found: set[Value] = set()
+    order = values
+    program_position = {value: i for i, value in enumerate(values)}
+    position = program_position
+    sources = [
+        value
+        for value in values
+        if isinstance(value.op, Gaussian | MatMul | Fuse) and value in partners
+    ]
+    sources.sort(key=lambda source: (-source.size, -program_position[source]))
+    for source in sources:
+        met = partners[source]
+        if source in met or met & found or source in whole:
+            continue
+        if any(position[x] > position[source] for x in met):
+            new_order = _ordered_with(values, {**must_precede, source: met})
+            if new_order is None:
+                continue
+            order = new_order
+            position = {value: i for i, value in enumerate(order)}
+        found.add(source)
+        must_precede[source] = met
+    return frozenset(found), order
+
+
+def _ordered_with(
+    values: Sequence[Value], must_precede: Mapping[Value, set[Value]]
+) -> list[Value] | None:
+    """The values with some moved before others, else in their order; None if a cycle.
+
+    Each value also comes after its inputs.
+    """
+    program_position = {value: i for i, value in enumerate(values)}
+    sorter = TopologicalSorter(
+        {value: (*value.op.inputs, *must_precede.get(value, ())) for value in values}
+    )
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready: list[int] = []
+    order: list[Value] = []
+    while sorter.is_active():
+        for value in sorter.get_ready():
+            heapq.heappush(ready, program_position[value])
+        next_value = values[heapq.heappop(ready)]
+        order.append(next_value)
+        sorter.done(next_value)
+    return order
 
 
 def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
-    """Means of products as soon as their vectors exist: these need not be kept, and no
-    frame rebased, for them.
+    """Move means of products to where their vectors exist.
+
+    The vectors need not be kept for them, and no frame rebased.
     """
-    place, users = {value: k for k, value in enumerate(values)}, users_of(values)
-    early: set[Value] = set()  # these products, and vectors rearranged for them alone
+    position = {value: k for k, value in enumerate(values)}
+    users = users_of(values)
+    # these products, and vectors rearranged for them alone
+    early: set[Value] = set()
     for value in reversed(values):
         match value.op:
             case Dot(power=1):
                 early.add(value)
-            case Take() if isinstance(value, Vector) and early.issuperset(
-                users.get(value, [value])
-            ):
-                early.add(value)
+            case Take() if isinstance(value, Vector):
+                if early.issuperset(users.get(value, [value])):
+                    early.add(value)
     for value in values:
         if value in early:
-            place[value] = max(place[x] for x in value.op.inputs)
+            position[value] = max(position[x] for x in value.op.inputs)
     # stable, so that inputs stay before what uses them
-    return sorted(values, key=lambda value: place[value])
+    return sorted(values, key=lambda value: position[value])
 
 
-def ancestors(some: Sequence[Value], *stop: type[Operation]) -> dict[Vector, None]:
-    """The vectors that values are made of coordinate by coordinate, back to operations
-    of these kinds.
+def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
+    """The position of the last reader of each value; outputs are read at the end."""
+    last_use = {x: k for k, value in enumerate(values) for x in value.op.inputs}
+    for output in outputs:
+        last_use[output] = len(values)
+    return last_use
+
+
+# Sources
+
+
+def _is_source(value: Value, sources_of: SourcesOf) -> bool:
+    """Whether a value begins a linear section."""
+    return value in sources_of and value in sources_of[value]
+
+
+def _merged_sources(values: Sequence[Value], sources_of: SourcesOf) -> frozenset[Value]:
+    """The sources that a `Fuse` replaces."""
+    merged: set[Value] = set()
+    for value in values:
+        if isinstance(value.op, Fuse):
+            merged |= sources_of[value.op.x]
+    return frozenset(merged)
+
+
+def _seed_keys(
+    values: Sequence[Value], sources_of: SourcesOf, origin: Mapping[Value, int]
+) -> dict[Value, tuple[int, int]]:
+    """For each value that draws: its position in the program as written, and a count.
+
+    Passes can replace one value by several, which share the position.
+    """
+    keys: dict[Value, tuple[int, int]] = {}
+    count = Counter[int]()
+    for value in values:
+        if isinstance(value.op, Normal) or _is_source(value, sources_of):
+            written = origin[value]
+            keys[value] = written, count[written]
+            count[written] += 1
+    return keys
+
+
+def ancestors(values: Sequence[Value], *stop: type[Operation]) -> dict[Vector, None]:
+    """The vectors that values are made of coordinate by coordinate.
+
+    The search goes back to operations of the kinds `stop`.
     """
     found: dict[Vector, None] = {}
-    pending = list(some)
+    pending = list(values)
     while pending:
         value = pending.pop()
         if isinstance(value, Vector) and value not in found:
             found[value] = None
-            pending += () if isinstance(value.op, stop) else value.op.inputs
+            if not isinstance(value.op, stop):
+                pending += value.op.inputs
     return found
 
 
-def _components(
-    group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool
-) -> list[Component]:
-    """The nonlinearities of a group in sets of those asked for products with each
-    other, or with linear vectors.
+# Groups of frames
+
+
+def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
+    """The coordinates α asked for, within a block of a group at finite width.
+
+    Each occurs once.
+    """
+    return sorted({coordinate % int(group.width) for coordinate in picked})
+
+
+def _groups_by_value(
+    tables: Iterable[tuple[FrameBatch, Mapping[Value, object]]],
+) -> dict[Value, list[FrameBatch]]:
+    """For each value, the groups whose table has it."""
+    groups = defaultdict[Value, list[FrameBatch]](list)
+    for group, table in tables:
+        for value in table:
+            groups[value].append(group)
+    return groups
+
+
+def _factors_of_scores(values: Sequence[Value]) -> Iterable[Value]:
+    """The inputs of operations that read parts of order n^(−1/2)."""
+    for value in values:
+        is_score = isinstance(value.op, Dot) and value.op.power == 0.5
+        if is_score or isinstance(value.op, AdjointCorrection):
+            yield from value.op.inputs
+
+
+def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Component]:
+    """The nonlinearities of a group, as sets that need products with each other.
+
+    A set with None needs products with linear vectors. Without the shortcut `apart`,
+    all are one set.
     """
     nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
-    some = [None, *nonlinear]
-    place = {value: k for k, value in enumerate(some)}
-    near = (
-        (value, x if isinstance(x.op, Nonlin) else None)
-        for value in nonlinear
-        for x in edges.get(value, ())
-    )
-    ends = [(place[value], place[x]) for value, x in near if x in place]
+    nodes: list[Value | None] = [None, *nonlinear]
+    number = {node: k for k, node in enumerate(nodes)}
+    edges: list[tuple[int, int]] = []
+    for value in nonlinear:
+        for partner in partners.get(value, ()):
+            node = partner if isinstance(partner.op, Nonlin) else None
+            if node in number:
+                edges.append((number[value], number[node]))
     if not apart:
-        ends += [(k, 0) for k in place.values()]
-    first, second = np.array(ends, dtype=np.intp).reshape(-1, 2).T
-    label = connected(len(some), first, second)
+        edges += [(k, 0) for k in range(len(nodes))]
+    starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
+    labels = connected(len(nodes), starts, ends)
     return [
-        frozenset(some[k] for k in np.flatnonzero(label == one))
-        for one in sorted(set(label.tolist()))
+        frozenset(nodes[k] for k in np.flatnonzero(labels == label))
+        for label in sorted(set(labels.tolist()))
     ]

@@ -36,9 +36,9 @@ class Dual:
     """
 
     def __init__(
-        self, s: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]
+        self, state: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]
     ) -> None:
-        self.s, self.rules = s, rules
+        self.state, self.rules = state, rules
 
     def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,)
@@ -47,7 +47,7 @@ class Dual:
         What its rule asks for comes before: a stack and no recursion, for a deep
         network is a chain.
         """
-        made, pending = self.s.epsilons, [value]
+        made, pending = self.state.epsilon_parts, [value]
         while pending:
             one = pending[-1]
             rule, inputs = self._rule(one)
@@ -59,7 +59,7 @@ class Dual:
                 shape = (
                     one.shape
                     if isinstance(one, Scalar)
-                    else self.s.vectors[one].lead.shape[:-1]
+                    else self.state.vectors[one].lead.shape[:-1]
                 )
                 support, unknown = (
                     np.broadcast_to(m, shape) for m in (found.support, found.unknown)
@@ -70,7 +70,7 @@ class Dual:
 
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
-        inexact, limits = self.s.inexact, self.s.facts.limits
+        inexact, limits = self.state.inexact, self.state.analysis.infinite
         match value.op:
             case MatMul(_, x):
                 return (self.rules[MatMul] if x in inexact else none), []
@@ -87,17 +87,17 @@ class Dual:
         """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 ·
         y1, a mean over blocks.
         """
-        s, more, other, ours, theirs = (
-            self.s,
+        state, more, other, ours, theirs = (
+            self.state,
             self[x],
             self[y],
-            self.s.sets(x),
-            self.s.sets(y),
+            self.state.sets(x),
+            self.state.sets(y),
         )
         unknown = pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(
             x, ours, y, other.unknown, ndim
         )
-        unknown = unknown | unknown_pairs(s, x, y, ndim)
+        unknown = unknown | unknown_pairs(state, x, y, ndim)
         some, others = (
             (sets != 0).any(axis=-1, keepdims=True).astype(object)
             for sets in (ours, theirs)
@@ -109,16 +109,20 @@ class Dual:
         )
         terms = []
         if (support & ~unknown).any():
-            terms.append(crossed_products(s, x, y, ndim))
+            terms.append(crossed_products(state, x, y, ndim))
         if more.part is not None and first.any():
-            terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
+            terms.append(
+                paired_products(state, more.part, state.vectors[y].lead, x, y, ndim)
+            )
         if other.part is not None and second.any():
-            terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
+            terms.append(
+                paired_products(state, state.vectors[x].lead, other.part, x, y, ndim)
+            )
         total = self.sum(terms)
         part = (
             None
             if total is None
-            else s.build.step("scale", total, by=1 / s.norm(x) ** 2)
+            else state.builder.step("scale", total, by=1 / state.norm(x) ** 2)
         )
         return Fluctuation(part, support | first | second, unknown, self.unit(x))
 
@@ -126,7 +130,7 @@ class Dual:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of
         its blocks.
         """
-        return x.width.name, x.width.factor / self.s.facts.blocks[x]
+        return x.width.name, x.width.factor / self.state.analysis.blocks[x]
 
     def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
         """An ε part in the units of another space; unknown if their widths go to
@@ -135,7 +139,7 @@ class Dual:
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
         if unit is not None and small.unit[0] == unit[0] and small.part is not None:
-            part = self.s.build.step(
+            part = self.state.builder.step(
                 "scale", small.part, by=math.sqrt(unit[1] / small.unit[1])
             )
             return replace(small, part=part, unit=unit)
@@ -148,8 +152,9 @@ class Dual:
         if not terms:
             return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        return self.s.build.fold(
-            "add", [self.s.build.pad_or_cut(t, width) if t.shape else t for t in terms]
+        return self.state.builder.fold(
+            "add",
+            [self.state.builder.pad_or_cut(t, width) if t.shape else t for t in terms],
         )
 
 
@@ -164,22 +169,22 @@ def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     vector has.
     """
     return unknown_along(
-        dual.s.sets(value)
+        dual.state.sets(value)
         if isinstance(value, Vector)
         else np.ones(value.shape, dtype=bool)
     )
 
 
-def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
+def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
     """Pairs of vectors along directions whose normals N have no known law; on nodes all
     have one.
     """
     found = np.zeros(1, dtype=bool)
-    for group in s.groups_of(x):
-        frame = s.frames[group]
+    for group in state.groups_of(x):
+        frame = state.frames[group]
         if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
             continue
-        ours, theirs = (_inside(s, v, group) for v in (x, y))
+        ours, theirs = (_inside(state, v, group) for v in (x, y))
         here, there = (
             [k for k, b in enumerate(frame.blocks) if b.bits & union(sets)]
             for sets in (ours, theirs)
@@ -194,9 +199,9 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
     return found
 
 
-def _inside(s: State, x: Vector, group: FrameBatch) -> Sets:
+def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
     """The sets of the vectors that lie in a group, and none for all others."""
-    sets, places = s.sets(x), group.positions[x]
+    sets, places = state.sets(x), group.positions[x]
     found = np.zeros(sets.shape, dtype=object)
     found.reshape(-1)[places] = sets.ravel()[places]
     return found
@@ -217,18 +222,18 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
     made something along it: then a score that depends on both is refused when it is
     drawn.
     """
-    s, x, known = dual.s, op.x, op.known
-    build, count, lead, mean_square = (
-        s.build,
+    state, x, known = dual.state, op.x, op.known
+    builder, count, lead, mean_square = (
+        state.builder,
         value.shape[-1],
-        s.vectors[value].lead,
-        s.norm(x) ** 2,
+        state.vectors[value].lead,
+        state.norm(x) ** 2,
     )
 
     # Which of the directions, those known before and the new ones, each new one may
     # depend on at order 1 (`own`)
     given = [*known, value]
-    every = np.concatenate([s.sets(v) for v in given], axis=-2)
+    every = np.concatenate([state.sets(v) for v in given], axis=-2)
     apart = _apart(every)[..., -count:, :]  # (…, new, all)
     own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
     more = dual[x]
@@ -242,47 +247,55 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
         both, cross, along = (
             dual.product(x, v, value.ndim + 1),
             apart[..., : v.shape[-1]],
-            s.sets(v),
+            state.sets(v),
         )
         unknown = unknown | mixed(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
-            by = build.step("multiply", both.part, build.constant(-1.0 * cross))
-            terms.append(s.mix_rows(by, s.vectors[v].lead))
+            by = builder.step("multiply", both.part, builder.constant(-1.0 * cross))
+            terms.append(state.mix_rows(by, state.vectors[v].lead))
             reach = reach | mixed(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
-            by = build.step(
-                "scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square
+            by = builder.step(
+                "scale",
+                products(state, x, v, value.ndim + 1, ""),
+                by=-1.0 / mean_square,
             )
-            terms.append(s.mix_rows(by, old.part))
-            reach = reach | mixed(s.meets(x, v, value.ndim + 1), old.support)
+            terms.append(state.mix_rows(by, old.part))
+            reach = reach | mixed(state.meets(x, v, value.ndim + 1), old.support)
     total, made, left = dual.sum(terms), None, None
     for v in known:
         guard(dual, v, x)
     if total is not None:
-        made, left = _solved(s, value, x, given, total, own)
-        s.guards[
-            build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True)
+        made, left = _solved(state, value, x, given, total, own)
+        state.guards[
+            builder.step(
+                "lost", *_same_width(state, left, state.vectors[x].lead), later=True
+            )
         ] = None
         reach = mixed(own[..., -count:], reach)
 
     # less Φ(…) D0
     cross = apart[..., apart.shape[-1] - count :] & np.tri(count, k=-1, dtype=bool)
     if cross.any():
-        inner = crossed_products(s, value, value, value.ndim + 1)
+        inner = crossed_products(state, value, value, value.ndim + 1)
         if made is not None:
-            sides = paired_products(s, made, lead, value, value, value.ndim + 1)
-            inner = build.step(
-                "add", build.step("add", inner, sides), build.step("transposed", sides)
+            sides = paired_products(state, made, lead, value, value, value.ndim + 1)
+            inner = builder.step(
+                "add",
+                builder.step("add", inner, sides),
+                builder.step("transposed", sides),
             )
-        unclear = cross & unknown_pairs(s, value, value, value.ndim + 1)
-        unknown = unknown | mixed(unclear, s.sets(value))
-        moved = s.mix_rows(
-            build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)),
+        unclear = cross & unknown_pairs(state, value, value, value.ndim + 1)
+        unknown = unknown | mixed(unclear, state.sets(value))
+        moved = state.mix_rows(
+            builder.step(
+                "multiply", inner, builder.constant(-1.0 / mean_square * cross)
+            ),
             lead,
         )
-        made = moved if made is None else build.step("add", made, moved)
-        reach = reach | mixed(cross, s.sets(value))
+        made = moved if made is None else builder.step("add", made, moved)
+        reach = reach | mixed(cross, state.sets(value))
     return Fluctuation(made, reach, unknown, None, left)
 
 
@@ -290,57 +303,72 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     """Check whether x overlaps the O(ε) residual that these directions dropped; without
     x, whether there is any.
     """
-    s = dual.s
+    state = dual.state
     # directions may be set end to end, or indexed
     for one in ancestors([directions], Span):
-        if isinstance(one.op, Span) and (left := dual[one].left) is not None:
-            other = left if x is None else s.vectors[x].lead
-            s.guards[
-                s.build.step("lost", *_same_width(s, left, other), later=False)
+        if isinstance(one.op, Span) and (left := dual[one].dropped) is not None:
+            other = left if x is None else state.vectors[x].lead
+            state.guards[
+                state.builder.step(
+                    "lost", *_same_width(state, left, other), later=False
+                )
             ] = None
 
 
-def _same_width(s: State, *arrays: Register) -> list[Register]:
+def _same_width(state: State, *arrays: Register) -> list[Register]:
     """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and
     directions as the largest has.
     """
     width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
-    return [s.align_axes(s.rows(a, width), len(a.shape), ndim) for a in arrays]
+    return [state.align_axes(state.rows(a, width), len(a.shape), ndim) for a in arrays]
 
 
 def _solved(
-    s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools
+    state: State,
+    value: Vector,
+    x: Vector,
+    given: list[Vector],
+    total: Register,
+    own: Bools,
 ) -> tuple[Register, Register]:
     """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds
     it.
     """
-    build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
+    builder, lead, mean_square = (
+        state.builder,
+        state.vectors[value].lead,
+        state.norm(x) ** 2,
+    )
     width = lead.shape[-1]
-    lower = build.step(
-        "scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square
+    lower = builder.step(
+        "scale", products(state, x, value, value.ndim + 1, ""), by=1 / mean_square
     )
-    rows = s.rows(total, width)
-    solved = build.step(
-        "transposed", build.step("solve", lower, build.step("transposed", rows))
+    rows = state.rows(total, width)
+    solved = builder.step(
+        "transposed", builder.step("solve", lower, builder.step("transposed", rows))
     )
-    left = build.step(
-        "add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0)
+    left = builder.step(
+        "add",
+        rows,
+        builder.step("scale", builder.step("product", lower, solved), by=-1.0),
     )
     start = 0
     # what unknown coefficients along directions before can hold is not lost
     for v in given:
         stop = start + v.shape[-1]
-        flat = s.rows(s.vectors[v].lead, width)
-        inside = build.constant(own[..., start:stop] / mean_square)
-        along = build.step("multiply", build.step("gram", left, flat), inside)
-        left = build.step(
+        flat = state.rows(state.vectors[v].lead, width)
+        inside = builder.constant(own[..., start:stop] / mean_square)
+        along = builder.step("multiply", builder.step("gram", left, flat), inside)
+        left = builder.step(
             "add",
             left,
-            build.step("scale", build.step("product", along, flat), by=-1.0),
+            builder.step("scale", builder.step("product", along, flat), by=-1.0),
         )
         start = stop
-    left = build.step("left_over", left, rows, s.rows(s.vectors[x].lead, width))
-    return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
+    left = builder.step(
+        "left_over", left, rows, state.rows(state.vectors[x].lead, width)
+    )
+    return builder.reshape(solved, *lead.shape), builder.reshape(left, *lead.shape)
 
 
 def _apart(sets: Sets) -> Bools:

@@ -58,12 +58,12 @@ from ._state import Fluctuation, State, unknown_along
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     """A ratio of widths that vanishes is an ε part and nothing else."""
-    known = vanishing_ratio(op, dual.s.facts.bound)
+    known = vanishing_ratio(op, dual.state.analysis.bound)
     assert known is not None
     width, number = known
     some = np.ones(value.shape, dtype=bool)
     return Fluctuation(
-        dual.s.build.constant(np.asarray(number)),
+        dual.state.builder.constant(np.asarray(number)),
         some,
         ~some,
         (width.name, width.factor),
@@ -72,40 +72,46 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     """Coefficients along directions: known where they are 0 at order 1 by structure."""
-    s, x, y = dual.s, op.x, op.y
-    found, cross = dual.product(x, y, value.ndim), ~s.order_one(value)
+    state, x, y = dual.state, op.x, op.y
+    found, cross = dual.product(x, y, value.ndim), ~state.order_one(value)
     cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
     part = found.part if cross.any() else None
-    part = part and s.build.step("multiply", part, s.build.constant(cross * 1.0))
+    part = part and state.builder.step(
+        "multiply", part, state.builder.constant(cross * 1.0)
+    )
     return Fluctuation(
         part,
         cross & found.support,
-        s.order_one(value) | (cross & found.unknown),
+        state.order_one(value) | (cross & found.unknown),
         found.unit,
     )
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
-    s, build = dual.s, dual.s.build
+    state, builder = dual.state, dual.state.builder
     given = dual.product(op.g, op.b, value.ndim)
     terms, unknown, support = [], given.unknown, given.support
     if given.part is not None:
-        terms.append(build.step("scale", given.part, by=-1.0))
-    if op.d in s.facts.limits:
+        terms.append(builder.step("scale", given.part, by=-1.0))
+    if op.d in state.analysis.infinite:
         wanted = dual.product(op.d, op.u, value.ndim)
         unknown, support = unknown | wanted.unknown, support | wanted.support
         if wanted.part is not None:
             terms.append(
-                build.step(
-                    "scale", wanted.part, by=op.gain * s.norm(op.d) / s.norm(op.g)
+                builder.step(
+                    "scale",
+                    wanted.part,
+                    by=op.gain * state.norm(op.d) / state.norm(op.g),
                 )
             )
         guard(dual, op.d, op.u)
     else:
         support = np.ones(value.shape, dtype=bool)
-        wide = products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        wide = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         terms.append(
-            build.step("scale", wide, by=op.gain / (s.norm(op.d) * s.norm(op.g)))
+            builder.step(
+                "scale", wide, by=op.gain / (state.norm(op.d) * state.norm(op.g))
+            )
         )
     both = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
     # W of what was left over has no direction, and W^T would act on it
@@ -135,19 +141,19 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         return none(dual, value, op)
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
-    slope, build = _slope(op.f), dual.s.build
+    slope, builder = _slope(op.f), dual.state.builder
     if slope is not None and given[0].part is not None:
-        by = build.step(
+        by = builder.step(
             "apply",
-            dual.s.scalars[op.scalars[0]],
+            dual.state.scalars[op.scalars[0]],
             made=value.shape,
             f=slope,
             shape=value.shape,
         )
-        return replace(given[0], part=build.step("multiply", by, given[0].part))
+        return replace(given[0], part=builder.step("multiply", by, given[0].part))
     alone = len(given) == 1 and not op.axes
     return unknown_along(
-        given[0].support | given[0].unknown if alone else dual.s.order_one(value)
+        given[0].support | given[0].unknown if alone else dual.state.order_one(value)
     )
 
 
@@ -160,7 +166,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
-    some = dual.s.sets(value)
+    some = dual.state.sets(value)
     each = some.reshape(op.weight.members.size, -1, some.shape[-1])
     every = np.broadcast_to(
         np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape
@@ -177,24 +183,26 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    s, parts = dual.s, []
-    support, unknown = np.zeros_like(s.sets(value)), s.sets(value).copy()
-    for group in s.groups_of(value):
-        frame, places = s.frames[group], group.positions[value]
+    state, parts = dual.state, []
+    support, unknown = np.zeros_like(state.sets(value)), state.sets(value).copy()
+    for group in state.groups_of(value):
+        frame, places = state.frames[group], group.positions[value]
         if isinstance(frame, NodeFrame):
             part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(
                 dual, value, op, frame
             )
         else:
             assert isinstance(frame, LimitFrame)
-            part = s.build.constant(np.zeros((*places.shape, 0)))
+            part = state.builder.constant(np.zeros((*places.shape, 0)))
             for number, f in enumerate(given):
                 unknown.reshape(-1)[places] |= _changed(
                     dual, value, frame, number, f.support | f.unknown
                 )
         parts.append((places, part))
     return Fluctuation(
-        s.scatter(parts, *support.shape) if support.any() else None, support, unknown
+        state.scatter(parts, *support.shape) if support.any() else None,
+        support,
+        unknown,
     )
 
 
@@ -205,7 +213,9 @@ def _changed(
     changes where it is marked.
     """
     x, own = value.op.inputs[number], _feature(dual, value, frame)
-    some = marks.ravel()[dual.s.argument(x, value, frame.group.positions[value])]
+    some = marks.ravel()[
+        dual.state.argument_positions(x, value, frame.group.positions[value])
+    ]
     return (
         frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
         if some.any()
@@ -215,7 +225,7 @@ def _changed(
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     """The features that a nonlinearity made in a frame."""
-    number = dual.s.facts.number[value]
+    number = dual.state.analysis.seed_key[value]
     return next(
         b.feature
         for b in frame.blocks
@@ -237,9 +247,9 @@ def _at_nodes(
     A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends
     on terms of order ε.
     """
-    s, build, nodes, places = (
-        dual.s,
-        dual.s.build,
+    state, builder, nodes, places = (
+        dual.state,
+        dual.state.builder,
         frame.directions,
         frame.group.positions[value],
     )
@@ -251,11 +261,13 @@ def _at_nodes(
     )
 
     def rows(x: Value, a: Register) -> Register:
-        at = s.argument(x, value, places)
+        at = state.argument_positions(x, value, places)
         if isinstance(x, Vector):
-            return build.step("scale", s.gather(a, at, nodes), by=nodes**0.5)
-        return build.reshape(
-            build.take(build.reshape(a, x.size), at.ravel(), axis=0), *places.shape, 1
+            return builder.step("scale", state.gather(a, at, nodes), by=nodes**0.5)
+        return builder.reshape(
+            builder.take(builder.reshape(a, x.size), at.ravel(), axis=0),
+            *places.shape,
+            1,
         )
 
     for number, x in enumerate(op.inputs):
@@ -269,16 +281,18 @@ def _at_nodes(
             along[unknown] |= _changed(dual, value, frame, number, marks)
         change = small.part if smooth else None
         changes.append(
-            build.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change)
+            builder.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change)
         )
         main.append(
-            rows(x, s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x])
+            rows(
+                x, state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
+            )
         )
     words, shape = (
         f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
         (*places.shape, nodes),
     )
-    made = build.step(
+    made = builder.step(
         "apply",
         *main,
         *changes,
@@ -287,7 +301,7 @@ def _at_nodes(
         f=partial(_directional, op.f),
         shape=shape,
     )
-    return build.step("scale", made, by=nodes**-0.5), along[0], along[1]
+    return builder.step("scale", made, by=nodes**-0.5), along[0], along[1]
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
@@ -306,10 +320,10 @@ def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctu
     """A mean over coordinates, which fluctuates; and if l has an ε part, what that
     changes may lie along everything.
     """
-    s, unknown, more = dual.s, dual.s.sets(value).copy(), dual[op.left]
+    state, unknown, more = dual.state, dual.state.sets(value).copy(), dual[op.left]
     if (more.support | more.unknown).any():
-        for group in s.groups_of(value):
-            frame = s.frames[group]
+        for group in state.groups_of(value):
+            frame = state.frames[group]
             assert isinstance(frame, NodeFrame)
             unknown.reshape(-1)[group.positions[value]] = bit_range(
                 0, frame.blocks[-1].stop
@@ -319,14 +333,15 @@ def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctu
 
 def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
-    s, (terms, by) = dual.s, factors_of(value)
+    state, (terms, by) = dual.state, factors_of(value)
     units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
     unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
     given = [dual.converted(dual[x], unit) for x in terms]
     mains = [
-        s.vectors[x].lead if isinstance(x, Vector) else s.scalars[x] for x in terms
+        state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
+        for x in terms
     ]
-    some = None if by is None else s.order_one(by)
+    some = None if by is None else state.order_one(by)
     support, unknown = (
         marks_of(value, [getattr(f, name) for f in given], some)
         for name in ("support", "unknown")
@@ -334,19 +349,22 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     found = []
     if any(f.part is not None for f in given):
         parts = [
-            f.part or s.build.constant(np.zeros(a.shape))
+            f.part or state.builder.constant(np.zeros(a.shape))
             for f, a in zip(given, mains, strict=True)
         ]
         found.append(
-            apply_linear(s, value, parts, None if by is None else s.scalars[by])
+            apply_linear(state, value, parts, None if by is None else state.scalars[by])
         )
     if by is not None:
-        sets = [s.sets(x) if isinstance(x, Vector) else s.order_one(x) for x in terms]
+        sets = [
+            state.sets(x) if isinstance(x, Vector) else state.order_one(x)
+            for x in terms
+        ]
         small = dual.converted(dual[by], unit)
         unknown = unknown | marks_of(value, sets, small.unknown)
         if small.part is not None and small.support.any():
             support = support | marks_of(value, sets, small.support)
-            found.append(apply_linear(s, value, mains, small.part))
+            found.append(apply_linear(state, value, mains, small.part))
     return Fluctuation(dual.sum(found), support, unknown, unit)
 
 
@@ -376,26 +394,28 @@ class UnknownEpsilonPart(Exception):
     """The ε part of a scalar that a matrix is asked to follow is not known."""
 
 
-def epsilon_part(s: State, value: Scalar, op: EpsilonPart) -> Register:
+def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
-    dual = Dual(s, RULES)
+    dual = Dual(state, RULES)
     found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
-    if (found.unknown & s.facts.asked[value] & ~s.order_one(op.c)).any():
+    if (
+        found.unknown & state.analysis.needed_entries[value] & ~state.order_one(op.c)
+    ).any():
         raise UnknownEpsilonPart
-    return found.part or s.build.constant(np.zeros(value.shape))
+    return found.part or state.builder.constant(np.zeros(value.shape))
 
 
-def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
     """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part
     of order 1 is 0.
 
     Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or
     its ε part is unknown.
     """
-    asked, dual = s.facts.asked[value], Dual(s, RULES)
-    meets = s.meets(x, y, value.ndim) & asked
-    if meets.any() and all(s.vectors[v].lead.value is not None for v in (x, y)):
-        meets = meets & (np.asarray(mean(s, value, x, y, SUM_RTOL).value)[0] != 0)
+    asked, dual = state.analysis.needed_entries[value], Dual(state, RULES)
+    meets = state.meets(x, y, value.ndim) & asked
+    if meets.any() and all(state.vectors[v].lead.value is not None for v in (x, y)):
+        meets = meets & (np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0] != 0)
     if meets.any():
         raise ScoreError(
             value,
@@ -406,12 +426,14 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     unknown = found.unknown & asked
     if (
         unknown.any()
-        and (unknown & s.nonzero(x)[..., :, None] & s.nonzero(y)[..., None, :]).any()
+        and (
+            unknown & state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]
+        ).any()
     ):
         if more := [
             g.number
-            for g in s.facts.groups
-            if g.nonlinear and isinstance(s.frames[g], InfiniteWidthFrame)
+            for g in state.analysis.groups
+            if g.nonlinear and isinstance(state.frames[g], InfiniteWidthFrame)
         ]:
             raise NodesNeeded(frozenset(more))
         raise ScoreError(
@@ -420,6 +442,8 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
             " factor has a part of order n^(-1/2) made from other scores, or by a"
             " function with kinks or jumps",
         )
-    return s.build.step(
-        "scale", found.part or s.build.constant(np.zeros(value.shape)), by=s.norm(x)
+    return state.builder.step(
+        "scale",
+        found.part or state.builder.constant(np.zeros(value.shape)),
+        by=state.norm(x),
     )

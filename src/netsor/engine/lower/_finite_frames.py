@@ -36,13 +36,13 @@ class Frame(ABC):
     can_rebase = False
 
     def __init__(
-        self, group: FrameBatch, build: Builder, directions: int, one: float | None
+        self, group: FrameBatch, builder: Builder, directions: int, one: float | None
     ) -> None:
-        self.group, self.build, self.directions = group, build, directions
+        self.group, self.builder, self.directions = group, builder, directions
         # the coordinates of (1, …, 1), (frames, directions)
         self.constant: Register | None = None
         if one is not None:
-            self.constant = build.constant(np.full((group.frames, directions), one))
+            self.constant = builder.constant(np.full((group.frames, directions), one))
 
     @abstractmethod
     def add_sources(
@@ -76,13 +76,15 @@ def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Regi
     """Directions that span vectors from direction `first` on, and the vectors'
     coordinates: those before, and along.
     """
-    build = frame.build
-    rest = build.step("part", vectors, start=first, stop=frame.directions)
-    basis = build.step(
+    builder = frame.builder
+    rest = builder.step("part", vectors, start=first, stop=frame.directions)
+    basis = builder.step(
         "basis", rest, words="turn the frame to span the vectors still in use"
     )
-    before = [build.step("part", vectors, start=0, stop=first)] if first else []
-    return basis, build.step("join", *before, build.step("gram", rest, basis), axis=2)
+    before = [builder.step("part", vectors, start=0, stop=first)] if first else []
+    return basis, builder.step(
+        "join", *before, builder.step("gram", rest, basis), axis=2
+    )
 
 
 class BartlettFrame(Frame):
@@ -95,14 +97,14 @@ class BartlettFrame(Frame):
     def __init__(
         self,
         group: FrameBatch,
-        build: Builder,
+        builder: Builder,
         picked: Sequence[int],
         oriented: Register | None = None,
         asked: int = 0,
     ) -> None:
         super().__init__(
             group,
-            build,
+            builder,
             int(group.constant),
             math.sqrt(group.width) if group.constant else None,
         )
@@ -115,9 +117,14 @@ class BartlettFrame(Frame):
         self, number: Number, sources: int, leaf: bool, words: str
     ) -> Register:
         """Bartlett's coordinates of new isotropic vectors."""
-        frames, d, build, key = self.group.frames, self.directions, self.build, number
+        frames, d, builder, key = (
+            self.group.frames,
+            self.directions,
+            self.builder,
+            number,
+        )
         new = 0 if leaf else min(sources, int(self.group.width) - d)
-        cross = build.draw(
+        cross = builder.draw(
             "normals",
             (*key, CROSS, 0),
             (frames, sources, d),
@@ -127,7 +134,7 @@ class BartlettFrame(Frame):
             return cross
         self.directions += new
         freedom = self.group.width - d - np.arange(new)
-        chi = build.draw(
+        chi = builder.draw(
             "chi",
             (*key, CHI, 0),
             (frames, new),
@@ -142,9 +149,9 @@ class BartlettFrame(Frame):
         """From the coordinates of the vectors: small ones keep their digits."""
         known = self.orientation() if outputs else None
         basis, made = spanned(self, vectors, first)
-        along = None if known is None else self.build.step("gram", known, basis)
+        along = None if known is None else self.builder.step("gram", known, basis)
         return BartlettFrame(
-            self.group, self.build, self.picked, along, self.asked
+            self.group, self.builder, self.picked, along, self.asked
         ), made
 
     def orientation(self) -> Register:
@@ -155,16 +162,16 @@ class BartlettFrame(Frame):
         of the frame lie on a sphere; its radius is what the known ones leave of 1. For
         several, they are uniform among those that keep the vectors orthonormal.
         """
-        frames, d, build, count = (
+        frames, d, builder, count = (
             self.group.frames,
             self.directions,
-            self.build,
+            self.builder,
             len(self.picked),
         )
         known = self.oriented
         if known is None:
             means = bool(self.group.constant)
-            known = build.constant(
+            known = builder.constant(
                 np.full((frames, count, int(means)), self.group.width**-0.5)
             )
         unknown = d - known.shape[-1]
@@ -175,25 +182,25 @@ class BartlettFrame(Frame):
                 "s" if count > 1 else "",
             )
             words = f"the first coordinate{several} of each direction"
-            point = build.draw(
+            point = builder.draw(
                 "normals", (*key, ORIENTATION, 0), (frames, count * unknown), words
             )
-            pieces = [known, build.reshape(point, frames, count, unknown)]
+            pieces = [known, builder.reshape(point, frames, count, unknown)]
             rest = min(count, int(self.group.width) - d)
             if rest:  # outside of the frame: Bartlett's triangle
                 freedom = self.group.width - d - np.arange(rest)
-                chi = build.draw(
+                chi = builder.draw(
                     "chi",
                     (*key, ORIENTATION_CHI, 0),
                     (frames, rest),
                     words,
                     freedom=freedom,
                 )
-                outside = build.constant(np.zeros((frames, count, 0)))
+                outside = builder.constant(np.zeros((frames, count, 0)))
                 pieces.append(
                     self._triangle(outside, chi, (*key, ORIENTATION, 1), words)
                 )
-            known = build.step("spheres", *pieces)
+            known = builder.step("spheres", *pieces)
         self.oriented = known
         return known
 
@@ -203,13 +210,13 @@ class BartlettFrame(Frame):
         """Bartlett's rows: coordinates along known directions, normals along those of
         earlier rows, and norms χ.
         """
-        build, (frames, count, d), new = self.build, cross.shape, chi.shape[-1]
+        builder, (frames, count, d), new = self.builder, cross.shape, chi.shape[-1]
         if d == 0 and count == 1:
-            return build.reshape(chi, frames, 1, 1)
+            return builder.reshape(chi, frames, 1, 1)
         below = new * (new - 1) // 2 + (count - new) * new  # entries left of the norms
-        own = build.draw("normals", key, (frames, below), words)
-        flat = build.reshape(cross, frames, count * d)
-        return build.step(
+        own = builder.draw("normals", key, (frames, below), words)
+        flat = builder.reshape(cross, frames, count * d)
+        return builder.step(
             "triangle",
             flat,
             own,
@@ -243,10 +250,10 @@ class StandardBasis(Frame):
     is_standard_basis = True
 
     def __init__(
-        self, group: FrameBatch, build: Builder, picked: Sequence[int]
+        self, group: FrameBatch, builder: Builder, picked: Sequence[int]
     ) -> None:
         super().__init__(
-            group, build, int(group.width), 1.0 if group.constant else None
+            group, builder, int(group.width), 1.0 if group.constant else None
         )
         self.picked = picked
 
@@ -256,7 +263,7 @@ class StandardBasis(Frame):
         """All coordinates of new sources are normal."""
         shape = self.group.frames, sources, self.directions
         key = (*number, COORDINATES, 0)
-        return self.build.draw("normals", key, shape, f"{words}: all coordinates")
+        return self.builder.draw("normals", key, shape, f"{words}: all coordinates")
 
     def spanning(
         self, vectors: Register, outputs: bool, first: int
@@ -264,21 +271,23 @@ class StandardBasis(Frame):
         """By the Gram matrix, which is smaller than the vectors, and by these where it
         is ill-conditioned.
         """
-        build = self.build
-        gram = build.step(
+        builder = self.builder
+        gram = builder.step(
             "gram", vectors, vectors, words="products of the vectors still in use"
         )
-        made = build.step("reduced", gram, vectors, words="turn the frame to span them")
+        made = builder.step(
+            "reduced", gram, vectors, words="turn the frame to span them"
+        )
         along = (
-            build.step("oriented", made, vectors, self.orientation())
+            builder.step("oriented", made, vectors, self.orientation())
             if outputs
             else None
         )
-        return BartlettFrame(self.group, build, self.picked, along), made
+        return BartlettFrame(self.group, builder, self.picked, along), made
 
     def orientation(self) -> Register:
         """Each is the coordinate along one direction."""
         rows = (np.arange(self.directions) == np.reshape(self.picked, (-1, 1))) * 1.0
-        return self.build.constant(
+        return self.builder.constant(
             np.broadcast_to(rows, (self.group.frames, *rows.shape))
         )

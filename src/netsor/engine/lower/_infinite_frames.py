@@ -83,9 +83,9 @@ class LimitFrame(Frame):
     """
 
     def __init__(
-        self, group: FrameBatch, build: Builder, directions: int, one: float | None
+        self, group: FrameBatch, builder: Builder, directions: int, one: float | None
     ) -> None:
-        super().__init__(group, build, directions, one)
+        super().__init__(group, builder, directions, one)
         self.blocks = [] if one is None else [Directions(0, 1, NO_VALUE)]
 
     def add_block(
@@ -180,9 +180,9 @@ class InfiniteWidthFrame(LimitFrame):
     """
 
     def __init__(
-        self, group: FrameBatch, build: Builder, ones: bool, scored: bool
+        self, group: FrameBatch, builder: Builder, ones: bool, scored: bool
     ) -> None:
-        super().__init__(group, build, int(ones), 1.0 if ones else None)
+        super().__init__(group, builder, int(ones), 1.0 if ones else None)
         # no random numbers belong to its directions then
         self.can_rebase = not group.nonlinear and not scored
         # normals between blocks; a `cache` would be garbage
@@ -208,9 +208,9 @@ class InfiniteWidthFrame(LimitFrame):
         """New directions, one for each of so many rows."""
         new = self.add_block(sources, number, feature, along)
         self.directions = new.stop
-        self.build.allocate((self.group.frames, sources, self.directions))
+        self.builder.allocate((self.group.frames, sources, self.directions))
         rows = np.eye(sources, new.stop, new.start)
-        return self.build.constant(
+        return self.builder.constant(
             np.broadcast_to(rows, (self.group.frames, *rows.shape))
         )
 
@@ -233,7 +233,7 @@ class InfiniteWidthFrame(LimitFrame):
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, linear)
         rows = new.rests.add(
-            self.build, new, number, self.directions, linear, self.group.constant
+            self.builder, new, number, self.directions, linear, self.group.constant
         )
         self.unit(number, rows.shape[-1] - self.directions, new, along)
         return rows, self.blocks[-1].along
@@ -295,7 +295,7 @@ class InfiniteWidthFrame(LimitFrame):
         later, earlier = self.blocks[a], self.blocks[b]
         size = later.stop - later.start
         if a < b:
-            return self.build.step("transposed", self.normals(b, a, False))
+            return self.builder.step("transposed", self.normals(b, a, False))
         if a > b:
             shape, words = (
                 (size, earlier.stop - earlier.start),
@@ -303,7 +303,7 @@ class InfiniteWidthFrame(LimitFrame):
             )
             self.crossings[a] += 1
             key = (*later.number, CROSS, self.crossings[a] - 1)
-            return self.build.draw("normals", key, (self.group.frames, *shape), words)
+            return self.builder.draw("normals", key, (self.group.frames, *shape), words)
         if not same:
             return self._symmetric(
                 later,
@@ -317,7 +317,7 @@ class InfiniteWidthFrame(LimitFrame):
         squares = self._symmetric(
             later, np.eye(size, dtype=bool), 1, "squares of sources", by=math.sqrt(2.0)
         )
-        return self.build.step("add", others, squares)
+        return self.builder.step("add", others, squares)
 
     def _symmetric(
         self, of: Directions, at: Bools, number: int, words: str, by: float = 1.0
@@ -325,16 +325,16 @@ class InfiniteWidthFrame(LimitFrame):
         """Symmetric matrices (frames, k, k) with normals where marked, times a number,
         and 0 elsewhere.
         """
-        build, count = self.build, int(at.sum())
-        drawn = build.draw(
+        builder, count = self.builder, int(at.sum())
+        drawn = builder.draw(
             "normals", (*of.number, OWN, number), (self.group.frames, count), words
         )
         places = np.full(at.shape, count)  # the last is a 0
         places[at] = np.arange(count)
         places = np.minimum(places, places.T)
-        return build.step(
+        return builder.step(
             "triangle",
-            build.step("scale", drawn, by=by),
+            builder.step("scale", drawn, by=by),
             places=places.ravel(),
             shape=at.shape,
         )
@@ -358,7 +358,7 @@ def _elements(some: int) -> Iterator[int]:
 
 
 def tie_equal_arguments(
-    build: Builder, f: Function, rows: Sequence[Register], arrays: Sequence[Register]
+    builder: Builder, f: Function, rows: Sequence[Register], arrays: Sequence[Register]
 ) -> list[Register]:
     """The arrays of arguments; of those whose rows are one vector, or opposite ones,
     the same numbers: see `_ops`.
@@ -375,8 +375,10 @@ def tie_equal_arguments(
     for later in range(1, len(made)):
         for earlier in range(later):
             if rows[earlier] is not rows[later]:
-                same = build.step("alike", rows[earlier], rows[later])
-                made[later] = build.step("identified", same, made[earlier], made[later])
+                same = builder.step("alike", rows[earlier], rows[later])
+                made[later] = builder.step(
+                    "identified", same, made[earlier], made[later]
+                )
     return made
 
 
@@ -388,11 +390,11 @@ class NodeFrame(LimitFrame):
     g) for all functions f and g of the sources.
     """
 
-    def __init__(self, group: FrameBatch, build: Builder) -> None:
-        self.nodes = NODES_OF_SHIFT.get(build.shift, NODES)  # see `_expectation_ops`
+    def __init__(self, group: FrameBatch, builder: Builder) -> None:
+        self.nodes = NODES_OF_SHIFT.get(builder.shift, NODES)  # see `_expectation_ops`
         super().__init__(
             group,
-            build,
+            builder,
             self.nodes,
             1 / math.sqrt(self.nodes) if group.constant else None,
         )
@@ -403,18 +405,18 @@ class NodeFrame(LimitFrame):
         self, number: Number, sources: int, leaf: bool, words: str
     ) -> Register:
         """The values of Gaussian sources at the nodes."""
-        build, first = self.build, sum(row.shape[1] for row in self.rows)
+        builder, first = self.builder, sum(row.shape[1] for row in self.rows)
         if first + sources > MAX_SOURCES:
             raise InfiniteError(
                 f"more than {MAX_SOURCES} matrix products with one space of neurons, at"
                 " width inf"
             )
         shape = self.group.frames, sources
-        key = (*number, NODE_SHIFTS, max(0, build.shift - 2))
-        shifts = build.draw(
+        key = (*number, NODE_SHIFTS, max(0, builder.shift - 2))
+        shifts = builder.draw(
             "normals", key, shape, f"{words}: random shifts of {self.nodes} nodes"
         )
-        made = build.step(
+        made = builder.step(
             "nodes",
             shifts,
             *self.rows,
@@ -430,17 +432,17 @@ class NodeFrame(LimitFrame):
         self, new: ResidualFeatures, number: Number, linear: bool
     ) -> tuple[Register, int]:
         """The function at the nodes."""
-        build = self.build
+        builder = self.builder
         shape = *new.rows[0].shape[:2], self.nodes
-        arrays = [build.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
-        arrays = tie_equal_arguments(build, new.f, arrays, arrays)
-        arrays += [build.reshape(p, *shape[:2], 1) for p in new.params]
-        build.nodes = True
+        arrays = [builder.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
+        arrays = tie_equal_arguments(builder, new.f, arrays, arrays)
+        arrays += [builder.reshape(p, *shape[:2], 1) for p in new.params]
+        builder.nodes = True
         words = f"{named(new.f)} at {self.nodes} nodes"
-        made = build.step(
+        made = builder.step(
             "apply", *arrays, made=shape, words=words, f=new.f, shape=shape
         )
-        return build.step("scale", made, by=self.nodes**-0.5), self.add_outputs(
+        return builder.step("scale", made, by=self.nodes**-0.5), self.add_outputs(
             new, number
         )
 
@@ -454,24 +456,24 @@ class NodeFrame(LimitFrame):
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y
         along the nodes.
         """
-        build, shape = self.build, (self.group.frames, 1, self.nodes)
-        key = (2**20, 0, self.group.number, CROSS, max(0, build.shift - 2))
+        builder, shape = self.builder, (self.group.frames, 1, self.nodes)
+        key = (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2))
         if self.noise is None:
-            drawn = build.draw(
+            drawn = builder.draw(
                 "normals",
                 key,
                 shape,
                 f"scores: a normal for each of {self.nodes} nodes",
             )
-            mean = build.step(
+            mean = builder.step(
                 "product",
                 drawn,
-                build.constant(np.full((self.nodes, 1), 1 / self.nodes)),
+                builder.constant(np.full((self.nodes, 1), 1 / self.nodes)),
             )
-            less = build.step(
-                "product", mean, build.constant(np.full((1, self.nodes), -1.0))
+            less = builder.step(
+                "product", mean, builder.constant(np.full((1, self.nodes), -1.0))
             )
-            self.noise = build.step(
-                "scale", build.step("add", drawn, less), by=self.nodes**0.5
+            self.noise = builder.step(
+                "scale", builder.step("add", drawn, less), by=self.nodes**0.5
             )
         return self.noise

@@ -62,38 +62,43 @@ SUM_RTOL = 1e-12
 SCALAR_RTOL = 1e-13
 
 
-def lower_linear(s: State, value: Value) -> LoweredVector:
+def lower_linear(state: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and sets."""
     vectors, by = parts_of(value)
-    given = [s.vectors[x] for x in vectors]
-    weights = None if by is None else s.scalars[by]
-    lead = apply_linear(s, value, [x.lead for x in given], weights)
-    if value in s.facts.limits and lead.value is not None:
+    given = [state.vectors[x] for x in vectors]
+    weights = None if by is None else state.scalars[by]
+    lead = apply_linear(state, value, [x.lead for x in given], weights)
+    if value in state.analysis.infinite and lead.value is not None:
         terms = apply_linear(
-            s, value, [s.size(x.lead) for x in given], weights and s.size(weights)
+            state,
+            value,
+            [state.size_of_terms(x.lead) for x in given],
+            weights and state.size_of_terms(weights),
         )
-        lead = without_rounding(s, lead, terms, SUM_RTOL)
+        lead = without_rounding(state, lead, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in given):
-        sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
-    if value not in s.facts.limits:
+        sample = apply_linear(state, value, [state.sample(x) for x in vectors], weights)
+    if value not in state.analysis.infinite:
         return LoweredVector(lead, sample)
     sets = combined(
-        value, [s.sets(x) for x in vectors], None if by is None else s.order_one(by)
+        value,
+        [state.sets(x) for x in vectors],
+        None if by is None else state.order_one(by),
     )
     if lead.value is not None:
         sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
     return LoweredVector(lead, sample, sets)
 
 
-def lower_scalar(s: State, value: Scalar, arrays: Sequence[Register]) -> Register:
+def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:
     """A function of scalars, or a rearrangement; known sums are 0 where their terms
     cancel up to rounding.
     """
-    made, op = apply_linear(s, value, arrays, None), value.op
+    made, op = apply_linear(state, value, arrays, None), value.op
     if (
         made.value is None
-        or not s.facts.limits
+        or not state.analysis.infinite
         or (isinstance(op, Apply) and op.f not in SUMS + PRODUCTS)
     ):
         return made
@@ -103,21 +108,25 @@ def lower_scalar(s: State, value: Scalar, arrays: Sequence[Register]) -> Registe
         else value
     )
     sizes, numbers = (
-        [s.size(s.scalars[p], p) for p in op.inputs],
-        [s.size(a) for a in arrays],
+        [state.size_of_terms(state.scalars[p], p) for p in op.inputs],
+        [state.size_of_terms(a) for a in arrays],
     )
     # both factors have rounding errors
     is_product = isinstance(op, Apply) and op.f in PRODUCTS
     terms = [[sizes[0], numbers[1]], [numbers[0], sizes[1]]] if is_product else [sizes]
     with np.errstate(over="ignore"):  # no number is 0 relative to such a size
-        size = s.build.fold(
-            "add", [apply_linear(s, added, some, None) for some in terms]
+        size = state.builder.fold(
+            "add", [apply_linear(state, added, some, None) for some in terms]
         )
-    return without_rounding(s, made, size, SCALAR_RTOL, value)
+    return without_rounding(state, made, size, SCALAR_RTOL, value)
 
 
 def without_rounding(
-    s: State, made: Register, terms: Register, rtol: float, keep: Value | None = None
+    state: State,
+    made: Register,
+    terms: Register,
+    rtol: float,
+    keep: Value | None = None,
 ) -> Register:
     """Known numbers, 0 if they are small relative to the size of their terms, which is
     kept for a value if given.
@@ -125,21 +134,25 @@ def without_rounding(
     found, size = (np.asarray(a.value)[0] for a in (made, terms))
     zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
     if keep is not None:  # a zero is exact
-        s.sizes[keep] = s.build.constant(np.where(zero, 0.0, size))
-    return s.build.constant(np.where(zero, 0.0, found)) if found[zero].any() else made
+        state.terms[keep] = state.builder.constant(np.where(zero, 0.0, size))
+    return (
+        state.builder.constant(np.where(zero, 0.0, found))
+        if found[zero].any()
+        else made
+    )
 
 
 def apply_linear(
-    s: State, value: Value, arrays: Sequence[Register], by: Register | None
+    state: State, value: Value, arrays: Sequence[Register], by: Register | None
 ) -> Register:
     """The rule of a linear operation, on arrays instead of what it combines and its
     coefficients.
     """
     if isinstance(value, Vector):
         width = max(a.shape[-1] for a in arrays)
-        arrays = [s.build.pad_or_cut(a, width) for a in arrays]
+        arrays = [state.builder.pad_or_cut(a, width) for a in arrays]
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
-        s, value, value.op, list(arrays), by
+        state, value, value.op, list(arrays), by
     )
 
 
@@ -177,67 +190,69 @@ def marks_of(
 # One rule an operation, `rule(s, value, op, arrays, by)`
 
 
-def _add(s: State, value: Value, op: Add, arrays: list[Register], by: None) -> Register:
+def _add(
+    state: State, value: Value, op: Add, arrays: list[Register], by: None
+) -> Register:
     first, second = (
-        s.align_axes(a, x.ndim, value.ndim)
+        state.align_axes(a, x.ndim, value.ndim)
         for a, x in zip(arrays, (op.x, op.y), strict=True)
     )
-    return s.build.step("add", first, second)
+    return state.builder.step("add", first, second)
 
 
 def _scale(
-    s: State, value: Value, op: Scale, arrays: list[Register], by: Register
+    state: State, value: Value, op: Scale, arrays: list[Register], by: Register
 ) -> Register:
-    factor = s.align_axes(by, op.c.ndim, value.ndim)
-    scaled = s.align_axes(arrays[0], op.x.ndim, value.ndim)
-    return s.build.step(
-        "multiply", scaled, s.build.reshape(factor, *factor.shape, 1, 1)
+    factor = state.align_axes(by, op.c.ndim, value.ndim)
+    scaled = state.align_axes(arrays[0], op.x.ndim, value.ndim)
+    return state.builder.step(
+        "multiply", scaled, state.builder.reshape(factor, *factor.shape, 1, 1)
     )
 
 
 def _mix(
-    s: State, value: Value, op: Mix, arrays: list[Register], by: Register
+    state: State, value: Value, op: Mix, arrays: list[Register], by: Register
 ) -> Register:
-    return s.mix_rows(
-        s.align_axes(by, op.a.ndim, value.ndim + 1),
-        s.align_axes(arrays[0], op.x.ndim, value.ndim),
+    return state.mix_rows(
+        state.align_axes(by, op.a.ndim, value.ndim + 1),
+        state.align_axes(arrays[0], op.x.ndim, value.ndim),
     )
 
 
 def _concat(
-    s: State, value: Value, op: Concat, arrays: list[Register], by: None
+    state: State, value: Value, op: Concat, arrays: list[Register], by: None
 ) -> Register:
     """The values along an axis become blocks of one."""
     (a,), axis = arrays, op.axis
     order = [k for k in range(len(a.shape)) if k != axis]
     order.insert(len(order) - 2, axis)
-    made = s.build.step("permute", a, axes=tuple(order))
+    made = state.builder.step("permute", a, axes=tuple(order))
     *front, count, blocks, directions = made.shape
-    return s.build.reshape(made, *front, count * blocks, directions)
+    return state.builder.reshape(made, *front, count * blocks, directions)
 
 
 def _split(
-    s: State, value: Value, op: Split, arrays: list[Register], by: None
+    state: State, value: Value, op: Split, arrays: list[Register], by: None
 ) -> Register:
     """The blocks of a value become values along a new axis."""
     (a,), axis, count = arrays, op.axis, op.count
     *front, blocks, directions = a.shape
-    parts = s.build.reshape(a, *front, count, blocks // count, directions)
+    parts = state.builder.reshape(a, *front, count, blocks // count, directions)
     order = list(range(len(parts.shape)))
     order.insert(axis, order.pop(len(front)))
-    return s.build.step("permute", parts, axes=tuple(order))
+    return state.builder.step("permute", parts, axes=tuple(order))
 
 
 def _apply(
-    s: State, value: Value, op: Apply, arrays: list[Register], by: Register | None
+    state: State, value: Value, op: Apply, arrays: list[Register], by: Register | None
 ) -> Register:
     given = arrays if by is None else [*arrays, by]
     aligned = [
-        s.align_axes(a, p.ndim, op.leading + op.axes)
+        state.align_axes(a, p.ndim, op.leading + op.axes)
         for a, p in zip(given, op.scalars, strict=True)
     ]
     words = f"{named(op.f)} of scalars"
-    return s.build.step(
+    return state.builder.step(
         "apply",
         *aligned,
         made=value.shape,
@@ -249,12 +264,12 @@ def _apply(
 
 
 def _take(
-    s: State, value: Value, op: Take, arrays: list[Register], by: None
+    state: State, value: Value, op: Take, arrays: list[Register], by: None
 ) -> Register:
     (a,), rest = arrays, arrays[0].shape[op.x.ndim :]
-    entries = s.build.reshape(a, op.x.size, *rest)
-    return s.build.reshape(
-        s.build.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest
+    entries = state.builder.reshape(a, op.x.size, *rest)
+    return state.builder.reshape(
+        state.builder.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest
     )
 
 
@@ -268,17 +283,23 @@ LINEAR: dict[
     Concat: _concat,
     Split: _split,
     Take: _take,
-    Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
-    Append: lambda s, value, op, arrays, by: s.build.step(
+    Join: lambda state, value, op, arrays, by: state.builder.step(
+        "join", *arrays, axis=0
+    ),
+    Append: lambda state, value, op, arrays, by: state.builder.step(
         "join", *arrays, axis=value.ndim - 1
     ),
 }
 
 
-def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
+def rotated(state: State, value: Vector, op: Rotate) -> LoweredVector:
     """R_{t_i} x_i, the tokens along the last axis."""
-    build, x, blocks = s.build, s.vectors[op.x], s.facts.blocks[value]
-    if value in s.facts.limits:
+    builder, x, blocks = (
+        state.builder,
+        state.vectors[op.x],
+        state.analysis.blocks[value],
+    )
+    if value in state.analysis.infinite:
         raise ExactError(
             value,
             "rotary positions of vectors at width inf",
@@ -287,66 +308,76 @@ def rotated(s: State, value: Vector, op: Rotate) -> LoweredVector:
                 " wide"
             ),
         )
-    width = int(s.facts.widths[value])
+    width = int(state.analysis.widths[value])
     key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
-    if key not in s.turns:
+    if key not in state.rotations:
         angles = op.angles(blocks * width)
-        s.turns[key] = tuple(
-            build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin)
+        state.rotations[key] = tuple(
+            builder.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin)
         )
-    cos, sin = s.turns[key]
-    whole = build.reshape(
-        build.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width
+    cos, sin = state.rotations[key]
+    whole = builder.reshape(
+        builder.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width
     )
     words = "coordinates turned by positions"
-    lead = build.step(
+    lead = builder.step(
         "rotate", whole, cos, sin, words=words, interleaved=op.interleaved
     )
-    return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
+    return LoweredVector(builder.reshape(lead, *value.shape, blocks, width))
 
 
 def mean(
-    s: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL
+    state: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL
 ) -> Register:
     """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
-    made, by = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), 1 / s.norm(x) ** 2
+    made, by = products(state, x, y, value.ndim, "⟨x, x'⟩/n"), 1 / state.norm(x) ** 2
     # no quadrature error for a known 0
-    if any(isinstance(s.frames[group], NodeFrame) for group in s.groups_of(x)):
-        made = s.build.step(
-            "multiply", made, s.build.constant(s.meets(x, y, value.ndim) * 1.0)
+    if any(isinstance(state.frames[group], NodeFrame) for group in state.groups_of(x)):
+        made = state.builder.step(
+            "multiply",
+            made,
+            state.builder.constant(state.meets(x, y, value.ndim) * 1.0),
         )
-    made = s.build.step("scale", made, by=by)
-    if x not in s.facts.limits or made.value is None:
+    made = state.builder.step("scale", made, by=by)
+    if x not in state.analysis.infinite or made.value is None:
         return made
-    first, second = (s.size(s.vectors[v].lead) for v in (x, y))
-    terms = s.build.step(
-        "scale", paired_products(s, first, second, x, y, value.ndim), by=by
+    first, second = (state.size_of_terms(state.vectors[v].lead) for v in (x, y))
+    terms = state.builder.step(
+        "scale", paired_products(state, first, second, x, y, value.ndim), by=by
     )
     # not a score or a correction that is made of it
     is_mean = isinstance(value.op, Dot) and value.op.power == 1
-    return without_rounding(s, made, terms, rtol, value if is_mean else None)
+    return without_rounding(state, made, terms, rtol, value if is_mean else None)
 
 
-def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
+def products(state: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
     """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so
     many axes.
     """
-    return paired_products(s, s.vectors[x].lead, s.vectors[y].lead, x, y, ndim, words)
+    return paired_products(
+        state, state.vectors[x].lead, state.vectors[y].lead, x, y, ndim, words
+    )
 
 
 def paired_products(
-    s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = ""
+    state: State,
+    a: Register,
+    b: Register,
+    x: Vector,
+    y: Vector,
+    ndim: int,
+    words: str = "",
 ) -> Register:
     """The same of arrays instead of the coordinates of x and y."""
     width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
     rows = [
-        s.align_axes(s.rows(array, width), v.ndim, ndim - 1)
+        state.align_axes(state.rows(array, width), v.ndim, ndim - 1)
         for array, v in ((a, x), (b, y))
     ]
-    return s.build.step("gram", *rows, words=words)
+    return state.builder.step("gram", *rows, words=words)
 
 
-def products_of_coordinates(s: State, value: Scalar) -> Register | None:
+def products_of_coordinates(state: State, value: Scalar) -> Register | None:
     """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is
     smaller: same eigenvalues, but for 0.
 
@@ -357,71 +388,73 @@ def products_of_coordinates(s: State, value: Scalar) -> Register | None:
         not isinstance(op, Dot)
         or op.power != 1
         or op.x is not op.y
-        or op.x in s.facts.limits
+        or op.x in state.analysis.infinite
     ):
         return None
-    x = s.rows(s.vectors[op.x].lead, s.vectors[op.x].lead.shape[-1])
+    x = state.rows(state.vectors[op.x].lead, state.vectors[op.x].lead.shape[-1])
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
-    columns = s.build.step("transposed", x)
-    return s.build.step(
+    columns = state.builder.step("transposed", x)
+    return state.builder.step(
         "scale",
-        s.build.step("gram", columns, columns, words="X^T X/n"),
-        by=1 / s.norm(op.x) ** 2,
+        state.builder.step("gram", columns, columns, words="X^T X/n"),
+        by=1 / state.norm(op.x) ** 2,
     )
 
 
-def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
+def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
     more, other = (x, y) if x.size <= y.size else (y, x)
-    start, stop = s.reach(other)
+    start, stop = state.direction_range(other)
     rows = (
-        _crossed(s, more, other, start, stop),
-        s.build.step("part", s.vectors[other].lead, start=start, stop=stop),
+        _crossed(state, more, other, start, stop),
+        state.builder.step("part", state.vectors[other].lead, start=start, stop=stop),
     )
     return paired_products(
-        s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩"
+        state, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩"
     )
 
 
-def _crossed(s: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
+def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
     """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of
     x.
     """
-    build, lead, parts = s.build, s.vectors[x].lead, []
+    builder, lead, parts = state.builder, state.vectors[x].lead, []
 
     def terms(group: FrameBatch) -> Iterator[Register]:
-        frame = s.frames[group]
-        rows = s.gather(lead, group.positions[x], frame.directions)
+        frame = state.frames[group]
+        rows = state.gather(lead, group.positions[x], frame.directions)
         if isinstance(frame, NodeFrame):
-            yield build.pad_or_cut(
-                build.step("multiply", rows, frame.white_noise()), stop
+            yield builder.pad_or_cut(
+                builder.step("multiply", rows, frame.white_noise()), stop
             )
             return
         assert isinstance(frame, InfiniteWidthFrame)
-        here, there = (union(s.sets(v).ravel()[group.positions[v]]) for v in (x, y))
+        here, there = (union(state.sets(v).ravel()[group.positions[v]]) for v in (x, y))
         ours, theirs = (
             [(k, b) for k, b in enumerate(frame.blocks) if b.bits & some]
             for some in (here, there)
         )
         for (j, b), (i, a) in product(theirs, ours):
             normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
-            made = build.step(
-                "product", build.step("part", rows, start=a.start, stop=a.stop), normals
+            made = builder.step(
+                "product",
+                builder.step("part", rows, start=a.start, stop=a.stop),
+                normals,
             )
             low, high = max(b.start, start), min(b.stop, stop)
-            made = build.step("part", made, start=low - b.start, stop=high - b.start)
-            yield build.step("pad", made, before=low - start, after=stop - high)
+            made = builder.step("part", made, start=low - b.start, stop=high - b.start)
+            yield builder.step("pad", made, before=low - start, after=stop - high)
 
-    for group in s.groups_of(x):
+    for group in state.groups_of(x):
         places = group.positions[x]
         found = list(terms(group)) if y in group.positions else []
         parts.append(
             (
                 places,
-                build.fold(
-                    "add", found or [build.constant(np.zeros((*places.shape, 0)))]
+                builder.fold(
+                    "add", found or [builder.constant(np.zeros((*places.shape, 0)))]
                 ),
             )
         )
-    return s.scatter(parts, *lead.shape[:-1])
+    return state.scatter(parts, *lead.shape[:-1])

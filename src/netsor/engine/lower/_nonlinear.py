@@ -46,7 +46,7 @@ ROUNDED = 1e-14
 JUMP = 1e-6
 
 
-def check_jumps(s: State, value: Vector | Scalar) -> None:
+def check_jumps(state: State, value: Vector | Scalar) -> None:
     """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it
     jumps there.
     """
@@ -54,14 +54,14 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
     assert isinstance(op, Apply | Nonlin)
     # functions of Gram matrices are this package's own
     if isinstance(op, Apply) and op.axes > 1:
-        _check_muon(s, value, op)
+        _check_muon(state, value, op)
         return
     if op.f.lipschitz:
         return
-    points = [_limits(s, x) for x in op.inputs]
+    points = [_limits(state, x) for x in op.inputs]
     moves = [np.isfinite(p) for p in points]
     moves = [
-        m & _varies(s, x) if m.any() else m
+        m & _varies(state, x) if m.any() else m
         for m, x in zip(moves, op.inputs, strict=True)
     ]
     if any(m.any() for m in moves) and _jumps(op.f, points, moves):
@@ -72,7 +72,7 @@ def check_jumps(s: State, value: Vector | Scalar) -> None:
         )
 
 
-def _check_muon(s: State, value: Vector | Scalar, op: Apply) -> None:
+def _check_muon(state: State, value: Vector | Scalar, op: Apply) -> None:
     """Refuse Muon's step along a gradient that vanishes as n → ∞: its singular vectors
     are those of fluctuations.
     """
@@ -80,9 +80,11 @@ def _check_muon(s: State, value: Vector | Scalar, op: Apply) -> None:
         return
     counts, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
     for gram in op.scalars:  # of the l_k, and of the r_k
-        counts = counts & np.diagonal(s.order_one(gram), axis1=-2, axis2=-1)
+        counts = counts & np.diagonal(state.order_one(gram), axis1=-2, axis2=-1)
         varies = varies | (
-            _varies(s, gram.op.x) if isinstance(gram.op, Dot) else gram in s.random
+            _varies(state, gram.op.x)
+            if isinstance(gram.op, Dot)
+            else gram in state.random
         )
     if (varies.any(axis=-1) & ~counts.any(axis=-1)).any():
         raise ScoreError(
@@ -92,36 +94,37 @@ def _check_muon(s: State, value: Vector | Scalar, op: Apply) -> None:
         )
 
 
-def _limits(s: State, x: Value) -> Floats:
+def _limits(state: State, x: Value) -> Floats:
     """The limits of arguments that are fixed numbers, of each coordinate of a vector;
     NaN for all others.
     """
     if isinstance(x, Scalar):
-        known = s.scalars[x].value
+        known = state.scalars[x].value
         if known is not None:
             return np.broadcast_to(
                 np.asarray(known, dtype=np.float64)[0], x.shape
             ).copy()
-        return np.where(s.order_one(x), np.nan, 0.0)
+        return np.where(state.order_one(x), np.nan, 0.0)
     assert isinstance(x, Vector)
-    lead, sets = s.vectors[x].lead, s.sets(x)
+    lead, sets = state.vectors[x].lead, state.sets(x)
     some = sets.astype(bool).any(axis=-1)
     found = np.where(some, np.nan, 0.0)
-    if lead.value is not None and all(group.constant for group in s.groups_of(x)):
+    if lead.value is not None and all(group.constant for group in state.groups_of(x)):
         means = (
-            np.asarray(lead.value)[0][..., 0] / np.asarray(s.ones(x).value)[0][..., 0]
+            np.asarray(lead.value)[0][..., 0]
+            / np.asarray(state.ones(x).value)[0][..., 0]
         )
         equal = (sets <= CONSTANT).all(axis=-1) & (means == means[..., :1]).all(axis=-1)
         found = np.where(equal & some, means[..., 0], found)
     return found
 
 
-def _varies(s: State, x: Value) -> Bools:
+def _varies(state: State, x: Value) -> Bools:
     """Whether arguments are other than their limits at some widths."""
-    if x not in s.random:
+    if x not in state.random:
         return np.zeros(x.shape, dtype=bool)
     return (
-        s.nonzero(x, means=False)
+        state.nonzero(x, means=False)
         if isinstance(x, Vector)
         else np.ones(x.shape, dtype=bool)
     )
@@ -157,17 +160,19 @@ def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> boo
     return False
 
 
-def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
-    build, f, vectors, blocks, infinite = (
-        s.build,
+def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
+    builder, f, vectors, blocks, infinite = (
+        state.builder,
         op.f,
         op.vectors,
-        s.facts.blocks[value],
-        value in s.facts.limits,
+        state.analysis.blocks[value],
+        value in state.analysis.infinite,
     )
-    leads = [s.vectors[x].lead for x in vectors]
-    numbers = [s.align_axes(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
-    numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
+    leads = [state.vectors[x].lead for x in vectors]
+    numbers = [
+        state.align_axes(state.scalars[p], p.ndim, value.ndim) for p in op.scalars
+    ]
+    numbers = [builder.reshape(p, *p.shape, 1, 1) for p in numbers]
 
     def applied(
         rows: Sequence[Register], arrays: Sequence[Register], last: int
@@ -175,68 +180,73 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
         """f of arrays; `rows` are the vectors that these are coordinates of."""
         all_rows, lined = (
             [
-                s.align_axes(a, x.ndim, value.ndim)
+                state.align_axes(a, x.ndim, value.ndim)
                 for a, x in zip(some, vectors, strict=True)
             ]
             for some in (rows, arrays)
         )
-        lined = tie_equal_arguments(build, f, all_rows, lined)
+        lined = tie_equal_arguments(builder, f, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
-            return build.step("multiply", *lined, words="product of coordinates")
+            return builder.step("multiply", *lined, words="product of coordinates")
         shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"
-        return build.step(
+        return builder.step(
             "apply", *lined, *numbers, made=shape, words=words, f=f, shape=shape, axes=0
         )
 
     if not infinite:
-        width = int(s.facts.widths[value])
-        arrays = [build.pad_or_cut(a, width) for a in leads]
+        width = int(state.analysis.widths[value])
+        arrays = [builder.pad_or_cut(a, width) for a in leads]
         return LoweredVector(applied(arrays, arrays, width))
-    check_jumps(s, value)
+    check_jumps(state, value)
     sample = None
-    if value in s.facts.coordinates:
-        most, count = max(a.shape[-1] for a in leads), len(s.facts.picked)
-        columns = [build.pad_or_cut(s.sample(x), count) for x in vectors]
-        sample = applied([build.pad_or_cut(a, most) for a in leads], columns, count)
+    if value in state.analysis.coordinates:
+        most, count = max(a.shape[-1] for a in leads), len(state.analysis.picked)
+        columns = [builder.pad_or_cut(state.sample(x), count) for x in vectors]
+        sample = applied([builder.pad_or_cut(a, most) for a in leads], columns, count)
     parts, sets = [], np.zeros((*value.shape, blocks), dtype=object)
-    for group in s.groups_of(value):
-        places, frame = group.positions[value], s.frames[group]
+    for group in state.groups_of(value):
+        places, frame = group.positions[value], state.frames[group]
         assert isinstance(frame, LimitFrame)
-        rests, linear = s.rests[group, value]
-        at = {x: s.argument(x, value, places) for x in op.inputs}
-        rows = [s.gather(s.vectors[x].lead, at[x], frame.directions) for x in vectors]
-        reached = [union(s.sets(x).ravel()[at[x]]) for x in vectors]
+        rests, linear = state.feature_components[group, value]
+        at = {x: state.argument_positions(x, value, places) for x in op.inputs}
+        rows = [
+            state.gather(state.vectors[x].lead, at[x], frame.directions)
+            for x in vectors
+        ]
+        reached = [union(state.sets(x).ravel()[at[x]]) for x in vectors]
         flat = [
-            build.take(build.reshape(s.scalars[p], p.size), at[p].ravel(), axis=0)
+            builder.take(
+                builder.reshape(state.scalars[p], p.size), at[p].ravel(), axis=0
+            )
             for p in op.scalars
         ]
-        params = [build.reshape(p, *places.shape) for p in flat]
+        params = [builder.reshape(p, *places.shape) for p in flat]
         new = frame.features(
-            unnamed(f) if "named" in s.facts.without else f,
+            unnamed(f) if "named" in state.analysis.without else f,
             rows,
             reached,
             params,
             rests,
         )
         lead, sets.reshape(-1)[places] = frame.apply(
-            new, _number(s, value, group), linear
+            new, _number(state, value, group), linear
         )
         if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
-            s.epsilons.clear()
+            state.epsilon_parts.clear()
         parts.append((places, lead))
-    return LoweredVector(s.scatter(parts, *sets.shape), sample, sets)
+    return LoweredVector(state.scatter(parts, *sets.shape), sample, sets)
 
 
-def pooled(s: State, value: Scalar, op: Pool) -> Register:
+def pooled(state: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
-    build, lead = s.build, s.vectors[op.x].lead
-    if op.x not in s.facts.limits:
-        found = build.pad_or_cut(lead, int(s.facts.widths[op.x]))
+    builder, lead = state.builder, state.vectors[op.x].lead
+    if op.x not in state.analysis.infinite:
+        found = builder.pad_or_cut(lead, int(state.analysis.widths[op.x]))
         flat, words = (
-            build.reshape(found, found.size),
+            builder.reshape(found, found.size),
             f"{named(op.f)} of all coordinates",
         )
-        return build.step(
+        return builder.step(
             "apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape
         )
     if op.f is not COORDINATES:
@@ -245,17 +255,19 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     # The values at some of the nodes of each block: not at their mirror images, where
     # odd functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
     # repeats a quarter of these.
-    nodes, each = _nodes(s, op.x), op.count // math.prod(lead.shape[:-1])
+    nodes, each = _nodes(state, op.x), op.count // math.prod(lead.shape[:-1])
     kept = min(each, max(1, each * nodes // NODES))
-    values = build.take(build.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2)
-    return build.reshape(build.step("scale", values, by=nodes**0.5), op.count)
+    values = builder.take(
+        builder.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2
+    )
+    return builder.reshape(builder.step("scale", values, by=nodes**0.5), op.count)
 
 
-def _nodes(s: State, x: Vector) -> int:
+def _nodes(state: State, x: Vector) -> int:
     """The number of nodes in the frames of vectors of infinite width, which have to be
     frames of nodes.
     """
-    frames = [(group.number, s.frames[group]) for group in s.groups_of(x)]
+    frames = [(group.number, state.frames[group]) for group in state.groups_of(x)]
     if other := frozenset(
         number for number, frame in frames if not isinstance(frame, NodeFrame)
     ):
@@ -263,59 +275,66 @@ def _nodes(s: State, x: Vector) -> int:
     return frames[0][1].directions
 
 
-def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
+def outer_product_sum(
+    state: State, value: Vector, op: OuterProductSum
+) -> LoweredVector:
     """A function of the entries of outer products, times vectors: all coordinates of
     all of them, or all nodes.
     """
-    build, blocks, infinite = s.build, s.facts.blocks[value], value in s.facts.limits
+    builder, blocks, infinite = (
+        state.builder,
+        state.analysis.blocks[value],
+        value in state.analysis.infinite,
+    )
     given, start = [], 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
         given.append(
-            build.reshape(
-                build.step("part", s.scalars[op.given], start=start, stop=stop), *shape
+            builder.reshape(
+                builder.step("part", state.scalars[op.given], start=start, stop=stop),
+                *shape,
             )
         )
         start = stop
 
     def made(left: Register, width: int) -> Register:
-        left = build.reshape(
-            build.pad_or_cut(left, width), *op.left.shape, blocks * width
+        left = builder.reshape(
+            builder.pad_or_cut(left, width), *op.left.shape, blocks * width
         )
         shape, words = (*value.shape, blocks * width), "entries of the gradient"
-        found = build.step(
+        found = builder.step(
             "outer", left, *given, made=shape, words=words, sizes=op.sizes, eps=op.eps
         )
-        return build.reshape(found, *value.shape, blocks, width)
+        return builder.reshape(found, *value.shape, blocks, width)
 
-    lead = s.vectors[op.left].lead
+    lead = state.vectors[op.left].lead
     if not infinite:
-        return LoweredVector(made(lead, int(s.facts.widths[value])))
-    nodes, varies = _nodes(s, op.left), _varies(s, op.left)
-    if ((_limits(s, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
+        return LoweredVector(made(lead, int(state.analysis.widths[value])))
+    nodes, varies = _nodes(state, op.left), _varies(state, op.left)
+    if ((_limits(state, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
         raise ExactError(value, VANISHING)
     sample = None
-    if value in s.facts.coordinates:
-        sample = made(s.sample(op.left), len(s.facts.picked))
+    if value in state.analysis.coordinates:
+        sample = made(state.sample(op.left), len(state.analysis.picked))
     sets = np.zeros((*value.shape, blocks), dtype=object)
-    for group in s.groups_of(value):
-        frame, places = s.frames[group], group.positions[value]
+    for group in state.groups_of(value):
+        frame, places = state.frames[group], group.positions[value]
         assert isinstance(frame, NodeFrame)
-        rows = build.constant(np.zeros((*places.shape, 0)))
-        reached = union(s.sets(op.left).ravel()[group.positions[op.left]])
+        rows = builder.constant(np.zeros((*places.shape, 0)))
+        reached = union(state.sets(op.left).ravel()[group.positions[op.left]])
         new = frame.features(SIGN, [rows], [reached], [], ResidualBasis())
-        sets.reshape(-1)[places] = frame.add_outputs(new, _number(s, value, group))
-    s.epsilons.clear()  # ε parts may lie along these functions too
-    left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
+        sets.reshape(-1)[places] = frame.add_outputs(new, _number(state, value, group))
+    state.epsilon_parts.clear()  # ε parts may lie along these functions too
+    left = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
     check = partial(checked_left, sizes=op.sizes, varies=varies)
-    left = build.step(
+    left = builder.step(
         "apply", left, given[0], made=left.shape, f=check, shape=left.shape
     )
     return LoweredVector(
-        build.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets
+        builder.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets
     )
 
 
-def _number(s: State, value: Vector, group: FrameBatch) -> Number:
+def _number(state: State, value: Vector, group: FrameBatch) -> Number:
     """The number of a value in a group, for seeds."""
-    return *s.facts.number[value], s.groups_of(value).index(group)
+    return *state.analysis.seed_key[value], state.groups_of(value).index(group)

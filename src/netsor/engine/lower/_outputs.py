@@ -21,7 +21,7 @@ NOTE = (
 )
 
 
-def results(s: State) -> tuple[Register, Register]:
+def results(state: State) -> tuple[Register, Register]:
     """For all outputs, side by side: mean and coefficients, so that a coordinate is
     mean + coefficients · N(0, I).
 
@@ -30,123 +30,134 @@ def results(s: State) -> tuple[Register, Register]:
     set of columns of its own (see `_sets`). Entries are in numpy's order, the
     coordinates last.
     """
-    build, means, columns = s.build, [], []
-    count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
-    for written, output in zip(s.facts.original_outputs, s.facts.outputs, strict=True):
+    builder, means, columns = state.builder, [], []
+    count, own = len(state.analysis.picked), state.columns - len(state.analysis.picked)
+    for written, output in zip(
+        state.analysis.original_outputs, state.analysis.outputs, strict=True
+    ):
         # a scalar has the law of one coordinate, whichever are asked for
         several = isinstance(written, Vector)
         if (
             several
-            and not s.facts.chosen
-            and _differ(s, output)
-            and NOTE not in s.notes
+            and not state.analysis.picked_by_user
+            and _differ(state, output)
+            and NOTE not in state.notes
         ):
-            s.notes.append(NOTE)
-        parts = [_coordinate(s, output, k) for k in range(count if several else 1)]
-        rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
+            state.notes.append(NOTE)
+        parts = [_coordinate(state, output, k) for k in range(count if several else 1)]
+        rows = [builder.reshape(mean, output.size, 1) for mean, _ in parts]
         wide = [
-            build.step("pad", gaussian, before=k * own, after=(count - 1 - k) * own)
-            for k, (_, gaussian) in zip(_sets(s, output), parts, strict=False)
+            builder.step("pad", gaussian, before=k * own, after=(count - 1 - k) * own)
+            for k, (_, gaussian) in zip(_sets(state, output), parts, strict=False)
         ]
-        wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
+        wide = [builder.reshape(g, output.size, 1, count * own) for g in wide]
         size = output.size * len(parts)
-        means.append(build.reshape(build.step("join", *rows, axis=1), size))
+        means.append(builder.reshape(builder.step("join", *rows, axis=1), size))
         columns.append(
-            build.reshape(build.step("join", *wide, axis=1), size, count * own)
+            builder.reshape(builder.step("join", *wide, axis=1), size, count * own)
         )
-    guards = [build.reshape(guard, 1) for guard in s.guards]
-    return build.fold("add", [build.step("join", *means, axis=0), *guards]), build.step(
-        "join", *columns, axis=0
-    )
+    guards = [builder.reshape(guard, 1) for guard in state.guards]
+    return builder.fold(
+        "add", [builder.step("join", *means, axis=0), *guards]
+    ), builder.step("join", *columns, axis=0)
 
 
-def _sets(s: State, output: Value) -> list[int]:
+def _sets(state: State, output: Value) -> list[int]:
     """The column block of each coordinate: the same index in two concatenated blocks
     shares one row of the matrix.
     """
-    if output in s.scalars or output in s.facts.limits:
-        return list(range(len(s.facts.picked)))
-    places = [place % int(s.facts.widths[output]) for place in s.facts.picked]
+    if output in state.scalars or output in state.analysis.infinite:
+        return list(range(len(state.analysis.picked)))
+    places = [
+        place % int(state.analysis.widths[output]) for place in state.analysis.picked
+    ]
     return [places.index(place) for place in places]
 
 
-def _differ(s: State, output: Value) -> bool:
+def _differ(state: State, output: Value) -> bool:
     """Whether something in the space of an output, known in its frame, is not alike in
     all coordinates.
     """
-    if (output in s.facts.limits) or not s.vectors[output].lead.shape[-1]:
+    if (output in state.analysis.infinite) or not state.vectors[output].lead.shape[-1]:
         return False
-    given = [value.op for group in s.groups_of(output) for value in group.positions]
+    given = [value.op for group in state.groups_of(output) for value in group.positions]
     data = [op.vectors for op in given if isinstance(op, Data)]
     return any(op.acts is VectorAccess.ON_PLACES for op in given) or any(
         np.ptp(vectors, axis=-1).any() for vectors in data
     )
 
 
-def _coordinate(s: State, output: Value, k: int) -> tuple[Register, Register]:
+def _coordinate(state: State, output: Value, k: int) -> tuple[Register, Register]:
     """Coordinate number k of those asked for: what is drawn of it, (vectors,), and
     coefficients (vectors, ·).
     """
-    build, own = s.build, s.columns - len(s.facts.picked)
-    gaussian = build.constant(np.zeros((output.size, own)))
-    if output in s.scalars:
-        return build.reshape(s.scalars[output], output.size), gaussian
+    builder, own = state.builder, state.columns - len(state.analysis.picked)
+    gaussian = builder.constant(np.zeros((output.size, own)))
+    if output in state.scalars:
+        return builder.reshape(state.scalars[output], output.size), gaussian
     found, blocks, width = (
-        s.vectors[output],
-        s.facts.blocks[output],
-        s.facts.widths[output],
+        state.vectors[output],
+        state.analysis.blocks[output],
+        state.analysis.widths[output],
     )
-    infinite = output in s.facts.limits
-    place = 0 if infinite else s.facts.picked[k] % int(blocks * width)
+    infinite = output in state.analysis.infinite
+    place = 0 if infinite else state.analysis.picked[k] % int(blocks * width)
     rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
 
     # of (*shape, blocks, ·) the block that has this coordinate
     def picked(a: Register) -> Register:
-        return build.take(
-            build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0
+        return builder.take(
+            builder.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0
         )
 
-    mean = build.constant(np.zeros(output.size))
+    mean = builder.constant(np.zeros(output.size))
     if found.sample is not None:
-        flat = build.pad_or_cut(
-            picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked))
+        flat = builder.pad_or_cut(
+            picked(found.sample),
+            max(found.sample.shape[-1], len(state.analysis.picked)),
         )
-        mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
-        gaussian = build.pad_or_cut(
-            build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]),
+        mean = builder.reshape(
+            builder.step("part", flat, start=k, stop=k + 1), output.size
+        )
+        gaussian = builder.pad_or_cut(
+            builder.step(
+                "part", flat, start=len(state.analysis.picked), stop=flat.shape[-1]
+            ),
             own,
         )
     if not infinite and found.lead.shape[-1]:
-        mean = build.step(
+        mean = builder.step(
             "add",
             mean,
-            _in_frame(s, output, picked(found.lead), rows, place % int(width)),
+            _in_frame(state, output, picked(found.lead), rows, place % int(width)),
         )
     return mean, gaussian
 
 
-def _in_frame(s: State, output: Value, lead: Register, rows: Ints, at: int) -> Register:
+def _in_frame(
+    state: State, output: Value, lead: Register, rows: Ints, at: int
+) -> Register:
     """A coordinate of vectors whose coordinates in a frame are known, by the
     orientation of the frame.
     """
-    build = s.build
-    if all(s.frames[group].is_standard_basis for group in s.groups_of(output)):
-        return build.reshape(
-            build.step("part", lead, start=at, stop=at + 1), output.size
+    builder = state.builder
+    if all(state.frames[group].is_standard_basis for group in state.groups_of(output)):
+        return builder.reshape(
+            builder.step("part", lead, start=at, stop=at + 1), output.size
         )
     parts = []
-    for group in s.groups_of(output):
-        places, oriented = group.positions[output], s.frames[group].orientation()
-        which = local_coordinates(group, s.facts.picked).index(at)
-        one = build.take(oriented, np.array([which]), axis=1)
+    for group in state.groups_of(output):
+        places, oriented = group.positions[output], state.frames[group].orientation()
+        which = local_coordinates(group, state.analysis.picked).index(at)
+        one = builder.take(oriented, np.array([which]), axis=1)
         parts.append(
             (
                 places,
-                build.step("spread", one, shape=(*places.shape, oriented.shape[-1])),
+                builder.step("spread", one, shape=(*places.shape, oriented.shape[-1])),
             )
         )
-    o = build.take(s.scatter(parts), rows, axis=0)
+    o = builder.take(state.scatter(parts), rows, axis=0)
     width = max(o.shape[-1], lead.shape[-1])
-    row = build.reshape(build.pad_or_cut(lead, width), output.size, 1, width)
-    column = build.reshape(build.pad_or_cut(o, width), output.size, 1, width)
-    return build.reshape(build.step("gram", row, column), output.size)
+    row = builder.reshape(builder.pad_or_cut(lead, width), output.size, 1, width)
+    column = builder.reshape(builder.pad_or_cut(o, width), output.size, 1, width)
+    return builder.reshape(builder.step("gram", row, column), output.size)

@@ -32,27 +32,28 @@ DIRECTIONS_PER_VECTOR = 2
 FULL_WIDTH_PER_VECTOR = 8
 
 
-def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
+def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> None:
     """Rebase the frames of a group after its last nonlinearity, at a place in the
     program.
     """
-    frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.is_standard_basis:
+    frame = state.frames[group]
+    if "turn" in state.analysis.without or not frame.is_standard_basis:
         return
-    vectors, count = _in_use(s, group, index)
-    outputs = any(output in group.positions for output in s.facts.outputs)
+    vectors, count = _in_use(state, group, index)
+    outputs = any(output in group.positions for output in state.analysis.outputs)
     grows = any(
-        s.facts.place[value] > index and value in s.facts.drawn for value in group.slots
+        state.analysis.position[value] > index and value in state.analysis.drawn
+        for value in group.slots
     )
-    asked = len(local_coordinates(group, s.facts.picked)) if outputs else 1
+    asked = len(local_coordinates(group, state.analysis.picked)) if outputs else 1
     if (
         not vectors
         or count + asked > group.width
-        or (group in s.facts.whole if grows else outputs)
+        or (group in state.analysis.coordinates_cheaper if grows else outputs)
     ):
         return
-    later = s.facts.values[
-        index + 1 : max(s.facts.last[v] for v in group.positions) + 1
+    later = state.analysis.values[
+        index + 1 : max(state.analysis.last_use[v] for v in group.positions) + 1
     ]
     # it would not pay
     if not (
@@ -61,28 +62,29 @@ def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
         return
     # else products cost too much
     if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:
-        _span(s, group, vectors)
+        _span(state, group, vectors)
 
 
-def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
+def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     """Rebase frames that have many more directions than vectors in use, before value
     `index` adds sources.
 
     The first directions stay if most vectors lie in them: in a backward pass, those of
     the forward pass.
     """
-    frame = s.frames[group]
-    if "turn" in s.facts.without or not frame.can_rebase:
+    frame = state.frames[group]
+    if "turn" in state.analysis.without or not frame.can_rebase:
         return
-    vectors, count = _in_use(s, group, index - 1)
+    vectors, count = _in_use(state, group, index - 1)
     if not vectors:
         return
     first = int(group.constant) if math.isinf(group.width) else 0
     if group.width < math.inf and not any(
-        output in group.positions for output in s.facts.outputs
+        output in group.positions for output in state.analysis.outputs
     ):
         sizes = [
-            (s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors
+            (state.vectors[v].lead.shape[-1], group.positions[v].shape[1])
+            for v in vectors
         ]
         if frame.constant is not None:
             sizes.append((frame.constant.shape[-1], 1))
@@ -98,30 +100,32 @@ def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
         frame.directions - first > DIRECTIONS_PER_VECTOR * count
         and group.width > FULL_WIDTH_PER_VECTOR * count
     ):
-        _span(s, group, vectors, first)
+        _span(state, group, vectors, first)
 
 
-def _in_use(s: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
+def _in_use(state: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
     """The values of a group that are used after a place in the program, and how many
     vectors of a frame they are.
     """
-    held = s.held[group] = [v for v in s.held[group] if s.facts.last[v] > index]
-    vectors = [v for v in held if s.vectors[v].lead.shape[-1]]
+    held = state.in_use[group] = [
+        v for v in state.in_use[group] if state.analysis.last_use[v] > index
+    ]
+    vectors = [v for v in held if state.vectors[v].lead.shape[-1]]
     return vectors, sum(group.positions[v].shape[1] for v in vectors) + (
-        s.frames[group].constant is not None
+        state.frames[group].constant is not None
     )
 
 
 def _span(
-    s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0
+    state: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0
 ) -> None:
     """Exchange the directions from `first` on for as many as vectors, and (1, …, 1),
     reach beyond it.
     """
-    build, frame, frames = s.build, s.frames[group], group.frames
-    chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
+    builder, frame, frames = state.builder, state.frames[group], group.frames
+    chosen = [v for v in vectors if state.vectors[v].lead.shape[-1] > first]
     rows = [
-        s.gather(s.vectors[v].lead, group.positions[v], frame.directions)
+        state.gather(state.vectors[v].lead, group.positions[v], frame.directions)
         for v in chosen
     ]
     ones = (
@@ -131,33 +135,37 @@ def _span(
     )
     if ones is not None:
         rows.append(
-            build.reshape(
-                build.pad_or_cut(ones, frame.directions), frames, 1, frame.directions
+            builder.reshape(
+                builder.pad_or_cut(ones, frame.directions), frames, 1, frame.directions
             )
         )
-    outputs = any(output in group.positions for output in s.facts.outputs)
-    new, spanned = frame.spanning(build.step("join", *rows, axis=1), outputs, first)
+    outputs = any(output in group.positions for output in state.analysis.outputs)
+    new, spanned = frame.spanning(builder.step("join", *rows, axis=1), outputs, first)
     new.directions = spanned.shape[-1]
     ends = np.cumsum([0, *(row.shape[1] for row in rows)])
     made = [
-        build.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1)
+        builder.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1)
         for k in range(len(rows))
     ]
     new.constant = (
         frame.constant
         if ones is None
-        else build.reshape(made.pop(), frames, new.directions)
+        else builder.reshape(made.pop(), frames, new.directions)
     )
-    s.frames[group] = new
+    state.frames[group] = new
     for v, part in zip(chosen, made, strict=True):
-        old, sets, places = s.vectors[v].lead, s.vectors[v].sets, group.positions[v]
+        old, sets, places = (
+            state.vectors[v].lead,
+            state.vectors[v].sets,
+            group.positions[v],
+        )
         parts, count = [(places, part)], math.prod(old.shape[:-1])
         if places.size < count:  # vectors in other groups stay as they are
             rest = np.setdiff1d(np.arange(count), places)[None]
-            parts.append((rest, s.gather(old, rest, old.shape[-1])))
+            parts.append((rest, state.gather(old, rest, old.shape[-1])))
         if sets is not None:
             sets = sets.copy()
             sets.reshape(-1)[places] = bit_range(0, part.shape[-1])
-        s.vectors[v] = replace(
-            s.vectors[v], lead=s.scatter(parts, *old.shape[:-1]), sets=sets
+        state.vectors[v] = replace(
+            state.vectors[v], lead=state.scatter(parts, *old.shape[:-1]), sets=sets
         )

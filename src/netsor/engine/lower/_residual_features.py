@@ -151,7 +151,7 @@ class ResidualFeatures:
             return list(self.f.factors)
         return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
 
-    def part(self, build: Builder, factors: Factors) -> Part:
+    def part(self, builder: Builder, factors: Factors) -> Part:
         """Some factors as features: arguments, function and parameters."""
         vectors = len(self.supports)
         numbers = sorted({number for _, of in factors for number in of})
@@ -173,9 +173,9 @@ class ResidualFeatures:
             chosen, f = [0], Function(f.name, partial(_of_parameters, f))
         rows = [self.rows[n] for n in chosen]
         return (
-            build.step(
+            builder.step(
                 "join",
-                *(build.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows),
+                *(builder.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows),
                 axis=2,
             ),
             f,
@@ -199,7 +199,7 @@ class ResidualBasis:
 
     def add(
         self,
-        build: Builder,
+        builder: Builder,
         new: ResidualFeatures,
         number: Number,
         old: int,
@@ -218,78 +218,80 @@ class ResidualBasis:
         """
         frames, count, words = new.rows[0].shape[0], new.count, named(new.f)
         if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
-            along = _regression(build, new, constant, old)
+            along = _regression(builder, new, constant, old)
         else:
-            along = build.constant(np.zeros((frames, count, old)))
-        whole = _kernel(build, new, new, constant, words)
-        block = _less(build, whole, along, along) if linear else whole
+            along = builder.constant(np.zeros((frames, count, old)))
+        whole = _kernel(builder, new, new, constant, words)
+        block = _less(builder, whole, along, along) if linear else whole
         below, rest = None, block
         if self.factor is not None:
             cross = []
             for earlier, part in zip(self.features, self.along, strict=True):
                 if not new.related(earlier):
                     cross.append(
-                        build.constant(np.zeros((frames, count, earlier.count)))
+                        builder.constant(np.zeros((frames, count, earlier.count)))
                     )
                     continue
-                both = _kernel(build, new, earlier, constant, words)
+                both = _kernel(builder, new, earlier, constant, words)
                 cross.append(
-                    _less(build, both, along, build.pad_or_cut(part, old))
+                    _less(builder, both, along, builder.pad_or_cut(part, old))
                     if linear
                     else both
                 )
-            below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
-            rest = _less(build, block, below, below)
-        order = build.pivot_order(rest, whole, number)
+            below = builder.step(
+                "solve", self.factor, builder.step("join", *cross, axis=2)
+            )
+            rest = _less(builder, block, below, below)
+        order = builder.pivot_order(rest, whole, number)
         if moves := not np.array_equal(order, np.arange(count)):
             rows, params = (
-                tuple(build.take(a, order, axis=1) for a in some)
+                tuple(builder.take(a, order, axis=1) for a in some)
                 for some in (new.rows, new.params)
             )
             new = replace(new, rows=rows, params=params)
             along, below = (
-                build.take(along, order, axis=1),
-                below and build.take(below, order, axis=1),
+                builder.take(along, order, axis=1),
+                below and builder.take(below, order, axis=1),
             )
             rest, whole = (
-                build.take(build.take(a, order, axis=1), order, axis=2)
+                builder.take(builder.take(a, order, axis=1), order, axis=2)
                 for a in (rest, whole)
             )
         made, size = along, 0
-        fresh = build.step("residual", rest, whole, words=f"coordinates of {words}")
+        fresh = builder.step("residual", rest, whole, words=f"coordinates of {words}")
         if self.factor is None or below is None:
             self.factor = fresh
         else:
             size = self.factor.shape[-1]
-            above = build.step("pad", self.factor, before=0, after=count)
-            self.factor = build.step(
-                "join", above, build.step("join", below, fresh, axis=2), axis=1
+            above = builder.step("pad", self.factor, before=0, after=count)
+            self.factor = builder.step(
+                "join", above, builder.step("join", below, fresh, axis=2), axis=1
             )
             # of each direction among the rests; the last is a 0
             place = np.full(old, size)
             place[self.places] = self.columns
-            spread = build.step(
+            spread = builder.step(
                 "take",
-                build.step("pad", below, before=0, after=1),
+                builder.step("pad", below, before=0, after=1),
                 places=place,
                 axis=2,
             )
-            made = build.step("add", made, spread)
-        some = build.independent_columns(fresh, number)
+            made = builder.step("add", made, spread)
+        some = builder.independent_columns(fresh, number)
         self.columns += [size + int(k) for k in some]
         self.places += range(old, old + len(some))
         self.features.append(new)
         self.along.append(along)
-        made = build.step("join", made, build.take(fresh, some, axis=2), axis=2)
+        made = builder.step("join", made, builder.take(fresh, some, axis=2), axis=2)
         if len(some) < count:  # a direction for what is left out
             made = (
-                self._moved(build, made, count)
-                if build.shift
-                else build.step("pad", made, before=0, after=1)
+                self._moved(builder, made, count)
+                if builder.shift
+                else builder.step("pad", made, before=0, after=1)
             )
-        return build.take(made, np.argsort(order), axis=1) if moves else made
+        return builder.take(made, np.argsort(order), axis=1) if moves else made
 
-    def _moved(self, build: Builder, rows: Register, count: int) -> Register:
+    def _moved(self, builder: Builder, rows: Register, count: int) -> Register:
         """The coordinates of features, with how far each is from what all directions
         span along a direction of 0.
         """
@@ -300,21 +302,29 @@ class ResidualBasis:
         size = self.factor.shape[-1]
         rest = np.setdiff1d(np.arange(size), self.columns)
         if not rest.size:
-            return build.step("pad", rows, before=0, after=1)
-        new = build.take(self.factor, np.arange(size - count, size), axis=1)
-        apart = build.step("root", build.step("squares", build.take(new, rest, axis=2)))
-        return build.step("join", rows, build.reshape(apart, *apart.shape, 1), axis=2)
+            return builder.step("pad", rows, before=0, after=1)
+        new = builder.take(self.factor, np.arange(size - count, size), axis=1)
+        apart = builder.step(
+            "root", builder.step("squares", builder.take(new, rest, axis=2))
+        )
+        return builder.step(
+            "join", rows, builder.reshape(apart, *apart.shape, 1), axis=2
+        )
 
 
-def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
+def _less(builder: Builder, gram: Register, a: Register, b: Register) -> Register:
     """A Gram matrix less the products of rows."""
-    return build.step(
-        "add", gram, build.step("scale", build.step("gram", a, b), by=-1.0)
+    return builder.step(
+        "add", gram, builder.step("scale", builder.step("gram", a, b), by=-1.0)
     )
 
 
 def _kernel(
-    build: Builder, x: ResidualFeatures, y: ResidualFeatures, constant: bool, words: str
+    builder: Builder,
+    x: ResidualFeatures,
+    y: ResidualFeatures,
+    constant: bool,
+    words: str,
 ) -> Register:
     """E[F_i F'_j], (frames, i, j): a product over the sets of factors that are
     independent of each other.
@@ -322,18 +332,18 @@ def _kernel(
 
     def expected(ours: Factors, theirs: Factors) -> Register:
         if not theirs:
-            return _mean_and_slopes(build, x.part(build, ours), constant)[0]
+            return _mean_and_slopes(builder, x.part(builder, ours), constant)[0]
         if not ours:
-            return build.step(
+            return builder.step(
                 "transposed",
-                _mean_and_slopes(build, y.part(build, theirs), constant)[0],
+                _mean_and_slopes(builder, y.part(builder, theirs), constant)[0],
             )
-        (u, f, p), (v, g, q) = x.part(build, ours), y.part(build, theirs)
+        (u, f, p), (v, g, q) = x.part(builder, ours), y.part(builder, theirs)
         width = max(u.shape[-1], v.shape[-1])
-        return build.step(
+        return builder.step(
             "kernel",
-            build.pad_or_cut(u, width),
-            build.pad_or_cut(v, width),
+            builder.pad_or_cut(u, width),
+            builder.pad_or_cut(v, width),
             *p,
             *q,
             f=f,
@@ -344,49 +354,49 @@ def _kernel(
             words=f"E[{named(f)} {named(g)}] for {words}",
         )
 
-    return build.fold("multiply", starmap(expected, independent(x, y)))
+    return builder.fold("multiply", starmap(expected, independent(x, y)))
 
 
 def _mean_and_slopes(
-    build: Builder, part: Part, constant: bool
+    builder: Builder, part: Part, constant: bool
 ) -> tuple[Register, Register]:
     """E[f(u_i)], (frames, i, 1), and the coefficients of the regression on the
     arguments, (frames, i, 1, r).
     """
     u, f, params = part
     frames, count, r, _ = u.shape
-    found = build.step(
+    found = builder.step(
         "moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant
     )
-    slopes = build.reshape(
-        build.step("part", found, start=1, stop=1 + r), frames, count, 1, r
+    slopes = builder.reshape(
+        builder.step("part", found, start=1, stop=1 + r), frames, count, 1, r
     )
-    return build.step("part", found, start=0, stop=1), slopes
+    return builder.step("part", found, start=0, stop=1), slopes
 
 
 def _regression(
-    build: Builder, new: ResidualFeatures, constant: bool, directions: int
+    builder: Builder, new: ResidualFeatures, constant: bool, directions: int
 ) -> Register:
     """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each
     set, times the others' means.
     """
     means, rows = [], []
     for factors, _ in independent(new, None):
-        part = new.part(build, factors)
-        mean, slopes = _mean_and_slopes(build, part, constant)
-        row = build.step("product", slopes, part[0])
+        part = new.part(builder, factors)
+        mean, slopes = _mean_and_slopes(builder, part, constant)
+        row = builder.step("product", slopes, part[0])
         means.append(mean)
-        rows.append(build.reshape(row, *row.shape[:2], row.shape[-1]))
+        rows.append(builder.reshape(row, *row.shape[:2], row.shape[-1]))
     terms = (
-        build.fold("multiply", [row, *means[:k], *means[k + 1 :]])
+        builder.fold("multiply", [row, *means[:k], *means[k + 1 :]])
         for k, row in enumerate(rows)
     )
-    total = build.pad_or_cut(build.fold("add", terms), directions)
+    total = builder.pad_or_cut(builder.fold("add", terms), directions)
     # the first direction: the mean itself, instead of β times the means of the
     # arguments
     if constant:
-        rest = build.step("part", total, start=1, stop=directions)
-        total = build.step("join", build.fold("multiply", means), rest, axis=2)
+        rest = builder.step("part", total, start=1, stop=directions)
+        total = builder.step("join", builder.fold("multiply", means), rest, axis=2)
     return total
 
 

@@ -35,22 +35,22 @@ from ._state import Ints, LoweredVector, State
 
 
 def draws_matrix(
-    s: State, value: Vector, copies: int, vectors: int, directions: int
+    state: State, value: Vector, copies: int, vectors: int, directions: int
 ) -> bool:
     """Whether a product of a matrix, with so many inputs in each of some copies, draws
     a source for each direction.
     """
     if (
-        value in s.facts.limits
-        or value not in s.facts.drawn
+        value in state.analysis.infinite
+        or value not in state.analysis.drawn
         or directions <= vectors
         or vectors < _cost_model.FEWEST
     ):
         return False
     assert isinstance(value.op, MatMul)
     prices, acts = (
-        s.facts.prices,
-        [(group, *group.slots[value].shape) for group in s.groups_from(value)],
+        state.analysis.prices,
+        [(group, *group.slots[value].shape) for group in state.groups_from(value)],
     )
 
     def seconds(sources: int) -> float:
@@ -58,7 +58,7 @@ def draws_matrix(
         their part in all combinations.
         """
         reached = (
-            frames * n * min(group.width, s.frames[group].directions + n * sources)
+            frames * n * min(group.width, state.frames[group].directions + n * sources)
             for group, frames, n in acts
         )
         return float(
@@ -66,7 +66,10 @@ def draws_matrix(
         )
 
     # the factor is made once for all matrices that act on these inputs
-    factor = prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
+    factor = (
+        prices.factor(copies, vectors, directions)
+        / state.analysis.matrices_on[value.op.x]
+    )
     return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
 
 
@@ -79,25 +82,30 @@ MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 Sources = tuple[Register, Register | None, Sets]
 
 
-def _sources(s: State, value: Value, slots: int, sources: int) -> Sources:
+def _sources(state: State, value: Value, slots: int, sources: int) -> Sources:
     """Fresh standard isotropic vectors, so many for each slot (member and block): lead
     and sample (slots, k, ·).
 
     And their sets (slots, k, 1) at infinite width.
     """
-    build, number = s.build, s.facts.number[value]
-    infinite = value in s.facts.limits
+    builder, number = state.builder, state.analysis.seed_key[value]
+    infinite = value in state.analysis.infinite
     own = np.zeros((slots, sources), dtype=object)
-    if slots and (value in s.facts.drawn or value in s.facts.merged_sources):
+    if slots and (
+        value in state.analysis.drawn or value in state.analysis.merged_sources
+    ):
         parts = []
-        for which, group in enumerate(s.groups_from(value)):
+        for which, group in enumerate(state.groups_from(value)):
             places = group.slots[value]
-            frame, count = s.frames[group], places.shape[1] * sources
+            frame, count = state.frames[group], places.shape[1] * sources
             made = frame.add_sources(
-                (*number, which), count, value in s.facts.leaves, s.words(value)
+                (*number, which),
+                count,
+                value in state.analysis.leaves,
+                state.label(value),
             )
             parts.append(
-                (places, build.reshape(made, *places.shape, sources, made.shape[-1]))
+                (places, builder.reshape(made, *places.shape, sources, made.shape[-1]))
             )
             if isinstance(frame, LimitFrame):
                 new = [
@@ -106,180 +114,195 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> Sources:
                 own[places] = np.array(new, dtype=object).reshape(
                     places.shape[1], sources
                 )
-        lead = s.scatter(parts)
+        lead = state.scatter(parts)
     else:
-        lead = build.constant(np.zeros((slots, sources, 0)))
+        lead = builder.constant(np.zeros((slots, sources, 0)))
     sample = None
     if (
         slots
-        and value in s.facts.coordinates
-        and (infinite or value not in s.facts.drawn)
+        and value in state.analysis.coordinates
+        and (infinite or value not in state.analysis.drawn)
     ):
-        if value in s.facts.feeds_nonlinearity and (
-            infinite or "undrawn" in s.facts.without
+        if value in state.analysis.feeds_nonlinearity and (
+            infinite or "undrawn" in state.analysis.without
         ):
-            shape = (slots, sources, len(s.facts.picked))
-            sample = build.draw(
+            shape = (slots, sources, len(state.analysis.picked))
+            sample = builder.draw(
                 "normals",
                 (*number, 0, SAMPLE, 0),
                 shape,
-                f"{s.words(value)}: one coordinate",
+                f"{state.label(value)}: one coordinate",
             )
         else:  # a Gaussian variable each, never drawn
-            size = 8.0 * slots * sources * (s.columns + slots * sources)
+            size = 8.0 * slots * sources * (state.columns + slots * sources)
             check_memory(
                 size,
-                f"{s.words(value)}, {slots * sources} sources,",
+                f"{state.label(value)}, {slots * sources} sources,",
                 "take fewer vectors or a smaller width",
             )
-            unit = np.eye(slots * sources, s.columns + slots * sources, s.columns)
-            s.columns = unit.shape[-1]
-            sample = build.constant(unit.reshape(slots, sources, -1))
+            unit = np.eye(
+                slots * sources, state.columns + slots * sources, state.columns
+            )
+            state.columns = unit.shape[-1]
+            sample = builder.constant(unit.reshape(slots, sources, -1))
     return lead, sample, own[..., None]
 
 
-def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
+def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
-    build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
+    builder, blocks, rank = (
+        state.builder,
+        state.analysis.blocks[value],
+        op.factor.shape[-1],
+    )
     c, std = op.factor.reshape(1, value.size, rank), 1.0
     # the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
-    lead, sample, own = _sources(s, value, rank * blocks, 1)
+    lead, sample, own = _sources(state, value, rank * blocks, 1)
 
     def scaled(e: Register) -> Register:
-        return build.step(
-            "scale", build.reshape(e, 1, rank, blocks * e.shape[-1]), by=std
+        return builder.step(
+            "scale", builder.reshape(e, 1, rank, blocks * e.shape[-1]), by=std
         )
 
     sources = scaled(lead), sample and scaled(sample), own.reshape(1, rank, blocks)
-    found = _combined(s, value, build.constant(c), sources, (1, 1))
+    found = _combined(state, value, builder.constant(c), sources, (1, 1))
     return (
-        _shifted(s, value, found, build.constant(op.mean[..., None, None]))
+        _shifted(state, value, found, builder.constant(op.mean[..., None, None]))
         if op.mean.any()
         else found
     )
 
 
 def _shifted(
-    s: State, value: Vector, x: LoweredVector, mean: Register
+    state: State, value: Vector, x: LoweredVector, mean: Register
 ) -> LoweredVector:
     """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
-    build, one = s.build, s.ones(value)
+    builder, one = state.builder, state.ones(value)
     width = max(one.shape[-1], x.lead.shape[-1])
-    shift = build.step("multiply", build.pad_or_cut(one, width), mean)
-    lead = build.step("add", build.pad_or_cut(x.lead, width), shift)
+    shift = builder.step("multiply", builder.pad_or_cut(one, width), mean)
+    lead = builder.step("add", builder.pad_or_cut(x.lead, width), shift)
     sample, sets = x.sample, x.sets
-    if value in s.facts.limits:
-        if value in s.facts.coordinates:
-            wide = build.step(
-                "spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))
+    if value in state.analysis.infinite:
+        if value in state.analysis.coordinates:
+            wide = builder.step(
+                "spread", mean, shape=(*mean.shape[:-1], len(state.analysis.picked))
             )
-            old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
-            sample = build.step(
+            old = sample or builder.constant(np.zeros((*x.lead.shape[:-1], 1)))
+            sample = builder.step(
                 "add",
-                build.pad_or_cut(old, s.columns),
-                build.pad_or_cut(wide, s.columns),
+                builder.pad_or_cut(old, state.columns),
+                builder.pad_or_cut(wide, state.columns),
             )
         assert sets is not None
         sets = sets | CONSTANT
     return LoweredVector(lead, sample, sets)
 
 
-def _reduced(s: State, rows: Register, words: str) -> Register:
+def _reduced(state: State, rows: Register, words: str) -> Register:
     """C with the products of the rows: the rows, or a factor of their Gram matrix if
     that takes fewer sources.
     """
-    build = s.build
+    builder = state.builder
     if rows.shape[-1] <= rows.shape[-2]:
         return rows
     if rows.shape[-2] == 1:
-        norm = build.step(
-            "root", build.step("squares", rows, words=f"|x|² for {words}")
+        norm = builder.step(
+            "root", builder.step("squares", rows, words=f"|x|² for {words}")
         )
-        return build.reshape(norm, *norm.shape, 1)
-    gram = build.step("gram", rows, rows, words=f"⟨x, x'⟩ for {words}")
-    return build.step("reduced", gram, rows, words=f"K = C C^T for {words}")
+        return builder.reshape(norm, *norm.shape, 1)
+    gram = builder.step("gram", rows, rows, words=f"⟨x, x'⟩ for {words}")
+    return builder.step("reduced", gram, rows, words=f"K = C C^T for {words}")
 
 
-def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
+def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
     """W x = C E."""
-    build, weight, x = s.build, op.weight, op.x
-    members, blocks = weight.members.size, s.facts.blocks[value]
-    drawn = value in s.facts.drawn or value in s.facts.merged_sources
+    builder, weight, x = state.builder, op.weight, op.x
+    members, blocks = weight.members.size, state.analysis.blocks[value]
+    drawn = value in state.analysis.drawn or value in state.analysis.merged_sources
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
-        one = build.constant(np.eye(x.shape[-1])[None])
-        made = _sources(s, value, members * blocks, x.shape[-1])
+        one = builder.constant(np.eye(x.shape[-1])[None])
+        made = _sources(state, value, members * blocks, x.shape[-1])
         return _combined(
-            s, value, one, made, (members, blocks), f"{s.words(value)} = C E"
+            state, value, one, made, (members, blocks), f"{state.label(value)} = C E"
         )
-    lead = build.step(
-        "part", s.vectors[x].lead, start=s.reach(x)[0], stop=s.vectors[x].lead.shape[-1]
+    lead = builder.step(
+        "part",
+        state.vectors[x].lead,
+        start=state.direction_range(x)[0],
+        stop=state.vectors[x].lead.shape[-1],
     )
-    rows = s.rows(lead, lead.shape[-1], members if op.each else 1)
+    rows = state.rows(lead, lead.shape[-1], members if op.each else 1)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
     draws = drawn and not (
-        value in s.facts.limits
-        and all(s.frames[g].can_rebase for g in s.groups_from(value))
+        value in state.analysis.infinite
+        and all(state.frames[g].can_rebase for g in state.groups_from(value))
     )
-    fewer = draws or x in s.facts.factored or vectors == 1
+    fewer = draws or x in state.analysis.factored or vectors == 1
     fewer |= directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
-    cheaper = draws_matrix(s, value, copies, vectors, directions)
-    c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
-    words = f"{s.words(value)} = C E"
-    whole = 1 < directions == s.facts.blocks[x] * s.facts.widths[x]
+    cheaper = draws_matrix(state, value, copies, vectors, directions)
+    c = _reduced(state, rows, state.label(value)) if fewer and not cheaper else rows
+    words = f"{state.label(value)} = C E"
+    whole = 1 < directions == state.analysis.blocks[x] * state.analysis.widths[x]
     if c is rows and drawn and (cheaper or whole):
         why = f": a factor for {vectors} inputs costs more" if cheaper else ""
         words = (
-            f"{s.words(value)} = x E,"
+            f"{state.label(value)} = x E,"
             f" {'the matrix' if whole else f'{directions} sources'} drawn{why}"
         )
-    c = build.step("scale", c, by=weight.std / s.norm(x))
-    made = _sources(s, value, members * blocks, c.shape[-1])
+    c = builder.step("scale", c, by=weight.std / state.norm(x))
+    made = _sources(state, value, members * blocks, c.shape[-1])
     standard = all(
-        group in s.facts.whole and s.frames[group].is_standard_basis
-        for group in s.groups_from(value)
+        group in state.analysis.coordinates_cheaper
+        and state.frames[group].is_standard_basis
+        for group in state.groups_from(value)
     )
-    if copies == 1 < members and standard and value in s.facts.drawn:
+    if copies == 1 < members and standard and value in state.analysis.drawn:
         # one product for matrices that act on the same vectors: E has i.i.d. normal
         # entries, its rows may be permuted
         last = made[0].shape[-1]
-        e = build.reshape(made[0], 1, members * blocks * last, c.shape[-1])
-        found = build.reshape(
-            build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last
+        e = builder.reshape(made[0], 1, members * blocks * last, c.shape[-1])
+        found = builder.reshape(
+            builder.step("gram", c, e, words=words), c.shape[-2], members, blocks * last
         )
         return LoweredVector(
-            build.reshape(
-                build.step("permute", found, axes=(1, 0, 2)), *value.shape, blocks, last
+            builder.reshape(
+                builder.step("permute", found, axes=(1, 0, 2)),
+                *value.shape,
+                blocks,
+                last,
             )
         )
-    return _combined(s, value, c, made, (members, blocks), words)
+    return _combined(state, value, c, made, (members, blocks), words)
 
 
 def materialised_matmul(
-    s: State, value: Vector, op: MaterialisedMatMul
+    state: State, value: Vector, op: MaterialisedMatMul
 ) -> LoweredVector:
     """W x, or W^T x, by the entries of W and all coordinates of x."""
-    build, x, blocks = s.build, op.x, s.facts.blocks[value]
-    lead = build.pad_or_cut(s.vectors[x].lead, int(s.facts.widths[x]))
-    rows = build.reshape(
+    builder, x, blocks = state.builder, op.x, state.analysis.blocks[value]
+    lead = builder.pad_or_cut(state.vectors[x].lead, int(state.analysis.widths[x]))
+    rows = builder.reshape(
         lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1]
     )
-    entries = build.take(s.scalars[op.entries], np.array(op.members), axis=0)
+    entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
     kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
     words = (
-        f"{s.words(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors"
+        f"{state.label(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors"
         " in all"
     )
-    made = build.step(kind, build.step("scale", rows, by=op.gain), entries, words=words)
+    made = builder.step(
+        kind, builder.step("scale", rows, by=op.gain), entries, words=words
+    )
     return LoweredVector(
-        build.reshape(made, *value.shape, blocks, made.shape[-1] // blocks)
+        builder.reshape(made, *value.shape, blocks, made.shape[-1] // blocks)
     )
 
 
 def _combined(
-    s: State,
+    state: State,
     value: Vector,
     c: Register,
     sources: Sources,
@@ -290,28 +313,28 @@ def _combined(
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·); its
     rows in an order, if given.
     """
-    build, (lead, sample, own), k = s.build, sources, c.shape[-1]
-    shape = *value.shape, s.facts.blocks[value]
+    builder, (lead, sample, own), k = state.builder, sources, c.shape[-1]
+    shape = *value.shape, state.analysis.blocks[value]
 
     def multiplied(e: Register, words: str = "") -> Register:
-        e = build.reshape(e, *slots, k, e.shape[-1])
-        e = build.step("permute", e, axes=(0, 2, 1, 3)) if slots[1] > 1 else e
-        e = build.reshape(e, slots[0], k, slots[1] * e.shape[-1])
+        e = builder.reshape(e, *slots, k, e.shape[-1])
+        e = builder.step("permute", e, axes=(0, 2, 1, 3)) if slots[1] > 1 else e
+        e = builder.reshape(e, slots[0], k, slots[1] * e.shape[-1])
         made = (
-            build.step("product", c, e, words=words)
+            builder.step("product", c, e, words=words)
             if k
-            else build.constant(np.zeros((*shape, 0)))
+            else builder.constant(np.zeros((*shape, 0)))
         )
-        flat = build.reshape(made, math.prod(shape), made.size // math.prod(shape))
-        return build.reshape(
-            flat if order is None else build.take(flat, order, axis=0),
+        flat = builder.reshape(made, math.prod(shape), made.size // math.prod(shape))
+        return builder.reshape(
+            flat if order is None else builder.take(flat, order, axis=0),
             *shape,
             flat.shape[-1],
         )
 
     x = multiplied(lead, words if lead.size else "")
     sets = None
-    if value in s.facts.limits:
+    if value in state.analysis.infinite:
         each = np.swapaxes(own.reshape(*slots, k, own.shape[-1]), 1, 2).reshape(
             slots[0], k, slots[1] * own.shape[-1]
         )
@@ -322,109 +345,124 @@ def _combined(
     return LoweredVector(x, None if sample is None else multiplied(sample), sets)
 
 
-def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
+def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
     """Fresh sources for vectors that are linear in sources of their own: x = C E with C
     C^T their covariance.
     """
-    build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
-    given = s.vectors[x]
-    rows = s.gather(given.lead, places, given.lead.shape[-1])
+    builder, places = (
+        state.builder,
+        state.analysis.fuse_parts[value],
+    )  # (members, vectors of each)
+    given = state.vectors[x]
+    rows = state.gather(given.lead, places, given.lead.shape[-1])
     # the first direction is (1, …, 1)
-    rows = build.step("part", rows, start=1, stop=rows.shape[-1])
-    c = _reduced(s, rows, "combined sources")
-    made = _sources(s, value, len(places), c.shape[-1])
+    rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
+    c = _reduced(state, rows, "combined sources")
+    made = _sources(state, value, len(places), c.shape[-1])
     found = _combined(
-        s, value, c, made, (len(places), 1), order=np.argsort(places.ravel())
+        state, value, c, made, (len(places), 1), order=np.argsort(places.ravel())
     )
-    if not any(group.constant for group in s.groups_of(x)):
+    if not any(group.constant for group in state.groups_of(x)):
         return found
-    return _shifted(s, value, found, build.step("part", given.lead, start=0, stop=1))
+    return _shifted(
+        state, value, found, builder.step("part", given.lead, start=0, stop=1)
+    )
 
 
 def span(
-    s: State, value: Vector, x: Vector, known: tuple[Vector, ...]
+    state: State, value: Vector, x: Vector, known: tuple[Vector, ...]
 ) -> LoweredVector:
     """Orthonormal directions for what vectors add to the known ones, of mean square
     1.
     """
-    build, given, words = (
-        s.build,
+    builder, given, words = (
+        state.builder,
         (x, *known),
         "what is new of the inputs of a matrix that acts again",
     )
-    directions = max(s.vectors[v].lead.shape[-1] for v in given)
+    directions = max(state.vectors[v].lead.shape[-1] for v in given)
     rows, *others = (
-        s.rows(s.vectors[v].lead, directions, math.prod(v.shape[:-1])) for v in given
+        state.rows(state.vectors[v].lead, directions, math.prod(v.shape[:-1]))
+        for v in given
     )
     if known:
         old = [
-            build.step("scale", other, by=1 / s.norm(v))
+            builder.step("scale", other, by=1 / state.norm(v))
             for v, other in zip(known, others, strict=True)
         ]
-        made = build.step(
-            "scale", build.step("span", rows, *old, words=words), by=s.norm(x)
+        made = builder.step(
+            "scale", builder.step("span", rows, *old, words=words), by=state.norm(x)
         )
     else:
-        factor = build.step("factor", build.step("gram", rows, rows))
-        made = build.step("spanned", factor, rows, words=words, by=s.norm(x))
-    lead = build.reshape(made, *value.shape, s.facts.blocks[value], directions)
-    if value not in s.facts.limits:
+        factor = builder.step("factor", builder.step("gram", rows, rows))
+        made = builder.step("spanned", factor, rows, words=words, by=state.norm(x))
+    lead = builder.reshape(made, *value.shape, state.analysis.blocks[value], directions)
+    if value not in state.analysis.infinite:
         return LoweredVector(lead)
     return LoweredVector(
-        lead, _sample(s, value, x, known, lead), s.orders.directions(x, known)
+        lead, _sample(state, value, x, known, lead), state.orders.directions(x, known)
     )
 
 
 def _sample(
-    s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register
+    state: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register
 ) -> Register | None:
     """What an output needs to know of coordinates: the combinations of vectors that the
     directions are.
     """
-    build, every = s.build, (x, *known)
-    if all(s.vectors[v].sample is None for v in every):
+    builder, every = state.builder, (x, *known)
+    if all(state.vectors[v].sample is None for v in every):
         return None
-    width = max(s.sample(v).shape[-1] for v in every)
-    rows = [s.rows(s.sample(v), width) for v in every]
+    width = max(state.sample(v).shape[-1] for v in every)
+    rows = [state.rows(state.sample(v), width) for v in every]
     left = rows[0]
     for v, old in zip(known, rows[1:], strict=True):
-        by = build.step(
-            "scale", products(s, x, v, value.ndim + 1, ""), by=-1 / s.norm(x) ** 2
+        by = builder.step(
+            "scale",
+            products(state, x, v, value.ndim + 1, ""),
+            by=-1 / state.norm(x) ** 2,
         )
-        left = build.step("add", left, build.step("product", by, old))
-    own = build.step(
+        left = builder.step("add", left, builder.step("product", by, old))
+    own = builder.step(
         "scale",
-        paired_products(s, s.vectors[x].lead, lead, x, x, value.ndim + 1),
-        by=1 / s.norm(x) ** 2,
+        paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1),
+        by=1 / state.norm(x) ** 2,
     )
-    made = build.step(
-        "transposed", build.step("solve", own, build.step("transposed", left))
+    made = builder.step(
+        "transposed", builder.step("solve", own, builder.step("transposed", left))
     )
-    return build.reshape(made, *lead.shape[:-1], width)
+    return builder.reshape(made, *lead.shape[:-1], width)
 
 
-def along(s: State, x: Vector, y: Vector) -> Register:
+def along(state: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
-    directions = max(s.vectors[v].lead.shape[-1] for v in (x, y))
+    directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
     rows, to = (
-        s.rows(s.vectors[v].lead, directions, math.prod(v.shape[:-1])) for v in (x, y)
+        state.rows(state.vectors[v].lead, directions, math.prod(v.shape[:-1]))
+        for v in (x, y)
     )
     words = "⟨x, direction⟩ for a matrix that acts again"
     alone = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
-    factor = [s.build.step("factor", s.build.step("gram", rows, rows))] if alone else []
-    made = s.build.step("along", rows, to, *factor, words=words, by=1 / s.norm(y))
-    return s.build.reshape(
-        s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1]
+    factor = (
+        [state.builder.step("factor", state.builder.step("gram", rows, rows))]
+        if alone
+        else []
+    )
+    made = state.builder.step(
+        "along", rows, to, *factor, words=words, by=1 / state.norm(y)
+    )
+    return state.builder.reshape(
+        state.builder.step("scale", made, by=1 / state.norm(x)), *x.shape, y.shape[-1]
     )
 
 
-def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
+def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
     """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
-    build, (d, u, g, b) = s.build, (op.d, op.u, op.g, op.b)
-    wide_in, wide_out = d in s.facts.limits, g in s.facts.limits
+    builder, (d, u, g, b) = state.builder, (op.d, op.u, op.g, op.b)
+    wide_in, wide_out = d in state.analysis.infinite, g in state.analysis.infinite
     if wide_out:  # g is fresh: its mean product with b is 0
-        none = build.constant(np.zeros(value.shape))
-        if not wide_in or not s.meets(d, u, value.ndim).any():
+        none = builder.constant(np.zeros(value.shape))
+        if not wide_in or not state.meets(d, u, value.ndim).any():
             return none
         if d.width.name != g.width.name:
             raise ExactError(
@@ -436,18 +474,22 @@ def adjoint(s: State, value: Scalar, op: AdjointCorrection) -> Register:
                     " to a number"
                 ),
             )
-        return build.step(
+        return builder.step(
             "scale",
-            mean(s, value, d, u),
+            mean(state, value, d, u),
             by=op.gain * math.sqrt(d.width.factor / g.width.factor),
         )
-    size = s.facts.blocks[g] * s.facts.widths[g]
+    size = state.analysis.blocks[g] * state.analysis.widths[g]
     if wide_in:
-        wanted = score(s, value, d, u)
+        wanted = score(state, value, d, u)
     else:
-        wanted = build.step(
-            "scale", products(s, d, u, value.ndim, "⟨W^T b, d⟩"), by=1 / s.norm(d)
+        wanted = builder.step(
+            "scale",
+            products(state, d, u, value.ndim, "⟨W^T b, d⟩"),
+            by=1 / state.norm(d),
         )
-    wanted = build.step("scale", wanted, by=op.gain * size**-0.5)
-    given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
-    return build.step("add", wanted, given)
+    wanted = builder.step("scale", wanted, by=op.gain * size**-0.5)
+    given = builder.step(
+        "scale", products(state, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size
+    )
+    return builder.step("add", wanted, given)

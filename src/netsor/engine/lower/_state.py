@@ -1,5 +1,9 @@
 """The state of a lowering: the analysis of a program, and the registers made so far
 (docs/theory.md, "Frames").
+
+`State` is what every lowering rule reads and extends: `vectors` and `scalars` hold the
+registers of the values that are lowered, `frames` the orthonormal directions that the
+vectors have coordinates along, and `builder` the steps of the plan.
 """
 
 from __future__ import annotations
@@ -7,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +43,25 @@ from ._residual_features import ResidualBasis
 
 Ints = npt.NDArray[np.intp]
 
+# ε = (factor · width)^(−1/2), by the name of a width
+Unit = tuple[str | None, float]
+
 
 @dataclass(frozen=True, eq=False)
 class LoweredVector:
-    """A vector value: `lead`, coordinates in the frame (*shape, blocks, directions).
+    """The registers of a vector value.
 
-    `sample` is what an output needs to know of the coordinates α asked for (*shape,
-    blocks, ·): a value each so far, then coefficients of Gaussian variables that are
-    never drawn, a set of which each coordinate has for itself. At infinite width,
-    `sets` are the directions along which there can be coordinates of order 1.
+    Attributes
+    ----------
+    lead : Register
+        Coordinates in the frames, (*shape, blocks, directions).
+    sample : Register or None
+        What an output needs to know of the coordinates α asked for, (*shape, blocks,
+        ·): first the value of each so far, then coefficients of Gaussian variables that
+        are never drawn. Each coordinate has its own set of these variables.
+    sets : Sets or None
+        At infinite width, the directions along which there can be coordinates of
+        order 1.
     """
 
     lead: Register
@@ -55,218 +69,318 @@ class LoweredVector:
     sets: Sets | None = None
 
 
-Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
-
-
 @dataclass(frozen=True, eq=False)
 class Fluctuation:
-    """An ε part: the numbers as far as they are known, where they can be other than 0,
-    and where they are unknown.
+    """An ε part of a value.
 
-    The last two are sets of directions for vectors, and marks for scalars. Of
-    directions found from vectors, `left` is what of the vectors' ε parts no direction
-    of order 1 holds.
+    Attributes
+    ----------
+    part : Register or None
+        The numbers, as far as they are known; None if none is.
+    support, unknown : array
+        Where they can be other than 0, and where they are unknown: sets of directions
+        for vectors, marks for scalars.
+    unit : Unit or None
+        None if there is no ε part, or one in the units of its own space.
+    dropped : Register or None
+        Only for directions found from vectors: what of the ε parts of these vectors no
+        direction of order 1 holds.
     """
 
     part: Register | None
     support: npt.NDArray[Any]
     unknown: npt.NDArray[Any]
-    # None for what has no ε part, or one in the units of its own space
     unit: Unit | None = None
-    left: Register | None = None
+    dropped: Register | None = None
 
 
-def unknown_along(some: npt.NDArray[Any]) -> Fluctuation:
-    """An ε part of which nothing is known, where some sets or marks say."""
-    return Fluctuation(None, np.zeros_like(some), some)
+def unknown_along(marks: npt.NDArray[Any]) -> Fluctuation:
+    """An ε part that is unknown where these sets or marks say, and 0 elsewhere."""
+    return Fluctuation(part=None, support=np.zeros_like(marks), unknown=marks)
 
 
-def pairs_meet(x: Vector, a: Sets, y: Vector, b: Sets, ndim: int) -> Bools:
-    """Whether sets a of vectors x[…, i] and b of y[…, j] have a direction in common."""
-    return meet(align(a, x, ndim - 1), align(b, y, ndim - 1))
+def pairs_meet(x: Vector, x_sets: Sets, y: Vector, y_sets: Sets, ndim: int) -> Bools:
+    """Whether sets of vectors x[…, i] and of y[…, j] have a direction in common."""
+    return meet(align(x_sets, x, ndim - 1), align(y_sets, y, ndim - 1))
 
 
 class LoweredOrders(Orders):
-    """The orders of a program that is lowered: basis functions are directions, and
-    numbers that are known count.
+    """The orders in n of a program that is lowered: more is known than of its graph.
+
+    Basis functions are directions, and a number that is known to be 0 has order 0.
     """
 
-    def __init__(self, s: State) -> None:
-        super().__init__(s.facts.limits.__contains__)
-        # not s: a cycle would be garbage to collect
-        self.vectors, self.scalars = s.vectors, s.scalars
+    def __init__(self, state: State) -> None:
+        super().__init__(state.analysis.infinite.__contains__)
+        # not the state: a cycle would be garbage to collect
+        self.vectors, self.scalars = state.vectors, state.scalars
 
     def bits(self, x: Value) -> Sets:
         """The directions along which there can be coordinates of order 1."""
-        found = self.vectors[x].sets
-        assert found is not None
-        return found
+        sets = self.vectors[x].sets
+        assert sets is not None
+        return sets
 
     def of(self, c: Value) -> Array:
-        """A number that is known to be 0 is not of order 1."""
+        """ZERO, SMALL or ONE for each scalar; known zeros are not of order 1."""
         if c not in self._orders:
-            known, found = self.scalars[c].value, super().of(c)
-            self._orders[c] = (
-                found
-                if known is None
-                else np.where(known[0] != 0, found, np.minimum(found, SMALL))
-            )
+            known = self.scalars[c].value
+            orders = super().of(c)
+            if known is not None:
+                orders = np.where(known[0] != 0, orders, np.minimum(orders, SMALL))
+            self._orders[c] = orders
         return self._orders[c]
 
 
+class FeatureComponent(NamedTuple):
+    """The component of a nonlinearity at infinite width, shared by its members."""
+
+    basis: ResidualBasis
+    meets_linear: bool  # whether products with linear vectors are asked for
+
+
 class State:
-    """What was made of a program so far."""
+    """The analysis of a program, and what its lowering has made so far.
+
+    Attributes
+    ----------
+    analysis : ProgramAnalysis
+        The facts about the program.
+    notes : list of str
+        Remarks on the law.
+    builder : Builder
+        The steps so far.
+    frames : dict
+        The frames of each group.
+    vectors, scalars : dict
+        The registers of the values that are lowered.
+    in_use : dict
+        For each group, the values in `vectors` that a later value may read.
+    terms : dict
+        For a known scalar, the sum of the sizes of its terms.
+    epsilon_parts : dict
+        At infinite width, the parts of order n^(−1/2) that were asked for.
+    rotations : dict
+        Cosines and sines of rotary positions.
+    guards : dict
+        Registers that are 0, but NaN in a replica whose law would depend on a part that
+        no direction holds. An ordered set.
+    random, inexact : set of Value
+        At infinite width: the values that depend on random numbers, and those that can
+        have a part of order n^(−1/2).
+    orders : LoweredOrders
+        The orders of scalars and the sets of vectors.
+    columns : int
+        The width of `sample`: a value for each picked coordinate, then a Gaussian
+        variable each.
+    feature_components : dict
+        For each group and nonlinearity, the component that it is in.
+    """
 
     def __init__(
         self,
-        facts: ProgramAnalysis,
+        analysis: ProgramAnalysis,
         notes: list[str],
-        build: Builder,
+        builder: Builder,
         on_nodes: frozenset[int],
     ) -> None:
-        self.facts, self.notes, self.build = facts, notes, build
-        self.groups_of = facts.with_vectors.__getitem__
-        self.groups_from = facts.with_sources.__getitem__
+        self.analysis, self.notes, self.builder = analysis, notes, builder
         self.frames = {
             group: self.frame_for(group, group.number in on_nodes)
-            for group in facts.groups
+            for group in analysis.groups
         }
         self.vectors: dict[Value, LoweredVector] = {}
-        # of `vectors`, those in use
-        self.held: dict[FrameBatch, list[Value]] = {group: [] for group in facts.groups}
         self.scalars: dict[Value, Register] = {}
-        # of known scalars, the sum of the sizes of their terms
-        self.sizes: dict[Value | None, Register] = {}
-        # at infinite width, parts of order n^(−1/2) that were asked for
-        self.epsilons: dict[Value, Fluctuation] = {}
-        # cosines and sines of rotary positions
-        self.turns: dict[Any, tuple[Register, ...]] = {}
-        # 0, but NaN in a replica where what no direction holds of such counts
+        self.in_use: dict[FrameBatch, list[Value]] = {
+            group: [] for group in analysis.groups
+        }
+        self.terms: dict[Value | None, Register] = {}
+        self.epsilon_parts: dict[Value, Fluctuation] = {}
+        self.rotations: dict[Any, tuple[Register, ...]] = {}
         self.guards: dict[Register, None] = {}
         # only rules of infinite width ask for these sets
-        values = facts.values if facts.limits else ()
-        self.random = _made_of(
-            values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root)
+        values = analysis.values if analysis.infinite else ()
+        self.random = _depending_on(
+            values,
+            lambda value: isinstance(value.op, Gaussian | MatMul | Normal | Root),
         )
-        # can have such
-        self.inexact = _made_of(
-            values, lambda v: v in facts.limits or isinstance(v.op, Root)
+        self.inexact = _depending_on(
+            values,
+            lambda value: value in analysis.infinite or isinstance(value.op, Root),
         )
         self.orders = LoweredOrders(self)
-        # of `sample`: a value each, then a Gaussian variable each
-        self.columns = len(facts.picked)
-        self.rests = {
-            (group, value): (rests, None in component)
-            for group, components in facts.components.items()
-            for component, rests in (
-                (component, ResidualBasis()) for component in components
-            )
-            for value in component
-            # of each nonlinearity: its component, and whether it is asked for products
-            # with linear vectors
-        }
+        self.columns = len(analysis.picked)
+        self.feature_components: dict[tuple[FrameBatch, Value], FeatureComponent] = {}
+        for group, components in analysis.components.items():
+            for component in components:
+                # one basis for all nonlinearities of the component
+                shared = FeatureComponent(ResidualBasis(), None in component)
+                for value in component:
+                    if value is not None:
+                        self.feature_components[group, value] = shared
+
+    def groups_of(self, value: Value) -> list[FrameBatch]:
+        """The groups that hold vectors of a value."""
+        return self.analysis.with_vectors.get(value, [])
+
+    def groups_from(self, value: Value) -> list[FrameBatch]:
+        """The groups that hold sources of a value."""
+        return self.analysis.with_sources.get(value, [])
 
     def frame_for(self, group: FrameBatch, on_nodes: bool) -> Frame:
-        """The frames of a group of clusters; `on_nodes`: at infinite width,
-        expectations are means over nodes.
+        """The frames of a group of clusters.
+
+        `on_nodes`: at infinite width, expectations are means over nodes.
         """
-        if not self.facts.merged_sources.isdisjoint(group.slots):
+        analysis, builder = self.analysis, self.builder
+        if not analysis.merged_sources.isdisjoint(group.slots):
             # a Fuse replaces these sources, and wants means apart: they have a
             # direction each, whatever the width
-            return InfiniteWidthFrame(group, self.build, ones=True, scored=True)
+            return InfiniteWidthFrame(group, builder, ones=True, scored=True)
+        if group.width == math.inf and on_nodes:
+            return NodeFrame(group, builder)
         if group.width == math.inf:
-            if on_nodes:
-                return NodeFrame(group, self.build)
-            return InfiniteWidthFrame(
-                group, self.build, group.constant, scored=group in self.facts.scored
-            )
-        chosen = (
-            StandardBasis
-            if group.nonlinear or group.given or group in self.facts.whole
-            else BartlettFrame
-        )
-        return chosen(group, self.build, local_coordinates(group, self.facts.picked))
+            scored = group in analysis.scored
+            return InfiniteWidthFrame(group, builder, group.constant, scored=scored)
+        picked = local_coordinates(group, analysis.picked)
+        if group.nonlinear or group.given or group in analysis.coordinates_cheaper:
+            return StandardBasis(group, builder, picked)
+        return BartlettFrame(group, builder, picked)
 
-    def align_axes(self, a: Register, ndim: int, to: int) -> Register:
-        """An array of values with `ndim` axes, with axes of size 1 set in front, so
-        that it broadcasts.
+    # Layouts of arrays
+
+    def align_axes(self, array: Register, ndim: int, result_ndim: int) -> Register:
+        """An array of values with `ndim` axes, with axes of size 1 set in front.
+
+        It then broadcasts with arrays of values with `result_ndim` axes.
         """
-        return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
+        new_axes = (1,) * (result_ndim - ndim)
+        return self.builder.reshape(array, *new_axes, *array.shape)
 
-    def rows(self, a: Register, width: int, copies: int | None = None) -> Register:
-        """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·), with so many
-        directions a block.
+    def rows(self, array: Register, width: int, copies: int | None = None) -> Register:
+        """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·).
+
+        Each block is cut or padded to `width` directions.
         """
-        a = self.build.pad_or_cut(a, width)
-        front = (
-            a.shape[:-2]
-            if copies is None
-            else (copies, math.prod(a.shape[:-2]) // copies)
-        )
-        return self.build.reshape(a, *front, a.shape[-2] * width)
+        array = self.builder.pad_or_cut(array, width)
+        leading = array.shape[:-2]
+        if copies is not None:
+            leading = copies, math.prod(leading) // copies
+        return self.builder.reshape(array, *leading, array.shape[-2] * width)
 
-    def mix_rows(self, by: Register, a: Register) -> Register:
-        """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
-        made = self.build.step("product", by, self.rows(a, a.shape[-1]))
-        return self.build.reshape(made, *made.shape[:-1], *a.shape[-2:])
+    def mix_rows(self, coefficients: Register, vectors: Register) -> Register:
+        """The combinations Σ_j a[…, i, j] x[…, j], of vectors (…, j, blocks, ·)."""
+        rows = self.rows(vectors, vectors.shape[-1])
+        combined = self.builder.step("product", coefficients, rows)
+        return self.builder.reshape(combined, *combined.shape[:-1], *vectors.shape[-2:])
 
     def scatter(self, parts: Sequence[tuple[Ints, Register]], *shape: int) -> Register:
-        """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·); in
-        another shape if it is given.
-        """
-        build = self.build
-        width = max(a.shape[-1] for _, a in parts)
-        flat = [
-            build.pad_or_cut(
-                build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width
-            )
-            for _, a in parts
-        ]
-        rows = build.step("join", *flat, axis=0)
-        rows = build.take(
-            rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0
-        )
-        return build.reshape(rows, *(shape or rows.shape[:-1]), width)
+        """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·).
 
-    def gather(self, a: Register, places: Ints, width: int) -> Register:
-        """The vectors of a value that lie in a group, (frames, vectors, directions)."""
-        flat = self.build.reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
-        chosen = self.build.take(
-            self.build.pad_or_cut(flat, width), places.ravel(), axis=0
+        In another shape if one is given.
+        """
+        builder = self.builder
+        width = max(array.shape[-1] for _, array in parts)
+        flat = []
+        for _, array in parts:
+            frames, count, *others = array.shape
+            rows = builder.reshape(array, frames * count, *others)
+            flat.append(builder.pad_or_cut(rows, width))
+        joined = builder.step("join", *flat, axis=0)
+        positions = np.concatenate([positions.ravel() for positions, _ in parts])
+        ordered = builder.take(joined, np.argsort(positions), axis=0)
+        return builder.reshape(ordered, *(shape or ordered.shape[:-1]), width)
+
+    def gather(self, array: Register, positions: Ints, width: int) -> Register:
+        """The vectors at these positions, (frames, vectors, directions)."""
+        builder = self.builder
+        flat = builder.reshape(array, math.prod(array.shape[:-1]), array.shape[-1])
+        chosen = builder.take(
+            builder.pad_or_cut(flat, width), positions.ravel(), axis=0
         )
-        return self.build.reshape(chosen, *places.shape, width)
+        return builder.reshape(chosen, *positions.shape, width)
+
+    def argument_positions(self, x: Value, value: Value, positions: Ints) -> Ints:
+        """The positions in an argument that belong to flat positions in a value."""
+        blocks = self.analysis.blocks[value]
+        entries, block = positions // blocks, positions % blocks
+        entry_of_x = np.arange(x.size).reshape(x.shape)
+        entry_of_x = np.broadcast_to(entry_of_x, value.shape).ravel()
+        if isinstance(x, Scalar):
+            return np.asarray(entry_of_x[entries])
+        return np.asarray(entry_of_x[entries] * blocks + block)
+
+    # Vectors and scalars
 
     def sample(self, x: Value) -> Register:
         """What an output needs to know of coordinates; 0 if that is nothing."""
-        found = self.vectors[x]
-        return found.sample or self.build.constant(
-            np.zeros((*found.lead.shape[:-1], 1))
-        )
+        vector = self.vectors[x]
+        if vector.sample is not None:
+            return vector.sample
+        return self.builder.constant(np.zeros((*vector.lead.shape[:-1], 1)))
 
-    def size(self, known: Register, p: Value | None = None) -> Register:
-        """The absolute values of known numbers; of scalars p, the sum of those of their
-        terms.
+    def size_of_terms(self, known: Register, p: Value | None = None) -> Register:
+        """Known numbers without their signs; for scalars p, the sum over their terms.
+
+        Rounding errors are relative to it.
         """
-        return self.sizes.get(p) or self.build.constant(
-            np.abs(np.asarray(known.value))[0]
-        )
+        if p in self.terms:
+            return self.terms[p]
+        return self.builder.constant(np.abs(np.asarray(known.value))[0])
+
+    def ones(self, value: Vector) -> Register:
+        """The coordinates of (1, …, 1) in the frames of vectors that have a mean."""
+        builder = self.builder
+        parts = []
+        for group in self.groups_of(value):
+            constant, positions = self.frames[group].constant, group.positions[value]
+            assert constant is not None
+            directions = constant.shape[-1]
+            row = builder.reshape(constant, group.frames, 1, directions)
+            spread = builder.step("spread", row, shape=(*positions.shape, directions))
+            parts.append((positions, spread))
+        return self.scatter(parts, *value.shape, self.analysis.blocks[value])
+
+    def norm(self, x: Value) -> float:
+        """√(number of coordinates) of a vector; √(number of blocks) at infinite width.
+
+        ⟨x, y⟩ in coordinates is √n times a score, and n times a mean: rules divide by
+        this number once or twice.
+        """
+        assert isinstance(x, Vector)
+        width = 1.0 if x in self.analysis.infinite else self.analysis.widths[x]
+        return math.sqrt(self.analysis.blocks[x] * width)
+
+    def label(self, value: Value) -> str:
+        """How a plan names the vectors of a source."""
+        match value.op:
+            case MatMul(weight) | MaterialisedMatMul(weight=weight):
+                name = self.analysis.names.get(weight.source, weight.source.name or "W")
+                if isinstance(value.op, MaterialisedMatMul) and weight.transposed:
+                    return f"{name}^T x"
+                return f"{name} x"
+            case Gaussian():
+                return "initial vectors"
+        return "combined sources"
+
+    # Directions and orders at infinite width
 
     def sets(self, x: Value) -> Sets:
-        """At infinite width, along which directions vectors can have coordinates of
-        order 1.
-        """
+        """The directions along which vectors can have coordinates of order 1."""
         return self.orders.bits(x)
 
-    def reach(self, x: Value) -> tuple[int, int]:
-        """The range of directions along which vectors of a value can have
-        coordinates.
+    def direction_range(self, x: Value) -> tuple[int, int]:
+        """The range of directions along which vectors of a value can have coordinates.
+
+        All of them at finite width, and for values at nodes.
         """
-        if x not in self.facts.limits or any(
+        on_nodes = any(
             isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)
-        ):
+        )
+        if x not in self.analysis.infinite or on_nodes:
             return 0, self.vectors[x].lead.shape[-1]
-        found = union(self.sets(x))
-        return lowest_bit(found), found.bit_length()
+        directions = union(self.sets(x))
+        return lowest_bit(directions), directions.bit_length()
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
         """Whether vectors x[…, i] and y[…, j] have a direction in common."""
@@ -277,74 +391,25 @@ class State:
         return np.asarray(self.orders.of(c) == ONE)
 
     def nonzero(self, x: Vector, means: bool = True) -> Bools:
-        """Which vectors are not 0 at every width, (*shape,); without `means`, not
-        multiples of (1, …, 1).
+        """Which vectors are not 0 at every width, (*shape,).
+
+        Without `means`: which are not multiples of (1, …, 1) at every width.
         """
         # scipy.sparse is slow to import, and seldom needed
         from ...language._linear_expansion import Expansion
 
-        rows = Expansion(self.facts.values).rows[x]  # column 0 is (1, …, 1)
-        return np.asarray(np.diff(rows[:, 1 - means :].indptr) > 0).reshape(x.shape)
-
-    def norm(self, x: Value) -> float:
-        """What coordinates are divided by so that their products are means over the
-        coordinates α.
-        """
-        assert isinstance(x, Vector)
-        width = self.facts.widths[x]
-        return math.sqrt(
-            self.facts.blocks[x] * (1.0 if x in self.facts.limits else width)
-        )
-
-    def words(self, value: Value) -> str:
-        match value.op:
-            case MatMul(weight) | MaterialisedMatMul(weight=weight):
-                name = self.facts.names.get(weight.source, weight.source.name or "W")
-                return (
-                    f"{name}^T x"
-                    if isinstance(value.op, MaterialisedMatMul) and weight.transposed
-                    else f"{name} x"
-                )
-            case Gaussian():
-                return "initial vectors"
-        return "combined sources"
-
-    def argument(self, x: Value, value: Value, places: Ints) -> Ints:
-        """Where the entries of an argument are that belong to the entries of a value at
-        these flat places.
-        """
-        blocks = self.facts.blocks[value]
-        index = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape).ravel()
-        if isinstance(x, Scalar):
-            return np.asarray(index[places // blocks])
-        return np.asarray(index[places // blocks] * blocks + places % blocks)
-
-    def ones(self, value: Vector) -> Register:
-        """The coordinates of (1, …, 1) in the frame of each vector of a value that has
-        a mean.
-        """
-        parts = []
-        for group in self.groups_of(value):
-            row, places = self.frames[group].constant, group.positions[value]
-            assert row is not None
-            wide = self.build.reshape(row, group.frames, 1, row.shape[-1])
-            parts.append(
-                (
-                    places,
-                    self.build.step(
-                        "spread", wide, shape=(*places.shape, row.shape[-1])
-                    ),
-                )
-            )
-        return self.scatter(parts, *value.shape, self.facts.blocks[value])
+        rows = Expansion(self.analysis.values).rows[x]
+        if not means:
+            rows = rows[:, 1:]  # column 0 is (1, …, 1)
+        return np.asarray(np.diff(rows.indptr) > 0).reshape(x.shape)
 
 
-def _made_of(values: Iterable[Value], begins: Callable[[Value], bool]) -> set[Value]:
-    """Of values in order, those for which this holds, or for something that they are
-    made of.
-    """
-    found: set[Value] = set()
+def _depending_on(
+    values: Iterable[Value], is_origin: Callable[[Value], bool]
+) -> set[Value]:
+    """Of values in order, the origins and all that depends on them."""
+    depending: set[Value] = set()
     for value in values:
-        if begins(value) or not found.isdisjoint(value.op.inputs):
-            found.add(value)
-    return found
+        if is_origin(value) or not depending.isdisjoint(value.op.inputs):
+            depending.add(value)
+    return depending
