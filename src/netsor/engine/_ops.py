@@ -68,16 +68,39 @@ def _innermost(a: Any) -> Any:
     )
 
 
-ONE_EXPRESSION: dict[str, Callable[..., Array]] = {
-    "add": lambda xp, a, b: a + b,
-    "multiply": lambda xp, a, b: a * b,
-    "scale": lambda xp, a, by: a * by,
-    "root": lambda xp, a: xp.sqrt(a),
-    "total": lambda xp, a: xp.sum(a, axis=-1),
-    "transposed": lambda xp, a: xp.matrix_transpose(a),
-    "part": lambda xp, a, start, stop: a[..., start:stop],  # a range of the last axis
-    "spread": lambda xp, a, shape: xp.broadcast_to(a, (a.shape[0], *shape)),
-}
+def add(xp: Any, a: Array, b: Array, out: Any = None) -> Array:
+    """a + b; numpy may write into `out`."""
+    return a + b if out is None else np.add(a, b, out=out)
+
+
+def multiply(xp: Any, a: Array, b: Array, out: Any = None) -> Array:
+    """a · b, entry by entry; numpy may write into `out`."""
+    return a * b if out is None else np.multiply(a, b, out=out)
+
+
+def scale(xp: Any, a: Array, by: float, out: Any = None) -> Array:
+    """An array times a number; numpy may write into `out`."""
+    return a * by if out is None else np.multiply(a, by, out=out)
+
+
+def root(xp: Any, a: Array) -> Array:
+    """The square roots of the entries."""
+    return xp.sqrt(a)
+
+
+def transposed(xp: Any, a: Array) -> Array:
+    """The matrices with their rows and columns exchanged."""
+    return xp.matrix_transpose(a)
+
+
+def part(xp: Any, a: Array, start: int, stop: int) -> Array:
+    """A range of the last axis."""
+    return a[..., start:stop]
+
+
+def spread(xp: Any, a: Array, shape: Shape) -> Array:
+    """Broadcast each replica to a shape."""
+    return xp.broadcast_to(a, (a.shape[0], *shape))
 
 
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:

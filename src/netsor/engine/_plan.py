@@ -10,114 +10,88 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from .._array_api import Array
 from .._html import note, table, title
 from .._validate import counted
-from . import _expectation_ops, _gram_schmidt, _ops
+from . import _gram_schmidt
 from ._cost_model import CPU
 from ._exceptions import UnplacedError
 from ._expectation_cost import MAX_SECONDS
-from ._ir import (
-    DRAWS,
-    VIEWS,
-    Integral,
-    Loop,
-    Register,
-    Step,
-    given_number,
-    kind_of,
-    loops,
-)
+from ._instructions import DRAWS, INSTRUCTIONS, VIEWS, Integral, instruction_named
+from ._ir import Loop, Register, Step, given_number, loop_key, loops
 from ._rng_keys import CHUNK, NODE_SHIFTS
-
-RULES: dict[str, Callable[..., Any]] = {
-    **_ops.ONE_EXPRESSION,
-    **{
-        name: rule
-        for name, rule in vars(_ops).items()
-        if getattr(rule, "__module__", "") == _ops.__name__ and not name.startswith("_")
-    },
-    **{
-        name: getattr(_expectation_ops, name) for name in ("kernel", "moments", "nodes")
-    },
-    "left_over": _gram_schmidt.fluctuation_residual,
-    "lost": _gram_schmidt.nan_if_lost,
-}
-
-IN_PLACE: dict[str, Any] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "scale": np.multiply,
-}
 
 # A law without other random numbers is averaged over node sets. One set costs as much
 # as a few hundred ordinary draws
-DRAWS_PER_NODE_SET, MIN_NODE_SETS = 256, 16  # the minimum gives a standard error
+DRAWS_PER_NODE_SET = 256
+MIN_NODE_SETS = 16  # fewer node sets give no standard error
 # of the arrays of replicas computed together: little Python overhead, and they fit in a
 # cache
 BLOCK_BYTES = 2**21
-# replicas to measure the effect of errors of Gaussian expectations
+# replicas that measure the effect of errors of Gaussian expectations
 QUADRATURE_PROBE_REPLICAS = 32
-FEWEST_DRAWS = 100  # draws worth a remedy: fewer show little of a law
+FEWEST_DRAWS = 100  # an error suggests no fewer draws: they would show little of a law
 PROBED_PLANS = 3  # the plan, and two whose expectations are shifted by their errors
 # entries: numpy loops efficiently over rows of this length, so replicas need not be
 # innermost
 MIN_INNERMOST_ROW = 32
 
 
+class Liveness(NamedTuple):
+    """What happens to the arguments of a step."""
+
+    dead: set[Register]  # arrays that no later step reads
+    overwritten: int | None  # the argument whose array the result may be written into
+
+
 def liveness(
-    steps: list[Step], results: tuple[Register, ...]
-) -> list[tuple[Step, set[Register], int | None]]:
-    """The steps that the results depend on, the arrays that none reads later, and the
-    index of one to overwrite.
-    """
+    steps: Sequence[Step], results: Sequence[Register]
+) -> Iterator[tuple[Step, Liveness]]:
+    """The steps that the results depend on, last step first."""
     owner: dict[Register, Register] = {}  # view → the array whose memory it shares
     for step in steps:
-        owner[step.out] = (
-            owner.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
-        )
-    read, read_memory = set(results), {owner.get(result, result) for result in results}
-    found: list[tuple[Step, set[Register], int | None]] = []
+        out = step.out
+        if step.kind in VIEWS:
+            out = owner.get(step.args[0], step.args[0])
+        owner[step.out] = out
+    # what this step or a later one reads: registers, and the arrays behind views
+    read = set(results)
+    read_memory = {owner.get(result, result) for result in results}
+
+    def overwritten(step: Step) -> int | None:
+        """The first argument that no later step reads, if the result may replace it."""
+        if not step.instruction.overwrites(step.params):
+            return None
+        for i, arg in enumerate(step.args):
+            needed = owner.get(arg, arg) in read_memory
+            if arg.varies and arg.shape == step.out.shape and not needed:
+                return i
+        return None
+
     for step in reversed(steps):
         if step.out not in read:
             continue
-        entrywise = step.kind in IN_PLACE or (
-            step.kind == "apply" and step.params.get("axes") == 0
-        )
-        place = None
-        for i, arg in enumerate(step.args if entrywise else ()):
-            if (
-                arg.varies
-                and arg.shape == step.out.shape
-                and owner.get(arg, arg) not in read_memory
-            ):
-                place = i
-                break
-        found.append(
-            (
-                step,
-                {arg for arg in step.args if arg.value is None and arg not in read},
-                place,
-            )
-        )
+        dead = {arg for arg in step.args if arg.value is None and arg not in read}
+        yield step, Liveness(dead, overwritten(step))
         read.update(step.args)
         read_memory.update([owner.get(arg, arg) for arg in step.args])
-    return found[::-1]
 
 
 @dataclass(eq=False)
 class Plan:
-    """The steps that sample each replica of a program at given widths; `print(plan)`
-    shows them.
+    """The steps that sample each replica of a program at given widths.
 
-    Create it with `Program.plan`. The attribute `bytes` is the memory of one replica.
+    A plan is a straight line: no step branches, each reads only constants and results
+    of earlier steps, and every shape is known. So its cost is known before it runs, and
+    every backend runs it by the same loop, `run`. Lowering has taken every decision.
+
+    Create it with `Program.plan`; `print(plan)` shows the steps. The attribute `bytes`
+    is the memory of one replica.
 
     Parameters
     ----------
@@ -172,40 +146,42 @@ class Plan:
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        found = liveness(self.steps, (self.mean, self.columns))
-        self.steps, self.live = (
-            [step for step, *_ in found],
-            [(dead, place) for _, dead, place in found],
-        )
-        # numbers of a replica stored at a time, and their peak in bytes
-        size = self.bytes = 0
-        for step, dead, _ in found:
-            size += step.out.size
-            self.bytes = max(self.bytes, 8 * (size + step.within))
-            size -= sum(register.size for register in dead)
+        needed = list(liveness(self.steps, (self.mean, self.columns)))[::-1]
+        self.steps = [step for step, _ in needed]
+        self.live = [liveness for _, liveness in needed]
+        stored = 0  # numbers of a replica
+        peak = 0  # bytes of a replica
+        for step, live in needed:
+            stored += step.out.size
+            peak = max(peak, 8 * (stored + step.temporary_numbers))
+            stored -= sum(register.size for register in live.dead)
+        self.bytes = peak
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Repeated blocks of equal steps: the first step, the steps per block, and the
-        number of blocks.
+        """Repeated blocks of equal steps.
+
+        Each has its first step, the steps per block, and the number of blocks.
         """
-        made = {step.out: k for k, step in enumerate(self.steps)}
-        return loops([kind_of(step, k, made) for k, step in enumerate(self.steps)])
+        positions = {step.out: k for k, step in enumerate(self.steps)}
+        keys = [loop_key(step, k, positions) for k, step in enumerate(self.steps)]
+        return loops(keys)
 
     @property
     def random_numbers(self) -> int:
         """The random numbers per replica, on average."""
-        return sum(step.numbers for step in self.steps)
+        return sum(step.random_numbers for step in self.steps)
 
     @property
     def long_numbers(self) -> int:
-        """The random numbers in rows of 32 or more: coordinates rather than Gram
-        matrices.
+        """The random numbers in rows of 32 or more.
+
+        These are coordinates of vectors rather than entries of Gram matrices.
         """
         return sum(
-            step.numbers
+            step.random_numbers
             for step in self.steps
-            if step.out.shape[-1:] >= (MIN_INNERMOST_ROW,)
+            if step.out.shape and step.out.shape[-1] >= MIN_INNERMOST_ROW
         )
 
     @property
@@ -220,27 +196,28 @@ class Plan:
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
         """The plan with values for its hyperparameters, by name."""
-        new = {name: given_number(name, number) for name, number in numbers.items()}
+        registers = {
+            name: given_number(name, number) for name, number in numbers.items()
+        }
 
-        def given(register: Register) -> Register:
-            return new.get(register.hyperparameter or "", register)
+        def bound(register: Register) -> Register:
+            return registers.get(register.hyperparameter or "", register)
 
-        made = copy.copy(self)
-        made.mean, made.columns = given(self.mean), given(self.columns)
-        made.steps = [
-            (
-                replace(step, args=tuple(map(given, step.args)))
-                if any(a.hyperparameter for a in step.args)
-                else step
-            )
-            for step in self.steps
-        ]
-        return made
+        plan = copy.copy(self)
+        plan.mean = bound(self.mean)
+        plan.columns = bound(self.columns)
+        plan.steps = []
+        for step in self.steps:
+            if any(arg.hyperparameter for arg in step.args):
+                step = replace(step, args=tuple(map(bound, step.args)))
+            plan.steps.append(step)
+        return plan
 
     @property
     def averaged(self) -> bool:
-        """Whether random numbers only shift quadrature nodes: the mean over replicas is
-        then the law.
+        """Whether random numbers only shift quadrature nodes.
+
+        The mean over replicas is then the law.
         """
         drawn = [step for step in self.steps if step.kind in DRAWS]
         return bool(drawn) and all(
@@ -249,35 +226,28 @@ class Plan:
 
     def replicas(self, draws: int) -> int:
         """The replicas of a law with this many draws."""
-        return (
-            1
-            if self.constant
-            else (
-                max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET)
-                if self.averaged
-                else draws
-            )
-        )
+        if self.constant:
+            return 1
+        if self.averaged:
+            return max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET)
+        return draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds for this many draws on one core of a current
-        processor.
-        """
+        """Roughly the seconds for this many draws on one core of a current CPU."""
         if self.constant:
             return 0.0
-        return self.replicas(draws) * self._each + self.integration_seconds(draws)
+        sampling = self.replicas(draws) * self._replica_seconds
+        return sampling + self.integration_seconds(draws)
 
     def integration_seconds(self, draws: int) -> float:
-        """The part of `seconds` for expectations of functions of several vectors, at
-        infinite width.
+        """The part of `seconds` for expectations of functions of several vectors.
+
+        It is 0 at finite widths.
         """
         replicas = self.replicas(draws)
         block = max(1, min(replicas, CHUNK, BLOCK_BYTES // max(self.bytes, 1)))
-        return (
-            replicas
-            / block
-            * sum(integral.seconds(block) for integral in self._integrals)
-        )
+        block_seconds = sum(integral.seconds(block) for integral in self._integrals)
+        return replicas / block * block_seconds
 
     @property
     def _integrals(self) -> list[Integral]:
@@ -285,81 +255,82 @@ class Plan:
 
     @property
     def probing_seconds(self) -> float:
-        """Roughly the seconds to measure the effect of errors of Gaussian expectations,
-        which every law does first.
+        """Roughly the seconds to measure the effect of errors of Gaussian expectations.
+
+        Every law measures it first.
         """
-        return (
-            PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS)
-            if self.expects
-            else 0.0
-        )
+        if not self.expects:
+            return 0.0
+        return PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS)
 
     def check_integration(self, draws: int) -> None:
-        """Reject draws whose expectations of functions of several vectors would take
-        too long.
+        """Reject draws whose expectations would take too long.
+
+        Only those of functions of several vectors take long.
         """
         probing = self.probing_seconds
         seconds = probing + self.integration_seconds(draws)
         if seconds <= MAX_SECONDS:
             return
         fewer = draws
-        while (
-            fewer >= FEWEST_DRAWS
-            and probing + self.integration_seconds(fewer) > MAX_SECONDS
-        ):
+        while fewer >= FEWEST_DRAWS:
+            if probing + self.integration_seconds(fewer) <= MAX_SECONDS:
+                break
             fewer //= 2
+        if fewer < FEWEST_DRAWS:
+            fewer = 0
         raise UnplacedError(
-            slow_expectations(
-                counted(draws, "draw"), seconds, fewer if fewer >= FEWEST_DRAWS else 0
-            )
+            slow_expectations(counted(draws, "draw"), seconds, fewer_draws=fewer)
         )
 
     @cached_property
-    def _each(self) -> float:
+    def _replica_seconds(self) -> float:
         """Roughly the seconds per replica."""
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
-        head, *lines = (
+        head, *lines = [
             textwrap.fill(line, 80, subsequent_indent=4 * " ")
             for line in (self.title, *self._summary())
-        )
-        rows = _rows(self.steps, self.loops)
-        width = max((len(words) for words, *_ in rows), default=0)
-        lines += (
-            f"{words:{width}}  {numbers:>12}  {shape}" for words, numbers, shape in rows
-        )
+        ]
+        rows = printed_rows(self.steps, self.loops)
+        width = max((len(row.step) for row in rows), default=0)
+        for row in rows:
+            lines.append(f"{row.step:{width}}  {row.random_numbers:>12}  {row.shape}")
         return "\n  ".join([head, *lines])
 
     def _summary(self) -> list[str]:
         """The lines on its cost."""
-        taken = f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         if self.constant:
-            taken = (
+            time = (
                 "the law does not depend on random numbers: it is known without a draw"
             )
         elif self.averaged:
-            taken = (
+            time = (
                 f"random numbers only shift quadrature nodes, {self.replicas(50_000)}"
                 " times for 50,000 draws"
             )
+        else:
+            time = (
+                f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
+            )
         integration = self.integration_seconds(50_000)
         if integration > 1.0:
-            taken += (
+            time += (
                 f", of which {in_time(integration)} for expectations of functions of"
                 " several vectors"
             )
-        notes = [f"note: {note}" for note in self.notes]
-        if self.place != CPU.place:
-            notes.insert(0, f"made for {self.place}")
         numbers = (
             f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
         )
-        return [f"{numbers} and {self.bytes:,} bytes per replica", taken, *notes]
+        lines = [f"{numbers} and {self.bytes:,} bytes per replica", time]
+        if self.place != CPU.place:
+            lines.append(f"made for {self.place}")
+        return lines + [f"note: {remark}" for remark in self.notes]
 
     def _repr_html_(self) -> str:
         steps = table(
-            _rows(self.steps, self.loops),
+            printed_rows(self.steps, self.loops),
             ("step", "random numbers", "shape"),
             code=True,
         )
@@ -372,36 +343,45 @@ class Plan:
         )
 
 
-def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, ...]]:
-    """The printed rows (description, random numbers, shape) of steps with a
-    description; loops show one block.
-    """
-    rows: list[tuple[str, ...]] = []
+class PrintedRow(NamedTuple):
+    """One row of a printed plan."""
+
+    step: str  # the instruction and its description
+    random_numbers: str = ""
+    shape: str = ""
+
+
+def printed_rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[PrintedRow]:
+    """The rows of the steps with a description; of a loop only the first block."""
+    rows: list[PrintedRow] = []
     done = 0
     for loop in found:
-        block = steps[loop.start : loop.start + loop.period]
-        rows += _rows(steps[done : loop.start])
-        rows.append((f"{loop.times} times, with new random numbers each time:", "", ""))
-        rows += [(f"  {words}", *rest) for words, *rest in _rows(block)]
+        rows += printed_rows(steps[done : loop.start])
+        rows.append(
+            PrintedRow(f"{loop.times} times, with new random numbers each time:")
+        )
+        block = printed_rows(steps[loop.start : loop.start + loop.period])
+        rows += [row._replace(step=f"  {row.step}") for row in block]
         done = loop.stop
         if done < len(steps):
-            rows.append(("then:", "", ""))
-    for step in steps[done:]:
-        if step.words:
-            shape = " × ".join(map(str, step.out.shape)) or "one number"
-            rows.append(
-                (
-                    f"{step.kind:8} {step.words}",
-                    f"{step.numbers:,}" if step.numbers else "",
-                    shape,
-                )
-            )
+            rows.append(PrintedRow("then:"))
+    rows += [_printed_row(step) for step in steps[done:] if step.words]
     return rows
 
 
+def _printed_row(step: Step) -> PrintedRow:
+    numbers = step.random_numbers
+    return PrintedRow(
+        step=f"{step.kind:8} {step.words}",
+        random_numbers=f"{numbers:,}" if numbers else "",
+        shape=" × ".join(map(str, step.out.shape)) or "one number",
+    )
+
+
 def slow_expectations(what: str, seconds: float, fewer_draws: int = 0) -> str:
-    """The message of an error: `what` would take too long; `fewer_draws` would not,
-    unless 0.
+    """The message of an error: `what` would take too long.
+
+    It suggests `fewer_draws`, unless 0.
     """
     less = f"at most {fewer_draws:,} draws, " if fewer_draws else ""
     return (
@@ -420,11 +400,14 @@ def in_time(seconds: float) -> str:
         (86_400.0, "days"),
         (3_600.0, "h"),
         (60.0, "min"),
-        (0.0, "s"),
     )
-    size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size)
-    number = seconds / (size or 1.0)
-    return f"{number:.0f} {unit}" if 10 <= number < 1e6 else f"{number:.2g} {unit}"
+    number, name = seconds, "s"
+    for size, unit in units:
+        if seconds >= 2 * size:
+            number, name = seconds / size, unit
+            break
+    digits = f"{number:.0f}" if 10 <= number < 1e6 else f"{number:.2g}"
+    return f"{digits} {name}"
 
 
 def run(
@@ -433,57 +416,63 @@ def run(
     constant: Callable[[Register], Array],
     compute: Callable[[Step, Sequence[Array], int | None], Array],
 ) -> tuple[Array, Array]:
-    """Mean (replicas or 1, entries) and coefficients (replicas or 1, entries, ·) of one
-    coordinate of the outputs.
+    """Mean and coefficients of one coordinate of the outputs, of a block of replicas.
+
+    Given all random numbers, a coordinate is mean + coefficients · N(0, I). The arrays
+    are (replicas or 1, entries) and (replicas or 1, entries, ·).
+
+    Parameters
+    ----------
+    plan : Plan
+        The steps to run.
+    draw : callable
+        `draw(step)` returns the random numbers (replicas, *shape) of a step.
+    constant : callable
+        `constant(register)` returns the array of a register with a value.
+    compute : callable
+        `compute(step, arrays, overwritten)` executes any other step; it may write the
+        result over the array with the index `overwritten`, unless that is None.
     """
-    # Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw`
-    # returns the random numbers of a step, (replicas, *shape), and `constant` the array
-    # of a register with a value. `compute(step, arrays, place)` executes any other
-    # step; it may overwrite the array at index `place`, unless that is None.
-    arrays: dict[Any, Array] = {}
-    for step, (dead, place) in zip(plan.steps, plan.live, strict=True):
+    arrays: dict[Register, Array] = {}
+
+    for step, (dead, overwritten) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:
             arrays[step.out] = draw(step)
         else:
             inputs = [
                 arrays[arg] if arg.value is None else constant(arg) for arg in step.args
             ]
-            arrays[step.out] = compute(step, inputs, place)
-            del inputs
+            arrays[step.out] = compute(step, inputs, overwritten)
+            del inputs  # so that dead arrays are freed now
         for register in dead:
             del arrays[register]
-    return tuple(
-        arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns)
-    )
+    mean, columns = [
+        arrays[result] if result.value is None else constant(result)
+        for result in (plan.mean, plan.columns)
+    ]
+    return mean, columns
 
 
 def compute(
     linalg: _gram_schmidt.LinalgBackend,
     kind: str,
     inputs: Sequence[Array],
-    params: dict[str, Any],
+    params: Mapping[str, Any],
 ) -> Array:
-    """Execute one instruction in an array library; instructions without a rule are
-    methods of its linear algebra.
-    """
-    rule = RULES.get(kind)
-    return (
-        getattr(linalg, kind)(*inputs, **params)
-        if rule is None
-        else rule(linalg.xp, *inputs, **params)
-    )
+    """Execute one instruction in the array library of `linalg`."""
+    return instruction_named(kind).compute(linalg, inputs, params)
 
 
-def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
-    """Execute one step with numpy, in place if the buffer is dead and not broadcast
-    over replicas.
+def in_numpy(step: Step, inputs: Sequence[Array], overwritten: int | None) -> Array:
+    """Execute one step with numpy.
+
+    The result is written over an argument that no later step reads, unless that is not
+    writeable or broadcast over replicas.
     """
-    if (
-        place is not None
-        and inputs[place].flags.writeable
-        and len(inputs[place]) == max(map(len, inputs))
-    ):
-        if step.kind == "apply":
-            return _ops.apply(np, *inputs, **step.params, out=inputs[place])
-        return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
-    return compute(_gram_schmidt.NUMPY, step.kind, inputs, step.params)
+    instruction = INSTRUCTIONS[step.kind]
+    if overwritten is not None:
+        out = inputs[overwritten]
+        replicas = max(map(len, inputs))
+        if out.flags.writeable and len(out) == replicas:
+            return instruction.overwrite(out, inputs, step.params)
+    return instruction.compute(_gram_schmidt.NUMPY, inputs, step.params)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from .._array_api import Bools, Floats, one_blas_thread
-from ._ir import VIEWS, Register
+from ._ir import Register
 from ._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ._plan_query import PlanQuery
 from .backends import Backend
@@ -172,9 +172,11 @@ def _largest_term(plan: Plan, replicas: int) -> float:
     pending, terms = [plan.mean], dict[Register, None]()
     while pending:
         step = made.get(pending.pop())
-        if step is not None and step.kind in ("add", "apply"):
+        if step is None:
+            continue
+        if step.kind in ("add", "apply"):
             terms |= dict.fromkeys(step.args)
-        elif step is not None and step.kind in (*VIEWS, "scale", "join", "pad", "take"):
+        elif step.instruction.keeps_entries:
             pending += step.args
     found = (sample_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
     return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)

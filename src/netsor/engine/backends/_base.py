@@ -163,11 +163,10 @@ class Backend(ABC):
         replicas = (
             DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
         )
-        most = (
-            BY_QUADRATURE
-            if any(step.kind in ("kernel", "moments") for step in plan.steps)
-            else MAX_BLOCK_REPLICAS
+        has_expectations = any(
+            step.instruction.integral is not None for step in plan.steps
         )
+        most = BY_QUADRATURE if has_expectations else MAX_BLOCK_REPLICAS
         return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..._array_api import Array
 from .. import _ops
+from .._instructions import DRAWS
 from .._ir import Register
 from .._moment_histogram import BlockMoments, MomentGrid
 from .._parallel import cores
@@ -139,7 +140,7 @@ class Jax(Device):
         """
         rest = replace(
             plan,
-            steps=[step for step in plan.steps if step.kind not in ("normals", "chi")],
+            steps=[step for step in plan.steps if step.kind not in DRAWS],
         )
         with self._within():
             found, last = (

@@ -26,9 +26,10 @@ from jax.extend.random import threefry2x32_p
 
 from ..._array_api import Array
 from .. import _gram_schmidt
-from .._ir import FUNCTIONS, Register, Step, key_of
+from .._instructions import DRAWS, FUNCTIONS
+from .._ir import Register, Step, key_of
 from .._ops import squares
-from .._plan import RULES, Plan, compute
+from .._plan import Plan, compute
 from .._rng_keys import key_words
 from ._batched_linalg import Library
 from ._chi import Chi, chi
@@ -199,7 +200,7 @@ class Piece:
             drawn,
             after,
         )
-        self.draws = [step for step in steps if step.kind in ("normals", "chi")]
+        self.draws = [step for step in steps if step.kind in DRAWS]
         self.chi = {
             step: chi(step.params["freedom"], drawn)
             for step in self.draws
@@ -471,7 +472,8 @@ def _native(step: Step, precision: str) -> bool:
     try:
         with jax.enable_x64(precision == "float64"):
             made = jax.eval_shape(
-                lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes
+                lambda *arrays: compute(LIBRARY, step.kind, arrays, step.params),
+                *shapes,
             )
     except Exception:
         # JAX cannot trace it: numpy computes it, or raises the error for the user
@@ -500,8 +502,11 @@ def block(
                 )
                 for r in step.args
             }
-            made = RULES[step.kind](
-                np, *(inputs[register] for register in step.args), **step.params
+            made = compute(
+                _gram_schmidt.NUMPY,
+                step.kind,
+                [inputs[register] for register in step.args],
+                step.params,
             )
             made = np.broadcast_to(made, (replicas, *step.out.shape))
             arrays[step.out] = jnp.asarray(made, dtype=piece.precision)

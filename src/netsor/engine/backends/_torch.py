@@ -22,8 +22,10 @@ from array_api_compat import torch as xp
 from ..._array_api import Array
 from ...language._check_function import is_builtin, needs_spectrum
 from .. import _ops
-from .._ir import FUNCTIONS, Register, Step
-from .._plan import RULES, Plan, compute, run
+from .._gram_schmidt import NUMPY
+from .._instructions import FUNCTIONS
+from .._ir import Register, Step
+from .._plan import Plan, compute, run
 from .._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._batched_linalg import Library
@@ -329,7 +331,8 @@ class _Block:
         if made is None:
             # a repeated array stays one array
             known = {id(a): self.backend.numpy(a) for a in inputs}
-            made = RULES[step.kind](np, *(known[id(a)] for a in inputs), **step.params)
+            arrays = [known[id(a)] for a in inputs]
+            made = compute(NUMPY, step.kind, arrays, step.params)
         return made if isinstance(made, torch.Tensor) else self.array(made)
 
     def _by_torch(self, step: Step, inputs: Sequence[Array]) -> Array | None:
@@ -361,8 +364,8 @@ class _Block:
             same = theirs is not None
             # if numpy fails, torch is the only choice
             with suppress(Exception), np.errstate(all="ignore"):
-                expected = RULES["apply"](
-                    np, *(some[arg] for arg in step.args), **step.params
+                expected = compute(
+                    NUMPY, "apply", [some[arg] for arg in step.args], step.params
                 )
                 found: Any = (
                     self.backend.numpy(theirs)
