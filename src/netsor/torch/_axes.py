@@ -1,13 +1,37 @@
-"""Tensors of a module as values of the language, and their views.
+"""What an axis, a vector and a scalar is for the reader of PyTorch modules.
 
-A tensor is `Vectors` if one of its axes runs over the coordinates of netsor vectors,
-and `Scalars` if none does. Tensors that depend on no random parameter stay torch
-tensors. A view of coordinates (heads, fused projections) is a `split`, and a flattened
-axis of heads is a `concat`.
+A torch tensor has axes and nothing says what they mean; in the language of netsor, the
+coordinates of a vector are no axis of it, and a scalar has no coordinates. The reader
+therefore keeps each random tensor as one of these:
 
-Rotary positions are recognised by their effect on a probe: if the pairs of coordinates
-(f, f + r/2), or neighbours (2f, 2f + 1), are complex numbers, they multiply each by
-e^(iθ).
+- `Vectors`: one axis runs over the coordinates of netsor vectors; the other axes
+  (batch, tokens, heads) say which vector.
+- `Scalars`: no axis runs over coordinates. Scores and logits are scalars.
+- `Linear`: a linear function of vectors that is not yet recognised, such as one half of
+  a rotary position.
+- `Random` (in `_random_parameters`): a parameter whose use is still open. It becomes a
+  matrix where it acts, vectors where it is added, or rows of a table.
+
+Tensors that depend on no random parameter stay torch tensors.
+
+The invariant: a value stands for the tensor that torch has at this node, entry by entry
+and in the same shape. What torch only rearranges (heads, fused projections, transposes)
+is kept as a view on the meta device, where torch does the bookkeeping of strides.
+`Vectors.plain` turns the view into vectors: coordinates that are cut into heads are a
+`split`, and heads that are flattened are a `concat`.
+
+Examples
+--------
+>>> import netsor as ns
+>>> from netsor.torch._axes import Scalars, Vectors
+>>> stream = Vectors.of(ns.gaussian(6, 4))  # of four tokens
+>>> stream.shape, stream.axis
+((4, 6), 1)
+>>> heads = stream.viewed(lambda entries: entries.reshape(4, 2, 3).transpose(0, 1))
+>>> heads.shape, heads.axis, heads.plain.shape  # two heads of four tokens
+((2, 4, 3), 2, (2, 4))
+>>> Scalars(ns.dot(heads.plain, heads.plain), factor=3**0.5).shape
+(2, 4, 4)
 """
 
 from __future__ import annotations
@@ -16,7 +40,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,21 +53,23 @@ from ..language._score import split
 
 
 class Refusal(Exception):
-    """Why an operation cannot be read; the reader adds its name, the module and the
-    line.
+    """Why an operation cannot be read.
+
+    The reader adds the name of the operation, its module and its line of code.
     """
 
 
 def refuse_if(wrong: object, why: str) -> None:
-    """Raise an error: the operation cannot be read."""
+    """Raise `Refusal` if something is wrong."""
     if wrong:
         raise Refusal(why)
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tensor as a view of another one, on the meta device: torch keeps the
-    strides.
+    """A tensor as a view of the tensor that it was made from.
+
+    `entries` is on the meta device: it has a shape and strides, but no memory.
     """
 
     entries: Any
@@ -53,44 +79,50 @@ class View:
         """The shape of the tensor."""
         return tuple(self.entries.shape)
 
-    def viewed(self, f: Callable[[Any], Any]) -> Any:
-        """The view that f returns for the tensor."""
-        view = f(self.entries)
-        same = view.untyped_storage()._cdata == self.entries.untyped_storage()._cdata
-        return replace(self, entries=view) if same else self._copied(f)
+    def viewed(self, rearrange: Callable[[Any], Any]) -> Self:
+        """The tensor that `rearrange` returns for this one; it may only rearrange."""
+        view = rearrange(self.entries)
+        storage = self.entries.untyped_storage()
+        if view.untyped_storage()._cdata != storage._cdata:
+            return self._copied(rearrange)  # torch had to copy
+        return replace(self, entries=view)
 
-    def _copied(self, f: Callable[[Any], Any]) -> Any:
+    def _copied(self, rearrange: Callable[[Any], Any]) -> Self:
+        """`viewed`, where torch cannot return a view of the same memory."""
         raise Refusal("a view that is not contiguous")
 
     def starts(self, axis: int) -> Ints:
-        """Where in its storage the entries along an axis begin, for all indices of the
-        other axes.
+        """Positions in the storage where the entries along an axis begin.
+
+        The result has one position for all indices of the other axes.
         """
-        sizes = zip(self.entries.shape, self.entries.stride(), strict=True)
-        steps = [
+        offsets = [
             np.arange(size) * stride
-            for k, (size, stride) in enumerate(sizes)
+            for k, (size, stride) in enumerate(
+                zip(self.entries.shape, self.entries.stride(), strict=True)
+            )
             if k != axis % len(self.shape)
         ]
+        grid = np.ix_(*offsets) if offsets else ()
         return np.asarray(
-            self.entries.storage_offset()
-            + sum(np.ix_(*steps) if steps else (), np.zeros((), np.intp))
+            self.entries.storage_offset() + sum(grid, np.zeros((), np.intp))
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors(View):
-    """A tensor with the coordinates of vectors along one of its axes: a view of (*shape
-    of `value`, width).
+    """A tensor with the coordinates of vectors along one of its axes.
+
+    `entries` is a view of a tensor of shape (*value.shape, width).
     """
 
     value: Vector
 
     @classmethod
-    def of(cls, value: Vector, axis: int = -1) -> Vectors:
+    def of(cls, value: Vector, axis: int = -1) -> Self:
         """Vectors with their coordinates along the given axis of the tensor."""
-        # Other axes have strides of 2 or more, also for vectors of one coordinate: the
-        # least stride finds coordinates.
+        # `axis` finds the coordinates by their stride of 1. The storage has room for
+        # two coordinates or more, so that no other axis has this stride.
         width = value.width.factor
         storage = torch.empty((*value.shape, max(width, 2)), device="meta")
         return cls(storage[..., :width].movedim(-1, axis), value)
@@ -98,13 +130,15 @@ class Vectors(View):
     @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        least = min(filter(None, self.entries.stride()))
+        strides = self.entries.stride()
+        least = min(filter(None, strides))
         refuse_if(
             1 < least < self.value.width.factor,
             "coordinates of vectors are interleaved with another axis",
         )
-        along = [k for k, stride in enumerate(self.entries.stride()) if stride == least]
-        return max(along, key=lambda k: (self.shape[k] > 1, k))
+        candidates = [k for k, stride in enumerate(strides) if stride == least]
+        # axes of size 1 may share the stride: they come last
+        return max(candidates, key=lambda k: (self.shape[k] > 1, k))
 
     @property
     def from_end(self) -> int:
@@ -118,63 +152,62 @@ class Vectors(View):
 
     @cached_property
     def plain(self) -> Vector:
-        """The vectors, in the shape of the tensor without the axis of the
-        coordinates.
-        """
+        """The vectors, in the shape of the tensor without the axis of coordinates."""
         size, width = self.shape[self.axis], self.value.width.factor
         starts = self.starts(self.axis) * width // max(width, 2)
-        # coordinates that stay together
-        part = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))
-        parts = (
-            self.value
-            if part == width
-            else split(self.value, width // part, self.value.ndim)
-        )
-        if part == size:
-            return parts.take(starts // part)
-        return concat(
-            parts.take(starts[..., None] // part + np.arange(size // part)), axis=-1
-        )
+        # the longest pieces of coordinates that stay together in every vector
+        piece = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))
+        pieces = self.value
+        if piece != width:
+            pieces = split(self.value, width // piece, self.value.ndim)
+        if piece == size:
+            return pieces.take(starts // piece)
+        positions = starts[..., None] // piece + np.arange(size // piece)
+        return concat(pieces.take(positions), axis=-1)
 
     @cached_property
     def probe(self) -> Any:
-        """(2, 1, …, coordinates): ones, and arbitrary numbers, to probe how a module
-        acts on coordinates.
+        """Numbers that show how a module acts on coordinates: ones, and arbitrary ones.
+
+        Their shape is (2, 1, …, coordinates).
         """
         numbers = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
-        probe = np.stack([np.ones_like(numbers), numbers]).reshape(
-            2, *(1,) * (len(self.shape) - 1), -1
-        )
+        other_axes = (1,) * (len(self.shape) - 1)
+        probe = np.stack([np.ones_like(numbers), numbers]).reshape(2, *other_axes, -1)
         return torch.tensor(probe, requires_grad=True)
 
-    def _copied(self, f: Callable[[Any], Any]) -> Any:
-        plain = Vectors.of(self.plain, self.axis)
+    def _copied(self, rearrange: Callable[[Any], Any]) -> Self:
+        plain = type(self).of(self.plain, self.axis)
         refuse_if(
             plain.entries.stride() == self.entries.stride(),
             "a view that cuts across axes",
         )
-        return plain.viewed(f)
+        return plain.viewed(rearrange)
 
     def pick(self, axis: int, index: Any) -> Vectors:
-        """Entries along an axis that does not hold coordinates: an integer drops it, a
-        slice or array keeps it.
+        """Entries along an axis that does not hold coordinates.
+
+        An integer drops the axis; a slice or an array keeps it.
         """
-        at = self.axis
-        key = (slice(None),) * (axis - (axis > at)) + (index,)
-        return Vectors.of(self.plain[key], at - (isinstance(index, int) and axis < at))
+        coordinates = self.axis
+        axis_of_plain = axis - 1 if axis > coordinates else axis
+        key = (slice(None),) * axis_of_plain + (index,)
+        if isinstance(index, int) and axis < coordinates:
+            coordinates -= 1
+        return Vectors.of(self.plain[key], coordinates)
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
         size = stop - start
-        return self.viewed(  # type: ignore[no-any-return]
-            lambda entries: entries.narrow(self.axis, start, size)
-        )
+        return self.viewed(lambda entries: entries.narrow(self.axis, start, size))
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """(mean squares of vectors + eps)^power: scalars from which `rms_norm` is
-    recognised.
+    """(mean squares of vectors + eps)^power.
+
+    A module that multiplies vectors by their own root of power −1/2 computes
+    `rms_norm`, which is recognised by this record.
     """
 
     vectors: Vectors
@@ -189,11 +222,14 @@ class Scalars:
 
     base: Scalar
     factor: float = 1.0
-    allowed: Bools | None = None  # the scores that a mask leaves
-    root: Root | None = None  # the value of `base`, if known
-    # the scores that have not become finite low numbers; for reports
+    # scores that a mask leaves; None: all
+    allowed: Bools | None = None
+    # the value of `base`, if it is known to be such a root
+    root: Root | None = None
+    # scores to which no finite low number was added; reports show only these
     visible: Bools | None = None
-    expanded: Shape | None = None  # the shape of the tensor, if it repeats `base`
+    # the shape of the tensor, if it repeats `base`
+    expanded: Shape | None = None
 
     @property
     def shape(self) -> Shape:
@@ -202,18 +238,17 @@ class Scalars:
 
     @cached_property
     def unmasked(self) -> Scalar:
-        """The scalars, those that a mask takes out too."""
-        base = (
-            self.base
-            if self.expanded is None
-            else self.base.broadcast_to(self.expanded)
-        )
-        # √d/√d is 1 up to rounding
-        return base if abs(self.factor - 1) < 1e-12 else self.factor * base
+        """All scalars, also those that a mask takes out."""
+        base = self.base
+        if self.expanded is not None:
+            base = base.broadcast_to(self.expanded)
+        if abs(self.factor - 1) < 1e-12:  # √d/√d, which is 1 up to rounding
+            return base
+        return self.factor * base
 
     @property
     def value(self) -> Scalar:
-        """The scalars themselves; a mask must have been used up before."""
+        """The scalars; a softmax must have used a mask before."""
         refuse_if(
             self.allowed is not None,
             "masked scores can only be added to, or given to a softmax",
@@ -221,83 +256,85 @@ class Scalars:
         return self.unmasked
 
     def masked(self, allowed: Bools | None) -> Scalars:
-        """With fewer scores left."""
+        """The same scalars, of which this mask leaves fewer."""
         if allowed is None:
             return self
         allowed = np.broadcast_to(allowed, self.shape)
-        return replace(
-            self, allowed=allowed if self.allowed is None else self.allowed & allowed
-        )
+        if self.allowed is not None:
+            allowed = self.allowed & allowed
+        return replace(self, allowed=allowed)
 
     def seen(self, visible: Bools | None) -> Scalars:
-        """With fewer scores that a report shows."""
+        """The same scalars, of which a report shows fewer."""
         if visible is None:
             return self
         visible = np.broadcast_to(visible, self.shape)
-        return replace(
-            self, visible=visible if self.visible is None else self.visible & visible
-        )
+        if self.visible is not None:
+            visible = self.visible & visible
+        return replace(self, visible=visible)
 
     @property
     def shown(self) -> Bools | None:
-        """The scores that no mask hides, also none of low numbers; None if there is no
-        mask.
+        """The scores that no mask hides, be it −∞ or a finite low number.
+
+        None if there is no mask.
         """
         masks = [mask for mask in (self.allowed, self.visible) if mask is not None]
         return np.logical_and.reduce(masks) if masks else None
 
     def before(self, shape: Shape) -> Scalars:
-        """As an operand of a tensor of this shape: not repeated where broadcasting does
-        it.
-        """
-        repeats = np.broadcast_shapes(self.shape, shape) == np.broadcast_shapes(
-            self.base.shape, shape
-        )
-        return replace(self, expanded=None) if repeats else self
+        """The scalars as an operand beside a tensor of this shape.
 
-    def viewed(self, f: Callable[[Any], Any]) -> Scalars:
-        """The same scalars in the order and shape that f gives a torch tensor."""
-        order = np.broadcast_to(
-            np.arange(self.base.size).reshape(self.base.shape), self.shape
-        )
-        masks = (self.allowed, self.visible)
-        allowed, visible = (
-            None if mask is None else f(torch.tensor(mask)).numpy() for mask in masks
-        )
+        They are not repeated where broadcasting repeats them.
+        """
+        result = np.broadcast_shapes(self.shape, shape)
+        if np.broadcast_shapes(self.base.shape, shape) == result:
+            return replace(self, expanded=None)
+        return self
+
+    def viewed(self, rearrange: Callable[[Any], Any]) -> Scalars:
+        """The same scalars, rearranged as `rearrange` does with a torch tensor."""
+
+        def rearranged(mask: Bools | None) -> Bools | None:
+            if mask is None:
+                return None
+            result: Bools = rearrange(torch.tensor(mask)).numpy()
+            return result
+
+        positions = np.arange(self.base.size).reshape(self.base.shape)
+        positions = np.broadcast_to(positions, self.shape)
         return Scalars(
-            self.base.take(f(torch.tensor(order)).numpy()),
+            self.base.take(rearrange(torch.tensor(positions)).numpy()),
             self.factor,
-            allowed,
-            visible=visible,
+            allowed=rearranged(self.allowed),
+            visible=rearranged(self.visible),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A linear function of the coordinates of each vector, known by its values on
-    `Vectors.probe`.
+    """A linear function of the coordinates of each vector, known by its values.
 
-    The coordinates are along the last axis, or the last two axes while they are stacked
-    in pairs.
+    `image` is its value on `Vectors.probe`, a torch tensor (2, …, coordinates), whose
+    other axes broadcast to those of x. The coordinates are along the last axis, or the
+    last two axes while they are stacked in pairs. `settled` recognises the function.
     """
 
     x: Vectors
-    # a torch tensor (2, …, coordinates); its other axes broadcast to those of x
     image: Any
 
     @classmethod
     def of(cls, f: Callable[..., Any], *parts: Vectors | Linear) -> Linear:
-        """A linear function f of parts that are linear functions of the same
-        vectors.
-        """
+        """A linear function f of parts that are all functions of the same vectors."""
         x = next((part.x for part in parts if isinstance(part, Linear)), parts[0])
+        assert isinstance(x, Vectors)
         # `settled` needs gradients, whatever the caller's mode
         with torch.inference_mode(False), torch.enable_grad():
             images = [
                 part.image if isinstance(part, Linear) else part.probe for part in parts
             ]
             lead = np.broadcast_shapes(*(image.shape[:-1] for image in images))
-            return cls(x, f(*(image.expand(*lead, -1) for image in images)))  # type: ignore[arg-type]
+            return cls(x, f(*(image.expand(*lead, -1) for image in images)))
 
     @property
     def shape(self) -> Shape:
@@ -306,115 +343,169 @@ class Linear:
 
 
 def same_vectors(*parts: Any) -> bool:
-    """Whether all are linear functions of the same vectors, and not just these
-    vectors.
-    """
-    some = any(isinstance(part, Linear) for part in parts)
-    return (
-        some
-        and len({id(part.x if isinstance(part, Linear) else part) for part in parts})
-        == 1
-    )
+    """Whether all parts are functions of the same vectors, one of them a `Linear`."""
+    if not any(isinstance(part, Linear) for part in parts):
+        return False
+    vectors = {id(part.x if isinstance(part, Linear) else part) for part in parts}
+    return len(vectors) == 1
 
 
 class Frequencies(tuple[float, ...]):
-    """The θ_f that a module computes; they replace a `Stretch` of base^(−2f/r)."""
+    """The frequencies θ_f that a module computes, in place of a `Stretch`.
+
+    A `Stretch` scales the usual base^(−2f/r); these replace it.
+    """
 
     def of(self, theta: Floats) -> Floats:
         """The frequencies, whatever base^(−2f/r) is."""
         return np.array(self)
 
 
-TOLERANCE = 1e-4  # of angles and frequencies, which modules compute in single precision
+# largest error of angles and frequencies, which modules compute in single precision
+TOLERANCE = 1e-4
+# largest departure from 1 of a factor that counts as 1
+GAIN_TOLERANCE = 1e-6
 
 
 def settled(linear: Linear) -> Vectors:
-    """The vectors that a linear function gives: a part of each vector, multiples of its
-    coordinates, or a rotation.
+    """The vectors that a linear function yields, recognised by its image of the probe.
+
+    They are a part of each vector, multiples of its coordinates, or a rotation.
     """
-    x, probe, image, count = linear.x, linear.x.probe, linear.image, linear.shape[-1]
+    x = linear.x
     refuse_if(
         len(linear.shape) > len(x.shape),
         "pairs of coordinates that are not set end to end",
     )
-    start, stop = 0, x.shape[-1]
-    if count < stop:
-        with torch.inference_mode(False), torch.enable_grad():
-            (slope,) = torch.autograd.grad(
-                image.square().sum(), probe, retain_graph=True
-            )
-        used = np.flatnonzero(slope.numpy().any(axis=tuple(range(slope.ndim - 1))))
-        start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+    start, stop = _used_coordinates(linear)
     refuse_if(
-        stop - start != count,
+        stop - start != linear.shape[-1],
         "coordinates of a vector are combined in a way that is not a rotary position",
     )
     part = x.part(start, stop)
-    before, after = probe.detach().numpy()[..., start:stop], image.detach().numpy()
+    before = x.probe.detach().numpy()[..., start:stop]
+    after = linear.image.detach().numpy()
     factor = after[0]  # the image of ones
-    if not np.allclose(
-        after[1], factor * before[1], rtol=1e-9, atol=1e-12 * np.abs(after).max()
-    ):
+    rounding = 1e-12 * np.abs(after).max()
+    if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=rounding):
         return _rotated(part, before, after)
     if np.ptp(factor, axis=-1).any():
         return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
-    return part if (factor == 1).all() else Vectors.of(factor[..., 0] * part.plain)
+    if (factor == 1).all():
+        return part
+    return Vectors.of(factor[..., 0] * part.plain)
+
+
+def _used_coordinates(linear: Linear) -> tuple[int, int]:
+    """The first coordinate that a linear function depends on, and one past the last."""
+    probe = linear.x.probe
+    size = linear.x.shape[-1]
+    if linear.shape[-1] >= size:
+        return 0, size
+    with torch.inference_mode(False), torch.enable_grad():
+        (slope,) = torch.autograd.grad(
+            linear.image.square().sum(), probe, retain_graph=True
+        )
+    other_axes = tuple(range(slope.ndim - 1))
+    used = np.flatnonzero(slope.numpy().any(axis=other_axes))
+    if not len(used):
+        return 0, 0
+    return int(used[0]), int(used[-1]) + 1
+
+
+class Rotation(NamedTuple):
+    """How rotary positions turn pairs of coordinates: as complex numbers."""
+
+    turns: Any  # (tokens, pairs), the complex factor of each pair
+    gain: float  # the absolute value of all factors
+    interleaved: bool  # pairs are (2f, 2f + 1), and not (f, f + r/2)
 
 
 def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
-    """Vectors with rotary positions, which turn the probe `before` into `after`, both
-    (2, …, coordinates).
+    """Vectors with the rotary positions that turn the probe `before` into `after`.
+
+    Both have the shape (2, …, coordinates). Rotary positions are recognised by this
+    effect: each pair of coordinates, as a complex number, is multiplied by e^(iθ).
     """
-    along = [
-        axis for axis in range(1, after.ndim - 1) if np.ptp(after, axis=axis).any()
-    ]
-    alone = len(along) < 2 and after.ndim > 2
+    token_axis = _token_axis(after)
+    tokens, size = x.shape[token_axis], x.shape[-1]
+    before = before.reshape(2, 1, size)
+    rows = after.shape[token_axis + 1]
+    after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
+    # the coordinates from `turned` on stay as they are
+    turned = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    turns, gain, interleaved = _rotation(before, after, turned, tokens)
+
+    angles = np.angle(turns)
+    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
+    frequencies = steps.mean(axis=0) if len(steps) else np.zeros(turned // 2)
     refuse_if(
-        not alone,
+        (np.abs(steps - frequencies) > TOLERANCE).any(),
+        "rotary positions are not consecutive",
+    )
+
+    def turn(value: Vector, positions: Any, frequencies: Floats) -> Vector:
+        if not frequencies.any():
+            return value
+        op = Rotate(
+            x=value,
+            positions=positions,
+            base=1.0,  # which `Frequencies` replace
+            fraction=turned / size,
+            stretch=Frequencies(frequencies),  # type: ignore[arg-type]
+            interleaved=interleaved,
+        )
+        return Vector(op, value.shape, value.width)
+
+    value = x.viewed(lambda entries: entries.movedim(token_axis, -2)).plain
+    value = turn(value, np.ones(tokens), angles[0])  # all tokens, as the first one
+    value = turn(value, np.arange(tokens), frequencies)  # and from it to each token
+    if abs(gain - 1) >= GAIN_TOLERANCE:
+        value = gain * value
+    return Vectors.of(value).viewed(lambda entries: entries.movedim(-2, token_axis))
+
+
+def _token_axis(image: Floats) -> int:
+    """The axis of the tensor along which the image of the probe varies.
+
+    It is the axis of tokens, which may come before the heads.
+    """
+    varying = [
+        axis for axis in range(1, image.ndim - 1) if np.ptp(image, axis=axis).any()
+    ]
+    refuse_if(
+        len(varying) > 1 or image.ndim <= 2,
         "constants of coordinates differ between heads or sequences, not by positions"
         " alone",
     )
-    # the axis of the tokens, which may come before the heads
-    at = (along or [after.ndim - 2])[0] - 1
-    tokens, size = x.shape[at], x.shape[-1]
-    before = before.reshape(2, 1, size)
-    after = np.moveaxis(after, at + 1, -2).reshape(2, -1, after.shape[at + 1], size)[
-        :, 0
-    ]
-    r = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
-    half = np.arange(r // 2)
+    axis_of_image = varying[0] if varying else image.ndim - 2
+    return axis_of_image - 1  # the image has the two probes along its first axis
+
+
+def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotation:
+    """The rotation of the first `turned` coordinates, in one of the two layouts.
+
+    `before` is (2, 1, coordinates) and `after` (2, tokens or 1, coordinates).
+    """
+    half = np.arange(turned // 2)
+    size = before.shape[-1]
     for interleaved in (False, True):
-        first, second = (
-            (2 * half, 2 * half + 1) if interleaved else (half, half + r // 2)
-        )
-        old, new = (
-            each[..., first] + 1j * each[..., second] for each in (before, after)
-        )
-        turn = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
-        gain = float(abs(turn[0, 0])) if r > 1 else 1.0
-        pairs = ((new[1], turn * old[1]), (abs(turn), gain))
-        one_angle = all(
-            np.allclose(a, b, rtol=0, atol=TOLERANCE * gain) for a, b in pairs
-        )
-        if one_angle and r % 2 == 0 and (r == size or abs(gain - 1) < 1e-6):
-            break
-    else:
-        raise Refusal(
-            "coordinates are not turned in pairs (f, f + r/2) or (2f, 2f + 1) by one"
-            " angle each"
-        )
-    angles = np.angle(turn)
-    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    theta = steps.mean(axis=0) if len(steps) else np.zeros(len(half))
-    refuse_if(
-        (np.abs(steps - theta) > TOLERANCE).any(),
-        "rotary positions are not consecutive",
+        if interleaved:
+            real, imaginary = 2 * half, 2 * half + 1
+        else:
+            real, imaginary = half, half + turned // 2
+        old = before[..., real] + 1j * before[..., imaginary]
+        new = after[..., real] + 1j * after[..., imaginary]
+        turns = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
+        gain = float(abs(turns[0, 0])) if turned > 1 else 1.0
+        atol = TOLERANCE * gain
+        one_angle = np.allclose(new[1], turns * old[1], rtol=0, atol=atol)
+        one_gain = np.allclose(abs(turns), gain, rtol=0, atol=atol)
+        # coordinates that stay would not grow with the others
+        all_grow = turned == size or abs(gain - 1) < GAIN_TOLERANCE
+        if one_angle and one_gain and turned % 2 == 0 and all_grow:
+            return Rotation(turns, gain, interleaved)
+    raise Refusal(
+        "coordinates are not turned in pairs (f, f + r/2) or (2f, 2f + 1) by one angle"
+        " each"
     )
-    value = x.viewed(lambda entries: entries.movedim(at, -2)).plain
-    # to the first token, and beyond
-    for positions, by in ((np.ones(tokens), angles[0]), (np.arange(tokens), theta)):
-        if by.any():
-            op = Rotate(value, positions, 1.0, r / size, Frequencies(by), interleaved)  # type: ignore[arg-type]
-            value = Vector(op, value.shape, value.width)
-    rotated = Vectors.of(value if abs(gain - 1) < 1e-6 else gain * value)
-    return rotated.viewed(lambda entries: entries.movedim(-2, at))  # type: ignore[no-any-return]

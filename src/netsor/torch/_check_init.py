@@ -533,7 +533,7 @@ def _ties(
         and net
         and net.head
         and net.words
-        and (net.head == net.words[0]) != known.tied
+        and (net.head == net.words.table) != known.tied
     ):
         said = ["a matrix of its own", "the embedding"]
         yield InitFinding(
@@ -617,7 +617,7 @@ def _path(net: Structure, name: str, k: int) -> str:
         )
     if name in (*END, "grad_head", "grad_embedding"):
         return (
-            net.words[0] if name == "grad_embedding" and net.words else net.head
+            net.words.table if name == "grad_embedding" and net.words else net.head
         ) or "the output"
     block = net.blocks[k]
     if name in SCORES and block.softmaxes:
@@ -749,7 +749,7 @@ def forward_backward(
     first = values[net.stacks[0][0].before]
     say(0, ["grad_input"], _gradient(first) / first.numel())
     ends = {
-        "grad_embedding": net.words[0] if net.words else None,
+        "grad_embedding": net.words.table if net.words else None,
         "grad_head": net.head,
     }
     for what, name in ends.items():

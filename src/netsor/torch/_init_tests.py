@@ -78,7 +78,9 @@ class Reference:
             and self.laws[name].shape == shape
         ):
             return self.laws[name]
-        place = (None, "") if net is None else net.places.get(name, (None, ""))
+        place = Place(None, "")
+        if net is not None:
+            place = net.places.get(name, place)
         std = self.stds.get(place)
         law = "unknown" if std is None else "normal" if std else "constant"
         padded = place == (None, "embedding") and self.padding is not None
@@ -129,12 +131,12 @@ def _reference_module(
         probes = model.probes()
     words = net.structure.words
     ends: dict[str, Any] = {
-        "embedding": words[0] if words else None,
+        "embedding": words.table if words else None,
         "head": net.structure.head,
     }
     stds = _stds(model.net, {})
     stds |= {
-        (None, kind): laws[name].std
+        Place(None, kind): laws[name].std
         for kind, name in ends.items()
         if name in laws and laws[name].random
     }
@@ -151,8 +153,8 @@ def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]
         for kind, values in kinds.items():
             weights = [value.op.weight for value in values]  # type: ignore[attr-defined]
             every = {round(w.std / math.sqrt(w.fan.bind(widths)), 12) for w in weights}
-            stds |= {(k, kind): every.pop()} if len(every) == 1 else {}
-        fused = {stds.get((k, kind)) for kind in ATTENTION}
+            stds |= {Place(k, kind): every.pop()} if len(every) == 1 else {}
+        fused = {stds.get(Place(k, kind)) for kind in ATTENTION}
         if len(fused) == 1 and None not in fused:
             stds.setdefault((k, "qkv"), fused.pop() or 0.0)
     return stds

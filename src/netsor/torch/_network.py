@@ -178,7 +178,7 @@ def read_network(
     if not trained:
         used = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
         tables = {graph.parameters[node] for node in used & graph.parameters.keys()}
-        words = tables if parts.words is None else {parts.words[0]}
+        words = tables if parts.words is None else {parts.words.table}
         names = {
             name: kind
             for name, (block, kind) in parts.places.items()
@@ -253,7 +253,7 @@ def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
     if rows == 1:
         return (0,)  # of a class: all are equal
-    ids = () if parts.words is None else tuple(parts.words[1].tolist())
+    ids = () if parts.words is None else tuple(parts.words.ids.tolist())
     bidirectional = len(parts.stacks) == 1 and all(
         mask is None or mask.all() for mask in masks
     )
@@ -314,8 +314,8 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
             " them"
         )
     logits = net.logits.reshape(-1)[: len(targets)]
-    size, ids = logits.width.factor, parts.words[1].tolist()[: len(targets)]
-    words = unit_vectors(ids, size) if parts.head == parts.words[0] else None
+    size, ids = logits.width.factor, parts.words.ids.tolist()[: len(targets)]
+    words = unit_vectors(ids, size) if parts.head == parts.words.table else None
     loss = cross_entropy_of(logits, unit_vectors(targets, size), words)
     kept = [probe for probe in net.program.probes if probe.name in WATCHED]
     # of the words that a step moves by order 1

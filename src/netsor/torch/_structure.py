@@ -1,16 +1,17 @@
-"""The parts of a network, found in the graph of a module: streams, blocks, branches,
-attention and matrices.
+"""The parts of a network, found in the graph of a module.
 
-Blocks have numbered paths (`model.layers.0`, `h.1`). A term that a block adds is a
-branch; with a softmax, attention.
+A transformer adds branches to a stream, a tensor (1, tokens, width), block by block.
+Blocks have numbered paths (`model.layers.0`, `h.1`). A term that a block adds to the
+stream is a branch: attention if it contains a softmax, otherwise an MLP. Each matrix of
+a branch has a kind (query, gate, …), by what its products are used for.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,8 +26,11 @@ from ._program import (
     paths_of,
 )
 
-# where the matrix is among the arguments
+# products by a matrix, and the position of the matrix among the arguments
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
+# products of vectors with vectors: scores, and weights times values
+SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations through which a parameter, or ids, can still be recognised
 REARRANGEMENTS = (
     *VIEWS,
     *PARTS,
@@ -38,6 +42,7 @@ REARRANGEMENTS = (
     "_to_copy",
     "detach",
 )
+# operations that leave the stream as it is
 SAME = (
     "to",
     "_to_copy",
@@ -48,26 +53,46 @@ SAME = (
     "detach",
     "type_as",
 )
+# operations that normalise the stream, or are a step of a norm written out
 NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
 ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
-Place = tuple[int | None, str]  # a block, or None, and a kind of matrix
+
+
+class Place(NamedTuple):
+    """Where a matrix is in a network."""
+
+    block: int | None  # its number from 0; None outside of blocks
+    kind: str  # such as "query" or "head"
+
+
+class Words(NamedTuple):
+    """The words that a stack of blocks begins with."""
+
+    table: str  # the parameter
+    ids: Any  # torch tensor, the rows that are looked up
 
 
 class Block(NamedTuple):
-    """A block: the nodes of its stream and branches, and the parameters of each kind of
-    matrix.
-    """
+    """A block: the nodes of its stream and branches, and its matrices."""
 
     path: str
-    before: Node
-    stream: Node
-    branches: dict[str, Node]  # "attention", "cross", "mlp"
+    before: Node  # the stream that the block is given
+    stream: Node  # the stream that it returns
+    branches: dict[str, Node]  # by "attention", "cross", "mlp"
     middle: Node | None  # the stream between the branches, if a norm follows each sum
     softmaxes: tuple[Node, ...]  # of the attention branch
-    matrices: dict[str, list[str]]
+    matrices: dict[str, list[str]]  # the parameters of each kind of matrix
 
 
 Stack = tuple[Block, ...]
+
+
+class Part(NamedTuple):
+    """A part of the graph that may be a block."""
+
+    path: str
+    nodes: list[Node]
+    end: Node | None  # what the module returns; None if the part is no module
 
 
 @dataclass(frozen=True)
@@ -91,71 +116,54 @@ class Structure:
 
     @cached_property
     def places(self) -> dict[str, Place]:
-        """Where the parameters that are matrices are."""
-        places: dict[str, Place] = (
-            {} if self.head is None else {self.head: (None, "head")}
-        )
+        """The places of the parameters that are matrices."""
+        places: dict[str, Place] = {}
+        if self.head is not None:
+            places[self.head] = Place(None, "head")
         if self.words is not None:
-            places[self.words[0]] = None, "embedding"
-        for k, block in enumerate(self.blocks):
-            for kind, names in block.matrices.items():
-                for name in names:
-                    known = places.get(name, (None, ""))
-                    places[name] = k, kind
-                    if known[0] is not None and known[1] != kind:
-                        where = (
-                            f"{known[1]} of block {known[0] + 1} and {kind} of block"
-                            f" {k + 1}"
-                        )
-                        raise UnsupportedError(
-                            f"the parameter {name} is {where}: an audit takes one kind"
-                            " per parameter"
-                        )
+            places[self.words.table] = Place(None, "embedding")
+        for number, block in enumerate(self.blocks):
+            for kind, parameters in block.matrices.items():
+                for parameter in parameters:
+                    known = places.get(parameter)
+                    place = Place(number, kind)
+                    if known is not None:
+                        _refuse_two_kinds(parameter, known, place)
+                    places[parameter] = place
         return places
 
     @cached_property
-    def words(self) -> tuple[str, Any] | None:
-        """The table of the words that the last stack begins with, and the ids that are
-        looked up.
-        """
-        first = self.stacks[-1][0].before
-        for node in [first, *_back(self.graph, first)]:
+    def words(self) -> Words | None:
+        """The words that the last stack begins with, if it begins with words."""
+        graph = self.graph
+        start = self.stacks[-1][0].before
+        for node in [start, *_back(graph, start)]:
             if name_of(node) == "embedding":
                 table, ids = node.args[:2]
-                if _viewed(ids) in self.graph.inputs and table in self.graph.parameters:
-                    return self.graph.parameters[table], self.graph.constants[
-                        ids
-                    ].reshape(-1)
+                if _viewed(ids) in graph.inputs and table in graph.parameters:
+                    return Words(
+                        graph.parameters[table], graph.constants[ids].reshape(-1)
+                    )
         return None
+
+
+def _refuse_two_kinds(parameter: str, known: Place, place: Place) -> None:
+    """Reject a parameter that blocks use as matrices of different kinds."""
+    if known.block is None or place.block is None or known.kind == place.kind:
+        return
+    raise UnsupportedError(
+        f"the parameter {parameter} is {known.kind} of block {known.block + 1} and"
+        f" {place.kind} of block {place.block + 1}: an audit takes one kind per"
+        " parameter"
+    )
+
+
+# Stacks of blocks
 
 
 def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
-    ends = {
-        path: node
-        for node, paths in outputs_of_modules(graph.nodes).items()
-        for path in paths
-    }
-    inside: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for path in paths_of(node):
-            inside.setdefault(path, []).append(node)
-    stacks: list[Stack] = []
-    for paths in _numbered(inside):
-        parts = [(path, inside[path], ends.get(path)) for path in paths]
-        _, nodes, end = parts[0]
-        shape = None if end is None else _shape(end)
-        outside = (
-            x
-            for node in nodes
-            for x in node.all_input_nodes
-            if x not in nodes and _shape(x) == shape
-        )
-        before = next(
-            (x for x in outside if _random(graph, x) or x in graph.inputs), None
-        )
-        stacks += _stack(graph, before, parts)
-    stacks = stacks or _loops(graph) or _whole(graph)
+    stacks = _stacks_of_modules(graph) or _stacks_of_loops(graph) or _whole(graph)
     if not 1 <= len(stacks) <= 2:
         needed = (
             "an audit needs modules layers.0, layers.1, …, which add branches to a"
@@ -164,77 +172,74 @@ def structure(graph: Graph) -> Structure:
         raise UnsupportedError(
             f"no blocks were found: {needed}; stacks of such modules: {len(stacks)}"
         )
-    order = {node: k for k, node in enumerate(graph.nodes)}
+    order = {node: position for position, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
-    return Structure(graph, tuple(stacks), *_head(graph, stacks))
+    head, logits = _head(graph, stacks[-1][-1].stream)
+    return Structure(graph, tuple(stacks), head=head, logits=logits)
 
 
-def _stack(
-    graph: Graph,
-    before: Node | None,
-    parts: Iterable[tuple[str, list[Node], Node | None]],
-) -> list[Stack]:
-    """The blocks in order, each with its path, nodes and output; empty if one of them
-    is not a block.
-    """
-    blocks: list[Block] = []
-    for path, nodes, end in parts:
-        block = None if before is None else _block(graph, path, nodes, before, end)
-        if block is None:
-            return []
-        blocks.append(block)
-        before = block.stream
-    return [tuple(blocks)]
-
-
-def _loops(graph: Graph) -> list[Stack]:
-    """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`:
-    from one number to the next.
-    """
-    starts: dict[str, int] = {}
-    for k, node in enumerate(graph.nodes):
+def _stacks_of_modules(graph: Graph) -> list[Stack]:
+    """Blocks that are modules with numbered paths."""
+    ends = {
+        path: node
+        for node, paths in outputs_of_modules(graph.nodes).items()
+        for path in paths
+    }
+    nodes_of: dict[str, list[Node]] = {}
+    for node in graph.nodes:
         for path in paths_of(node):
-            if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
-                starts.setdefault(match[1], k)
+            nodes_of.setdefault(path, []).append(node)
     stacks: list[Stack] = []
-    for paths in _numbered(starts):
-        cuts = [*(starts[path] for path in paths), len(graph.nodes)]
-        parts = [
-            (path, graph.nodes[slice(*ends)], None)
-            for path, ends in zip(paths, pairwise(cuts), strict=True)
-        ]
-        before = next(
-            (x for x in graph.nodes[cuts[0]].all_input_nodes if _random(graph, x)), None
-        )
-        stacks += _stack(graph, before, parts) if len(paths) > 1 else []
+    for paths in _numbered(nodes_of):
+        parts = [Part(path, nodes_of[path], ends.get(path)) for path in paths]
+        stacks += _stack(graph, _stream_into(graph, parts[0]), parts)
     return stacks
 
 
-def _numbered(inside: Iterable[str]) -> list[list[str]]:
-    """Groups of paths that differ only in their last number, in its order; no path
-    inside another.
+def _stream_into(graph: Graph, part: Part) -> Node | None:
+    """The first tensor from outside of a module that has the shape of its output."""
+    shape = None if part.end is None else _shape(part.end)
+    inside = set(part.nodes)
+    for node in part.nodes:
+        for x in node.all_input_nodes:
+            if x in inside or _shape(x) != shape:
+                continue
+            if _random(graph, x) or x in graph.inputs:
+                return x
+    return None
+
+
+def _stacks_of_loops(graph: Graph) -> list[Stack]:
+    """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`.
+
+    A block extends from the first node of one number to the first node of the next.
     """
-    groups: dict[str, list[tuple[int, str]]] = {}
-    for path in inside:
-        match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
-        if match and not re.search(r"(^|\.)\d+\.", path):
-            groups.setdefault(match[1], []).append((int(match[2]), path))
-    return [[path for _, path in sorted(group)] for group in groups.values()]
-
-
-def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(getattr(node.meta.get("val"), "shape", ()))
-
-
-def _random(graph: Graph, node: Node) -> bool:
-    return node not in graph.constants
+    starts: dict[str, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for path in paths_of(node):
+            if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
+                starts.setdefault(match[1], position)
+    stacks: list[Stack] = []
+    for paths in _numbered(starts):
+        if len(paths) < 2:
+            continue
+        cuts = [*(starts[path] for path in paths), len(graph.nodes)]
+        parts = [
+            Part(path, graph.nodes[start:stop], None)
+            for path, (start, stop) in zip(paths, pairwise(cuts), strict=True)
+        ]
+        inputs = graph.nodes[cuts[0]].all_input_nodes
+        before = next((x for x in inputs if _random(graph, x)), None)
+        stacks += _stack(graph, before, parts)
+    return stacks
 
 
 def _whole(graph: Graph) -> list[Stack]:
-    """A module without numbered paths as one block, which begins with its input or its
-    first embedding.
+    """A module without numbered paths as one block.
+
+    It begins with the module's input, or with its first embedding.
     """
-    given = [
+    inputs = [
         node
         for node in graph.nodes
         if node in graph.inputs and graph.constants[node].is_floating_point()
@@ -244,81 +249,316 @@ def _whole(graph: Graph) -> list[Stack]:
         for node in graph.nodes
         if name_of(node) == "embedding" and _random(graph, node)
     ]
-    first = next(iter([*given, *tables]), None)
-    return (
-        []
-        if first is None
-        else _stack(graph, first, [("", graph.nodes[graph.nodes.index(first) :], None)])
+    starts = [*inputs, *tables]
+    if not starts:
+        return []
+    nodes = graph.nodes[graph.nodes.index(starts[0]) :]
+    return _stack(graph, starts[0], [Part("", nodes, None)])
+
+
+def _stack(graph: Graph, before: Node | None, parts: Iterable[Part]) -> list[Stack]:
+    """The blocks in order, as one stack; empty if one of the parts is not a block."""
+    blocks: list[Block] = []
+    for part in parts:
+        block = None if before is None else _block(graph, part, before)
+        if block is None:
+            return []
+        blocks.append(block)
+        before = block.stream
+    return [tuple(blocks)]
+
+
+def _numbered(paths: Iterable[str]) -> list[list[str]]:
+    """Groups of paths that differ only in their last number, sorted by it.
+
+    No path is inside another one.
+    """
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for path in paths:
+        match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
+        if match and not re.search(r"(^|\.)\d+\.", path):
+            groups.setdefault(match[1], []).append((int(match[2]), path))
+    return [[path for _, path in sorted(group)] for group in groups.values()]
+
+
+# Blocks
+
+
+class Sums(NamedTuple):
+    """The sums of a block: how its stream goes on from node to node."""
+
+    # nodes that carry the stream; True if its last operation was a norm
+    carriers: dict[Node, bool]
+    terms: list[Node]  # the branches that are added
+    middle: Node | None  # the normalised stream before the last sum
+    last: Node | None  # the last sum
+
+
+def _block(graph: Graph, part: Part, before: Node) -> Block | None:
+    """The parts of a block; None if nothing is added to a stream in it."""
+    shape = _shape(before)
+    if len(shape) != 3 or shape[0] != 1:
+        return None
+    sums = _sums(graph, part.nodes, before)
+    if not sums.terms or sums.last is None:
+        return None
+    branches: dict[str, Node] = {}
+    attention_softmaxes: tuple[Node, ...] = ()
+    for term in sums.terms:
+        name, softmaxes = _branch(graph, term, sums.carriers, set(part.nodes))
+        if name in branches:
+            return None
+        branches[name] = term
+        if name == "attention":
+            attention_softmaxes = softmaxes
+
+    stream = part.end if part.end in sums.carriers else sums.last
+    nodes = part.nodes
+    if part.end is None:  # later nodes are not part of the block
+        nodes = nodes[: nodes.index(stream) + 1]
+    return Block(
+        path=part.path,
+        before=before,
+        stream=stream,
+        branches=branches,
+        middle=sums.middle,
+        softmaxes=attention_softmaxes,
+        matrices=_matrices(graph, nodes, branches, sums.carriers, width=shape[-1]),
     )
 
 
-def _block(
-    graph: Graph, path: str, nodes: list[Node], before: Node, end: Node | None
-) -> Block | None:
-    """The parts of a block; None if nothing is added to a stream in it."""
-    size, own = _shape(before), set(nodes)
-    if len(size) != 3 or size[0] != 1:
-        return None
-    # the node of the stream, and whether its last operation was a norm
+def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
+    """Follow the stream through the nodes of a block."""
+    shape, inside = _shape(before), set(nodes)
     carriers = {before: False}
-    added: list[Node] = []
+    terms: list[Node] = []
     middle = last = None
     for node in nodes:
-        held = [x for x in node.all_input_nodes if x in carriers]
-        if not held or _shape(node) != size or node in carriers:
+        if _shape(node) != shape or node in carriers:
+            continue
+        carried = [x for x in node.all_input_nodes if x in carriers]
+        if not carried:
             continue
         others = [
             x for x in node.all_input_nodes if x not in carriers and _random(graph, x)
         ]
-        if name_of(node) == "add" and any(_shape(x) == size for x in others):
-            middle = held[0] if carriers[held[0]] and added else middle
-            added += _terms(graph, others[0], own, size)
-            carriers[node], last = False, node
-        elif name_of(node) in SAME:
-            carriers[node] = carriers[held[0]]
-        elif name_of(node) in NORMS and all(_shape(x) != size for x in others):
+        stream, operation = carried[0], name_of(node)
+        if operation == "add" and any(_shape(x) == shape for x in others):
+            if carriers[stream] and terms:
+                middle = stream
+            terms += _terms(graph, others[0], inside, shape)
+            carriers[node] = False
+            last = node
+        elif operation in SAME:
+            carriers[node] = carriers[stream]
+        elif operation in NORMS and all(_shape(x) != shape for x in others):
             carriers[node] = True
-    if not added or last is None:
-        return None
-    stream = last if end is None or end not in carriers else end
-    # later nodes are not part of the block
-    nodes = nodes if end is not None else nodes[: nodes.index(stream) + 1]
-    branches, softmaxes = dict[str, Node](), list[Node]()
-    for term in added:
-        inner = [term, *_back(graph, term, carriers, own)]
-        reached = {
-            x
-            for node in inner
-            for x in [node, *node.all_input_nodes]
-            if _random(graph, x)
-        }
-        soft = [node for node in inner if name_of(node) in SOFTMAX]
-        outside = any(
-            x not in own | set(carriers)
-            and x.op != "placeholder"
-            and len(_shape(x)) == 3
-            for x in reached
-        )
-        name = "mlp" if not soft else "cross" if outside else "attention"
-        if name in branches:
-            return None
-        branches[name] = term
-        softmaxes += soft if name == "attention" else []
-    matrices = _matrices(graph, nodes, branches, carriers, size[-1])
-    return Block(path, before, stream, branches, middle, tuple(softmaxes), matrices)
+    return Sums(carriers, terms, middle, last)
 
 
 def _terms(
-    graph: Graph, node: Node, own: set[Node], size: tuple[int, ...]
+    graph: Graph, node: Node, inside: set[Node], shape: tuple[int, ...]
 ) -> list[Node]:
-    """The branches of a sum: parallel branches are added to each other before they are
-    added to the stream.
+    """The branches of a sum.
+
+    Parallel branches are added to each other before they are added to the stream.
     """
-    parts = node.all_input_nodes
-    parallel = all(x in own and _random(graph, x) and _shape(x) == size for x in parts)
-    if name_of(node) == "add" and len(parts) == 2 and parallel:
-        return [term for x in parts for term in _terms(graph, x, own, size)]
-    return [node]
+    inputs = node.all_input_nodes
+    if name_of(node) != "add" or len(inputs) != 2:
+        return [node]
+    if not all(
+        x in inside and _random(graph, x) and _shape(x) == shape for x in inputs
+    ):
+        return [node]
+    return [term for x in inputs for term in _terms(graph, x, inside, shape)]
+
+
+def _branch(
+    graph: Graph, term: Node, carriers: Collection[Node], inside: set[Node]
+) -> tuple[str, tuple[Node, ...]]:
+    """The name of the branch that ends with a term, and its softmaxes."""
+    nodes = [term, *_back(graph, term, carriers, inside)]
+    softmaxes = tuple(node for node in nodes if name_of(node) in SOFTMAX)
+    if not softmaxes:
+        return "mlp", softmaxes
+
+    def from_elsewhere(x: Node) -> bool:
+        """Whether a node is a tensor of vectors outside the block and its stream."""
+        if x in inside or x in carriers or x.op == "placeholder":
+            return False
+        return _random(graph, x) and len(_shape(x)) == 3
+
+    reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
+    is_cross = any(from_elsewhere(x) for x in reached)
+    return ("cross" if is_cross else "attention"), softmaxes
+
+
+# Matrices
+
+
+def _matrices(
+    graph: Graph,
+    nodes: Sequence[Node],
+    branches: dict[str, Node],
+    carriers: Collection[Node],
+    width: int,
+) -> dict[str, list[str]]:
+    """The parameters of each kind of matrix.
+
+    The kind of a parameter that makes several of queries, keys and values is "qkv".
+    """
+    kinds = _kinds_by_use(graph, nodes, branches, carriers)
+    matrices: dict[str, list[str]] = {}
+    for node in nodes:
+        parameter = matrix_of(graph, node)
+        if not parameter:
+            continue
+        uses = kinds.get(parameter)
+        if not uses:  # its shape shows which end of an MLP it is
+            kind = "in" if _shape(node.args[0])[-1] == width else "out"
+        elif len(uses) > 1:
+            kind = "qkv"
+        else:
+            (kind,) = uses
+        parameters = matrices.setdefault(kind, [])
+        if parameter not in parameters:
+            parameters.append(parameter)
+    return matrices
+
+
+def _kinds_by_use(
+    graph: Graph,
+    nodes: Sequence[Node],
+    branches: dict[str, Node],
+    carriers: Collection[Node],
+) -> dict[str, set[str]]:
+    """The kinds of each parameter, by where its products are in the branches."""
+    kinds: dict[str, set[str]] = {}
+
+    def record(kind: str, products: Iterable[Node]) -> None:
+        for product in products:
+            kinds.setdefault(str(matrix_of(graph, product)), set()).add(kind)
+
+    for name, branch in branches.items():
+        ends = _nearest_products(graph, branch, carriers)
+        if name == "mlp":
+            record("out", ends)
+            for end in ends:
+                gates, inputs = _mlp_inputs(graph, end, carriers)
+                record("gate", gates)
+                record("in", inputs)
+            continue
+        record("output", ends)
+        for node in _back(graph, branch, carriers, set(nodes)):
+            if name_of(node) in SOFTMAX:
+                for kind, operand in _attended(graph, node)._asdict().items():
+                    if operand not in carriers:
+                        record(kind, _nearest_products(graph, operand, carriers))
+    return kinds
+
+
+def _nearest_products(
+    graph: Graph, root: Node, carriers: Collection[Node]
+) -> list[Node]:
+    """The products by a matrix that act last before a node, or the node itself."""
+
+    def is_product(node: Node) -> bool:
+        return bool(matrix_of(graph, node))
+
+    if is_product(root):
+        return [root]
+    return [x for x in _back(graph, root, carriers, ends=is_product) if is_product(x)]
+
+
+def _mlp_inputs(
+    graph: Graph, end: Node, carriers: Collection[Node]
+) -> tuple[set[Node], set[Node]]:
+    """The products of an MLP before its last one: those of the gate, and the others.
+
+    Of two products, the one that goes through an activation is the gate.
+    """
+
+    def is_product(node: Node) -> bool:
+        return bool(matrix_of(graph, node))
+
+    between = list(_back(graph, end, carriers, ends=is_product))
+    inputs = {node for node in between if is_product(node)}
+    activated = {
+        product
+        for node in between
+        if name_of(node) in ACTIVATIONS
+        for product in _nearest_products(graph, node, carriers)
+    }
+    if len(inputs) == 2 and len(activated) == 1:
+        return activated, inputs - activated
+    return set(), inputs
+
+
+class Attended(NamedTuple):
+    """What attention is computed from."""
+
+    query: Node
+    key: Node
+    value: Node
+
+
+def _attended(graph: Graph, softmax: Node) -> Attended:
+    """Queries, keys and values of a softmax."""
+    score = None
+    for node in _back(graph, softmax):
+        if name_of(node) in SCORE_PRODUCTS and not matrix_of(graph, node):
+            score = node
+            break
+    if score is None:
+        raise UnsupportedError(
+            f"a softmax in {path_of(softmax)} is of other numbers than products of"
+            " queries and keys"
+        )
+    users = list(softmax.users)
+    while name_of(users[0]) not in SCORE_PRODUCTS:
+        users = [*users[1:], *users[0].users]
+    operands = score.args[1:] if name_of(score) == "baddbmm" else score.args
+    return Attended(query=operands[0], key=operands[1], value=users[0].args[1])
+
+
+def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
+    """The parameter of the logits, and the logits, if the module returns logits.
+
+    They are the first output that has axes (a loss, which has none, may come before it)
+    if it is a matrix times the end of the stream.
+    """
+    returned = (
+        output
+        for output in graph.outputs
+        if hasattr(output, "op") and _random(graph, output) and _shape(output)
+    )
+    logits = next(returned, None)
+    if logits is None or logits is stream:
+        return None, None
+    for node in [logits, *_back(graph, logits, [stream])]:
+        if _shape(node)[-1:] != _shape(logits)[-1:]:
+            break
+        if parameter := matrix_of(graph, node):
+            return parameter, logits
+    return None, None
+
+
+# The graph
+
+
+def matrix_of(graph: Graph, node: Node) -> str | None:
+    """The parameter that a node multiplies by; None if it does not."""
+    if name_of(node) not in MATRICES:
+        return None
+    matrix = _viewed(node.args[MATRICES[name_of(node)]])
+    return graph.parameters.get(matrix) if _random(graph, matrix) else None
+
+
+def _viewed(node: Node) -> Node:
+    """The node that this node is a view of."""
+    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
+        node = node.args[0]
+    return node
 
 
 def _back(
@@ -326,7 +566,7 @@ def _back(
     root: Node,
     stop: Iterable[Node] = (),
     within: set[Node] | None = None,
-    ends: Any = lambda x: False,
+    ends: Callable[[Node], bool] = lambda node: False,
 ) -> Iterator[Node]:
     """The random nodes that a node depends on, the nearest first, within `within`.
 
@@ -343,118 +583,11 @@ def _back(
                     pending.append(x)
 
 
-def matrix_of(graph: Graph, node: Node) -> str | None:
-    """The parameter that a node multiplies by."""
-    if name_of(node) not in MATRICES:
-        return None
-    given = _viewed(node.args[MATRICES[name_of(node)]])
-    return graph.parameters.get(given) if _random(graph, given) else None
+def _shape(node: Node) -> tuple[int, ...]:
+    """The shape of a tensor; () for other values."""
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
 
 
-def _viewed(node: Node) -> Node:
-    """The node that this node is a view of."""
-    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
-        node = node.args[0]
-    return node
-
-
-def _matrices(
-    graph: Graph,
-    nodes: list[Node],
-    branches: dict[str, Node],
-    carriers: Iterable[Node],
-    width: int,
-) -> dict[str, list[str]]:
-    """The parameters of each kind; one that is of several kinds of attention is
-    "qkv".
-    """
-    kinds: dict[str, set[str]] = {}
-    is_matrix = partial(matrix_of, graph)
-
-    def say(kind: str, given: Iterable[Node]) -> None:
-        for node in given:
-            kinds.setdefault(str(matrix_of(graph, node)), set()).add(kind)
-
-    def near(root: Node) -> list[Node]:
-        """The matrices that act last before a node."""
-        return (
-            [root]
-            if is_matrix(root)
-            else list(filter(is_matrix, _back(graph, root, carriers, ends=is_matrix)))
-        )
-
-    for name, branch in branches.items():
-        say("out" if name == "mlp" else "output", near(branch))
-        if name == "mlp":
-            for last in near(branch):
-                inside = list(_back(graph, last, carriers, ends=is_matrix))
-                first = list(filter(is_matrix, inside))
-                active = {
-                    node
-                    for x in inside
-                    if name_of(x) in ACTIVATIONS
-                    for node in near(x)
-                }
-                gated = len(first) == 2 and len(active) == 1
-                say("gate", active if gated else ())
-                say("in", set(first) - active if gated else first)
-            continue
-        for soft in (
-            x
-            for x in _back(graph, branch, carriers, set(nodes))
-            if name_of(x) in SOFTMAX
-        ):
-            for kind, node in zip(
-                ("query", "key", "value"), _attended(graph, soft), strict=True
-            ):
-                say(kind, near(node) if node not in carriers else ())
-    parameters: dict[str, list[str]] = {}
-    for node in filter(is_matrix, nodes):
-        parameter = str(matrix_of(graph, node))
-        said = kinds.get(parameter) or {
-            "in" if _shape(node.args[0])[-1] == width else "out"
-        }
-        same = parameters.setdefault("qkv" if len(said) > 1 else next(iter(said)), [])
-        same += [] if parameter in same else [parameter]
-    return parameters
-
-
-def _attended(graph: Graph, soft: Node) -> tuple[Node, Node, Node]:
-    """Queries, keys and values of a softmax."""
-    products = ("matmul", "bmm", "baddbmm")
-    scores = (
-        x
-        for x in _back(graph, soft)
-        if name_of(x) in products and not matrix_of(graph, x)
-    )
-    score, pending = next(scores, None), list(soft.users)
-    if score is None:
-        raise UnsupportedError(
-            f"a softmax in {path_of(soft)} is of other numbers than products of queries"
-            " and keys"
-        )
-    at = 1 if name_of(score) == "baddbmm" else 0
-    while name_of(pending[0]) not in products:
-        pending = [*pending[1:], *pending[0].users]
-    return score.args[at], score.args[at + 1], pending[0].args[1]
-
-
-def _head(graph: Graph, stacks: list[Stack]) -> tuple[str | None, Node | None]:
-    """The parameter of the logits, and the logits: the output, if it is a matrix times
-    the end of the stream.
-    """
-    returned = (
-        out
-        for out in graph.outputs
-        if hasattr(out, "op") and _random(graph, out) and _shape(out)
-    )
-    # a loss, which has no axes, may come before them
-    out, stream = next(returned, None), stacks[-1][-1].stream
-    if out is None or out is stream:
-        return None, None
-    for node in [out, *_back(graph, out, [stream])]:
-        if _shape(node)[-1:] != _shape(out)[-1:]:
-            break
-        if parameter := matrix_of(graph, node):
-            return parameter, out
-    return None, None
+def _random(graph: Graph, node: Node) -> bool:
+    """Whether a node depends on a random parameter."""
+    return node not in graph.constants
