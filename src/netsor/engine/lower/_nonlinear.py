@@ -23,7 +23,7 @@ from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
-from ..passes.adam_first_step import SIGN, VANISHING, checked_left
+from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch, Number
@@ -293,7 +293,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         return LoweredVector(made(lead, int(s.facts.widths[value])))
     nodes, varies = _nodes(s, op.left), _varies(s, op.left)
     if ((_limits(s, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
-        raise ExactError(value, VANISHING)
+        raise ExactError(value, vanishing_signs(op.optimiser))
     sample = None
     if value in s.facts.coordinates:
         sample = made(s.sample(op.left), len(s.facts.picked))
@@ -307,7 +307,7 @@ def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
         sets.reshape(-1)[places] = frame.add_outputs(new, _number(s, value, group))
     s.epsilons.clear()  # ε parts may lie along these functions too
     left = build.step("scale", build.pad_or_cut(lead, nodes), by=nodes**0.5)
-    check = partial(checked_left, sizes=op.sizes, varies=varies)
+    check = partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser)
     left = build.step(
         "apply", left, given[0], made=left.shape, f=check, shape=left.shape
     )
