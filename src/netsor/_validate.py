@@ -1,7 +1,7 @@
 """Validation of arguments: errors that name the argument, and checks of type and range.
 
-The command line derives options from `ArgumentError.name`. Help does not wait for
-numpy: it is imported where needed.
+The command line turns `ArgumentError.name` into the name of an option. numpy is
+imported where it is needed, so that `netsor --help` does not wait for it.
 """
 
 from __future__ import annotations
@@ -38,30 +38,41 @@ else:
     Rng = Any  # numpy is not imported yet
 
 SHOWN = 60  # most characters of an argument in a message
+# The end of a shortened argument that stays visible, and the room for it and "…".
+SHOWN_END = 10
+SHOWN_START = SHOWN - SHOWN_END - 1
+# Integers with more bits, or arrays with more entries, are described, not printed.
+MOST_SHOWN_BITS = 128
+MOST_SHOWN_ENTRIES = 4
 
 
 def shown(argument: object) -> str:
     """An argument as messages show it: short and in one line."""
-    if isinstance(argument, int) and argument.bit_length() > 128:
+    if isinstance(argument, int) and argument.bit_length() > MOST_SHOWN_BITS:
         return f"an integer of {argument.bit_length()} bits"
-    if type(argument).__module__ == "numpy" and getattr(argument, "size", 0) > 4:
+    is_array = type(argument).__module__ == "numpy"
+    if is_array and getattr(argument, "size", 0) > MOST_SHOWN_ENTRIES:
         return f"an array of shape {getattr(argument, 'shape', ())}"
     write = reprlib.repr if isinstance(argument, list | tuple | dict | set) else repr
     try:
         brief = " ".join(write(argument).split())
     except ValueError:  # Python does not print integers of thousands of digits
         return f"an object of type {type(argument).__name__}"
-    return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 11]}…{brief[-10:]}"
+    if len(brief) <= SHOWN:
+        return brief
+    return f"{brief[:SHOWN_START]}…{brief[-SHOWN_END:]}"
 
 
 def counted(count: int, noun: str) -> str:
     """A number with its noun: `1 draw`, `2,000 draws`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 class ArgumentError(ValueError):
-    """An argument that is not allowed: its name, what was given, and the words after
-    "must be".
+    """An argument that is not allowed.
+
+    It has its name, the value that was given, and the words after "must be".
     """
 
     def __init__(self, name: str, value: Any, allowed: str) -> None:
@@ -70,9 +81,7 @@ class ArgumentError(ValueError):
 
     @property
     def argument(self) -> ArgumentError:
-        """The error itself; errors that carry an ArgumentError have it under the same
-        name.
-        """
+        """The error itself, as in errors that carry an ArgumentError."""
         return self
 
     def __str__(self) -> str:
@@ -82,36 +91,39 @@ class ArgumentError(ValueError):
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def also_spelled(**own: str) -> Callable[[F], F]:
-    """Accept keyword arguments in a second spelling, such as
-    `also_spelled(optimizer="optimiser")`.
+def also_spelled(**first_spellings: str) -> Callable[[F], F]:
+    """Accept keyword arguments in a second spelling.
+
+    `also_spelled(optimizer="optimiser")` accepts `optimizer=` for `optimiser`.
     """
 
     def decorate(function: F) -> F:
         @wraps(function)
-        def called(*given: Any, **named: Any) -> Any:
-            for second in own.keys() & named.keys():
-                if own[second] in named:
+        def respelled(*args: Any, **options: Any) -> Any:
+            second_spellings = {}
+            for second in first_spellings.keys() & options.keys():
+                first = first_spellings[second]
+                if first in options:
                     raise ArgumentError(
                         second,
-                        named[second],
-                        f"left out: {own[second]} is the same argument",
+                        options[second],
+                        f"left out: {first} is the same argument",
                     )
-            second_of = {own[second]: second for second in own.keys() & named.keys()}
-            for first, second in second_of.items():
-                named[first] = named.pop(second)
+                second_spellings[first] = second
+            for first, second in second_spellings.items():
+                options[first] = options.pop(second)
             try:
-                return function(*given, **named)
+                return function(*args, **options)
             except ArgumentError as error:  # it names the argument as it was written
-                error.name = second_of.get(error.name, error.name)
+                error.name = second_spellings.get(error.name, error.name)
                 raise
 
-        return cast(F, called)
+        return cast(F, respelled)
 
     return decorate
 
 
-# whose lines are not the user's
+# Packages whose lines are not the user's.
 INTERNAL_MODULES = ("netsor", "functools", "contextlib", "dataclasses")
 
 
@@ -122,11 +134,12 @@ class SourceLocation(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        code, path = linecache.getline(self.file, self.line).strip(), self.file
-        # the current folder was removed, or is on another drive
+        path = self.file
+        # the current folder may have been removed, or be on another drive
         with suppress(OSError, ValueError):
             path = min(path, os.path.relpath(path), key=len)
-        return f"{path}:{self.line}" + (f": {code}" if code else "")
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{path}:{self.line}: {code}" if code else f"{path}:{self.line}"
 
 
 @cache
@@ -137,17 +150,15 @@ def _is_internal(module: str) -> bool:
 def user_line() -> SourceLocation:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_internal(
-        frame.f_globals.get("__name__", "")
-    ):
+    while frame.f_back is not None:
+        if not _is_internal(frame.f_globals.get("__name__", "")):
+            break
         frame = frame.f_back
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
 
 
 class PlacedError(ValueError):
-    """An error that names the operation, the problem, and the line of the user's
-    code.
-    """
+    """An error that names the operation, the problem and the user's line."""
 
     def __init__(
         self, operation: str, problem: str, value: Any = None, allowed: str = ""
@@ -160,13 +171,14 @@ class PlacedError(ValueError):
         super().__init__(f"{self.plain} (at {self.where})")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The same error: a worker sends it to the process that waits for it."""
+        """Support pickling: a worker sends the error to its parent process."""
         return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
 class TraceError(PlacedError):
-    """A program that cannot be written: names the operation, what was given, what is
-    allowed, and the line.
+    """A program that cannot be written.
+
+    The message names the operation, what was given, what is allowed, and the line.
 
     Parameters
     ----------
@@ -189,55 +201,48 @@ class TraceError(PlacedError):
 
 
 class TraceIndexError(TraceError, IndexError):
-    """An index outside the shape of a value; also an IndexError, which ends iteration
-    over values.
+    """An index outside the shape of a value.
+
+    It is also an IndexError, which ends iteration over values.
     """
 
 
 Shape = tuple[int, ...]
 
 LARGEST = 2**53  # integers below it are doubles without rounding
-# largest size of a number that will be squared (1/SCALE is the smallest): squares stay
-# doubles
+# The largest size of a number that will be squared, and 1/SCALE the smallest: their
+# squares, and products of two squares, are doubles.
 SCALE = 1e50
 NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
 AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
-    """Real numbers, also infinite ones, such as integers beyond the range of doubles;
-    None for anything else.
+    """An array of real numbers, also infinite ones; None for anything else.
+
+    Integers beyond the range of doubles become infinite.
     """
     import numpy as np
 
-    # else numpy.ma need not be loaded
+    # numpy would read the masked entries; `hasattr` spares loading numpy.ma
     if hasattr(argument, "mask") and np.ma.is_masked(argument):
-        return None  # numpy would read the masked entries
-    frozen = (
-        type(argument) is np.ndarray
-        and argument.base is None
-        and not argument.flags.writeable
-    )
-    if frozen and argument.dtype == np.float64:
-        return argument  # type: ignore[no-any-return]  # read-only, and possibly gigabytes: no copy
+        return None
+    if type(argument) is np.ndarray and argument.dtype == np.float64:
+        frozen = argument.base is None and not argument.flags.writeable
+        if frozen:  # nobody can change it, and a copy may take gigabytes
+            return argument
     try:
-        given = np.array(argument)
-        # text and complex numbers would be cast; integers beyond 64 bits, fractions and
-        # decimals are objects
-        if given.dtype.kind == "O" and not all(
-            isinstance(number, Real | Decimal) for number in given.flat
-        ):
-            return None
+        array = np.array(argument)
         with np.errstate(over="ignore"):  # a longdouble beyond the doubles is infinite
-            if given.dtype.kind == "O":
-                given = np.array([_as_double(number) for number in given.flat]).reshape(
-                    given.shape
-                )
-            return (
-                given.astype(np.float64, copy=False)
-                if given.dtype.kind in "biuf"
-                else None
-            )
+            if array.dtype.kind == "O":  # integers beyond 64 bits, fractions, decimals
+                if not all(isinstance(x, Real | Decimal) for x in array.flat):
+                    return None
+                doubles = np.array([_as_double(x) for x in array.flat])
+                array = doubles.reshape(array.shape)
+            # text and complex numbers would be cast
+            if array.dtype.kind not in "biuf":
+                return None
+            return array.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         # RuntimeError: a tensor that requires a gradient
         return None
@@ -251,17 +256,12 @@ def _as_double(number: Any) -> float:
 
 
 def as_number(argument: Any) -> float | None:
-    """A single real number, finite or not; None for anything else, such as text, a bool
-    or an array.
-    """
+    """A single real number, finite or not; None for text, a bool, an array, …"""
     number = as_floats(argument)
-    if (
-        number is None
-        or number.ndim
-        or is_bool(argument)
-        or (math.isinf(number) and isinstance(argument, Rational))
-    ):
-        return None  # an integer beyond the doubles is not infinite: no width
+    if number is None or number.ndim or is_bool(argument):
+        return None
+    if math.isinf(number) and isinstance(argument, Rational):
+        return None  # an integer beyond the doubles is not infinite, and no width
     return float(number)
 
 
@@ -275,10 +275,10 @@ def as_whole(argument: Any) -> int | None:
 
 def is_bool(argument: object) -> bool:
     """Whether it is a bool, which Python reads as 0 or 1: heads=True is a mistake."""
-    return (
-        isinstance(argument, bool)
-        or getattr(getattr(argument, "dtype", None), "kind", "") == "b"
-    )
+    if isinstance(argument, bool):
+        return True
+    dtype = getattr(argument, "dtype", None)
+    return getattr(dtype, "kind", "") == "b"
 
 
 def refused(
@@ -289,11 +289,9 @@ def refused(
     error: type[PlacedError] = TraceError,
 ) -> ValueError:
     """An error about an argument; with the user's line if there is an operation."""
-    return (
-        error(operation, name, argument, allowed)
-        if operation
-        else ArgumentError(name, argument, allowed)
-    )
+    if operation:
+        return error(operation, name, argument, allowed)
+    return ArgumentError(name, argument, allowed)
 
 
 def real(
@@ -316,25 +314,27 @@ def real(
         or not math.isfinite(number)
         or not (least <= number <= most and number > above)
     ):
-        allowed = (
-            "a positive number" if above == 0 else "a finite number" + ", 0 or" * zero
-        )
-        if least > -math.inf:
-            allowed += (
-                f" from {least:g} to {most:g}"
-                if most < math.inf
-                else f", {least:g} or more"
-            )
-        elif most < math.inf:
-            allowed += f", at most {most:g}"
+        allowed = _allowed_numbers(least=least, above=above, most=most, zero=zero)
         raise refused(name, argument, allowed, operation, error)
     return number
 
 
+def _allowed_numbers(*, least: float, above: float, most: float, zero: bool) -> str:
+    """What `real` allows, as messages say it."""
+    allowed = "a positive number" if above == 0 else "a finite number"
+    if zero and above != 0:
+        allowed += ", 0 or"
+    if least > -math.inf and most < math.inf:
+        return f"{allowed} from {least:g} to {most:g}"
+    if least > -math.inf:
+        return f"{allowed}, {least:g} or more"
+    if most < math.inf:
+        return f"{allowed}, at most {most:g}"
+    return allowed
+
+
 def scale(argument: Any, name: str, operation: str = "") -> float:
-    """A standard deviation: 0, or a number whose square, and the square of a product of
-    two, is a double.
-    """
+    """A standard deviation: 0, or a number from 1/SCALE to SCALE."""
     return real(argument, name, operation, least=1 / SCALE, most=SCALE, zero=True)
 
 
@@ -351,17 +351,24 @@ def whole(
     """One integer, from `least` to `most`."""
     number = as_whole(argument)
     if number is None or not least <= number <= most:
-        allowed = f"an integer from {least:,} to {most:,}"
-        if most >= LARGEST - 1:  # bounds that few will meet
-            allowed = (
-                f"an integer, {least} or more" if least > 1 - LARGEST else "an integer"
-            )
-            allowed = "a positive integer" if least == 1 else allowed
-            allowed += f" (below 2^{most.bit_length()})" * (
-                number is not None and number > most
-            )
-        raise refused(name, argument, allowed + why, operation, error)
+        too_large = number is not None and number > most
+        allowed = _allowed_integers(least, most, too_large) + why
+        raise refused(name, argument, allowed, operation, error)
     return number
+
+
+def _allowed_integers(least: int, most: int, too_large: bool) -> str:
+    """What `whole` allows, as messages say it."""
+    if most < LARGEST - 1:
+        return f"an integer from {least:,} to {most:,}"
+    if least == 1:
+        allowed = "a positive integer"
+    elif least > 1 - LARGEST:
+        allowed = f"an integer, {least} or more"
+    else:
+        allowed = "an integer"
+    # few arguments meet this bound: it is named only to those
+    return f"{allowed} (below 2^{most.bit_length()})" if too_large else allowed
 
 
 def seed_number(argument: Any, name: str = "seed") -> int:
@@ -371,14 +378,15 @@ def seed_number(argument: Any, name: str = "seed") -> int:
 
 
 def chosen_seed(seed: Any, rng: Rng = None) -> int:
-    """A seed, or the one from `rng` (SPEC 7 of scientific Python): an integer, or a
-    draw from a generator.
+    """The seed, or one from `rng`: an integer, or a draw from a generator.
+
+    `rng` is the argument of SPEC 7 of scientific Python.
     """
     if rng is None:
         return seed_number(seed)
     if seed:  # 0 is the default
         raise ArgumentError("seed", seed, "left out with rng: both determine the draws")
-    # a generator; to import numpy for its class would take time
+    # a generator; importing numpy to ask for its class would take time
     if hasattr(rng, "integers"):
         return int(rng.integers(2**63))
     if as_whole(rng) is None:
@@ -396,8 +404,9 @@ def flag(argument: Any, name: str) -> bool:
 def numbers(
     argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
 ) -> npt.NDArray[np.float64]:
-    """An array of finite numbers. Without a name it is an operand, which may also be a
-    value of netsor.
+    """An array of finite numbers.
+
+    Without a name it is an operand, which may also be a value of netsor.
     """
     import numpy as np
 
@@ -422,11 +431,13 @@ def numbers(
 def scaled(
     argument: Any, operation: str, name: str, power: int = 1
 ) -> npt.NDArray[np.float64]:
-    """An array of numbers that will be squared (power 1) or are squares (power 2),
-    bounded as in `scale`.
+    """An array of numbers that will be squared (power 1) or are squares (power 2).
+
+    They are bounded as in `scale`.
     """
     array = numbers(argument, operation, name)
-    largest, most = float(abs(array).max()), SCALE**power
+    largest = float(abs(array).max())
+    most = SCALE**power
     if largest and not 1 / most <= largest <= most:
         allowed = f"0 or an array whose largest entry is from {1 / most:g} to {most:g}"
         raise refused(name, argument, allowed, operation)
@@ -435,10 +446,8 @@ def scaled(
 
 def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
     """A shape: a positive integer or a tuple of them."""
-    sizes = [
-        as_whole(size)
-        for size in (argument if isinstance(argument, tuple | list) else (argument,))
-    ]
+    entries = argument if isinstance(argument, tuple | list) else (argument,)
+    sizes = [as_whole(entry) for entry in entries]
     shape = tuple(size for size in sizes if size is not None and size > 0)
     if len(shape) < len(sizes):
         raise refused(
@@ -477,9 +486,7 @@ def choice(*allowed: str) -> Callable[[Any, str], str]:
 
 
 def listed(argument: Any, name: str, allowed: str) -> list[Any]:
-    """The entries of a sequence, or of another iterable that is no text and no
-    mapping.
-    """
+    """The entries of an iterable that is neither text nor a dictionary."""
     if isinstance(argument, str | bytes | dict):
         raise ArgumentError(name, argument, allowed)
     try:
@@ -495,37 +502,44 @@ def text(argument: Any, name: str) -> str:
     return argument
 
 
-# Types of fields for `check_fields`: any Annotated type with a function of (value,
-# name) is one.
+# Types of fields for `check_fields`. Any Annotated type whose first annotation is a
+# function of (value, name) is one.
 Check = Callable[[Any, str], Any]
 Positive = Annotated[int, whole]
 Seed = Annotated[int, seed_number]
 
 
-def check_fields(made: Any) -> None:
-    """Check the fields of a dataclass by their types, and set them to what the checks
-    return.
+class FieldCheck(NamedTuple):
+    """The check of a field of a dataclass, and whether the field may be None."""
+
+    check: Check
+    optional: bool
+
+
+def check_fields(instance: Any) -> None:
+    """Check the fields of a dataclass by their types.
+
+    The fields are set to what the checks return.
     """
-    for name, (check, optional) in _checks(made.__class__).items():
-        value = getattr(made, name)
+    for name, (check, optional) in _checks(instance.__class__).items():
+        value = getattr(instance, name)
         if value is not None or not optional:
-            object.__setattr__(made, name, check(value, name))
+            object.__setattr__(instance, name, check(value, name))
 
 
 @cache
-def _checks(kind: type) -> dict[str, tuple[Check, bool]]:
-    """The checks of fields of the types bool, str and Annotated, and whether they may
-    be None.
-    """
-    found = {}
+def _checks(kind: type) -> dict[str, FieldCheck]:
+    """The checks of fields of the types bool, str and Annotated."""
+    by_type: dict[Any, Check] = {bool: flag, str: text}
+    checks = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        optional = type(None) in get_args(hint) and len(get_args(hint)) == 2
-        one = get_args(hint)[0] if optional else hint
-        check = (
-            one.__metadata__[0]
-            if get_origin(one) is Annotated
-            else {bool: flag, str: text}.get(one)
-        )
+        alternatives = get_args(hint)
+        optional = type(None) in alternatives and len(alternatives) == 2
+        field_type = alternatives[0] if optional else hint
+        if get_origin(field_type) is Annotated:
+            check = field_type.__metadata__[0]
+        else:
+            check = by_type.get(field_type)
         if check is not None:
-            found[name] = check, optional
-    return found
+            checks[name] = FieldCheck(check, optional)
+    return checks

@@ -1,9 +1,8 @@
-"""Optimisers for `ns.step` and `ns.train`: SGD, Adam, AdamW and Muon, with PyTorch's
-arguments and semantics.
+"""Optimisers for `ns.step` and `ns.train`, with PyTorch's arguments and semantics.
 
 Each has one rule, `_update`, written in sums, multiples, functions of entries, and
-orthogonalisation. The same lines move drawn matrices (in the reference interpreter),
-and sums of outer products, entries and vectors (in the engine).
+orthogonalisation. The same lines move sampled matrices (in the reference interpreter)
+and symbolic ones: sums of outer products, entries and vectors (in the engine).
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from ._array_api import Array, array_namespace
 from ._validate import TraceError, as_floats, one_of, real, shown, whole
 
@@ -22,13 +23,16 @@ from ._validate import TraceError, as_floats, one_of, real, shown, whole
 Rate = float | Callable[[float, float], float]
 Coefficients = tuple[tuple[float, float, float], ...]
 
-# of an optimiser in one program: the time of planning grows faster than their square
+# Most optimiser steps in one program: the planning time grows faster than their square.
 MAX_STEPS = 256
-# (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
+# Most Newton–Schulz steps: the polynomial (1.5, −0.5, 0) needs 91 to take a singular
+# value from rounding error, 1e-16, to 1.
 MAX_NS_STEPS = 100
 # Singular values below this share of the largest count as 0. Five Newton–Schulz steps
-# turn it into 0.005
+# turn it into 0.005.
 MUON_SINGULAR_VALUE_RTOL = 1e-5
+# The factor of Muon's learning rate for a matrix with this fan-in and fan-out, by the
+# names of PyTorch's `adjust_lr_fn`.
 ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
     "original": lambda fan_in, fan_out: max(1.0, fan_out / fan_in) ** 0.5,
     "match_rms_adamw": lambda fan_in, fan_out: 0.2 * max(fan_in, fan_out) ** 0.5,
@@ -36,23 +40,22 @@ ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
 
 
 class Rates(NamedTuple):
-    """The numbers of one step for one parameter. Those that may be scalars of the
-    program are of its kind.
+    """The numbers of one step for one parameter.
+
+    All but `eps` may be scalars of the program, and then are of its kind.
     """
 
     lr: Any
-    adjusted: Any  # lr · adjustment
+    adjusted: Any  # lr times the optimiser's factor for matrices of this shape
     decay: Any
     eps: float
 
 
 class Arithmetic(Protocol):
-    """The operations of an update on one kind of parameters, in addition to sums and
-    multiples.
-    """
+    """What an update may do to one kind of parameter, besides sums and multiples."""
 
     def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
-        """A function of entries."""
+        """Apply a function to each entry."""
 
     def orthogonalised(
         self, g: Any, iterations: Coefficients | None, eps: float
@@ -61,11 +64,51 @@ class Arithmetic(Protocol):
 
 
 class Optimiser(ABC):
-    """The base class of optimisers: an object remembers its moments over all steps that
-    it takes.
+    """The base class of optimisers: an object keeps its moments over all its steps.
 
     Pass the same object to `ns.step` again to continue; a new object begins anew.
+
+    To write an optimiser, derive a frozen dataclass from this class and define
+    `_update`. The class variables tell the engine what the update needs. Their defaults
+    are right for every update that also moves vectors.
+
+    Attributes
+    ----------
+    entrywise : bool
+        Whether the update uses single entries of gradients or parameters, as
+        `elementwise` does; True by default. Then finite matrices are sampled. False,
+        for sums and orthogonalised sums of gradients, is faster: the engine tracks
+        outer products.
+    matrices_only : bool
+        Whether the update is defined for matrices only, so that `ns.step` rejects
+        vectors; False by default.
+    proportional_to_gradient : bool
+        Whether the update is proportional to the gradient, and so to its scale; False
+        by default.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from typing import Any
+    >>> @dataclass(frozen=True, eq=False)
+    ... class SignDescent(ns.optim.Optimiser):
+    ...     lr: Any = 1e-3
+    ...     weight_decay: Any = 0.0
+    ...
+    ...     def _update(self, on, w, g, state, rates):
+    ...         return w - rates.lr * on.elementwise(ns.optim.sign, g), state
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
+    >>> signs = SignDescent(lambda fan_in, fan_out: 0.5 / fan_in)
+    >>> trained = ns.Program(ns.step(loss, loss, optimiser=signs))
+    >>> f"{trained.draw(n=64, draws=100).mean():.2f} {trained.law(n=ns.inf).mean():.2f}"
+    '0.68 0.66'
     """
+
+    entrywise: ClassVar[bool] = True
+    matrices_only: ClassVar[bool] = False
+    proportional_to_gradient: ClassVar[bool] = False
 
     lr: Any
     weight_decay: Any
@@ -73,45 +116,55 @@ class Optimiser(ABC):
     eps: Any = 0.0
 
     def __post_init__(self) -> None:
+        may_be_function = ("lr", "eps")
+        may_be_scalar = ("lr", "weight_decay")
+        optimiser = type(self).__name__
         for name in ("lr", "weight_decay", "momentum", "eps"):
             value = getattr(self, name)
-            function, scalar = callable(value), hasattr(value, "op")
-            if not (function and name in ("lr", "eps")) and not (
-                scalar and name in ("lr", "weight_decay")
-            ):
-                object.__setattr__(
-                    self, name, real(value, name, type(self).__name__, least=0)
-                )
+            if callable(value) and name in may_be_function:
+                continue
+            if hasattr(value, "op") and name in may_be_scalar:
+                continue
+            object.__setattr__(self, name, real(value, name, optimiser, least=0))
         nesterov = getattr(self, "nesterov", False)
         if not isinstance(nesterov, bool):
-            raise TraceError(type(self).__name__, "nesterov", nesterov, "True or False")
+            raise TraceError(optimiser, "nesterov", nesterov, "True or False")
 
     @property
     def decays(self) -> bool:
         """Whether there is weight decay."""
         return not isinstance(self.weight_decay, float) or self.weight_decay > 0
 
+    @property
+    def entrywise_part(self) -> str:
+        """What errors call the functions of entries that have no known limit."""
+        return f"the functions of entries in {type(self).__name__}'s update"
+
+    def needs_entries(self, step: int) -> bool:
+        """Whether the update at this step, 1, 2, …, needs entries of finite matrices.
+
+        Signs of the gradient at the first step do not: see `sign`.
+        """
+        return self.entrywise
+
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of the learning rate of a matrix of this shape."""
         return 1.0
-
-    def linear(self, step: int) -> bool:
-        """Whether the update at this step, 1, 2, …, is a sum of gradients, which needs
-        no entry of a matrix.
-        """
-        return True
 
     @abstractmethod
     def _update(
         self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates
     ) -> tuple[Any, Any]:
-        """The parameter and the state after a step; `state` is None at the first."""
+        """The parameter and the state after a step.
+
+        `on` is the arithmetic of the parameter `w` and its gradient `g`, and `state`
+        is what the last step returned, None at the first.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class SGD(Optimiser):
-    """Stochastic gradient descent, with heavy-ball or Nesterov momentum;
-    `torch.optim.SGD`.
+    """Gradient descent with heavy-ball or Nesterov momentum; `torch.optim.SGD`.
 
     Parameters
     ----------
@@ -133,10 +186,14 @@ class SGD(Optimiser):
     >>> n = ns.Width("n")
     >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
     >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
-    >>> losses = ns.train(loss, loss, ns.optim.SGD(0.5, momentum=0.9, nesterov=True), steps=3)
+    >>> sgd = ns.optim.SGD(0.5, momentum=0.9, nesterov=True)
+    >>> losses = ns.train(loss, loss, sgd, steps=3)
     >>> " ".join(f"{x.mean():.2f}" for x in ns.Program(losses).draw(n=64, draws=100))
     '1.02 0.29 0.16 0.11'
     """
+
+    entrywise: ClassVar[bool] = False
+    proportional_to_gradient: ClassVar[bool] = True
 
     lr: Any = 1e-3
     momentum: float = 0.0
@@ -158,20 +215,31 @@ class SGD(Optimiser):
         """A multiple of the gradient, or of the buffer."""
         if self.decays:
             g = g + rates.decay * w
-        if self.momentum:
-            state = (
-                g
-                if state is None
-                else self.momentum * state + (1.0 - self.dampening) * g
-            )
-            g = g + self.momentum * state if self.nesterov else state
-        return w - rates.lr * g, state
+        if not self.momentum:
+            return w - rates.lr * g, state
+        if state is None:
+            buffer = g
+        else:
+            buffer = self.momentum * state + (1.0 - self.dampening) * g
+        direction = g + self.momentum * buffer if self.nesterov else buffer
+        return w - rates.lr * direction, buffer
+
+
+class AdamState(NamedTuple):
+    """The moments of Adam after some steps.
+
+    The first step needs no moments. So `second` is None after it, and `first` is its
+    gradient: the moments are made when a second step needs them.
+    """
+
+    steps: int
+    first: Any
+    second: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Adam(Optimiser):
-    """Adam (Kingma and Ba 2015) with both moments, their bias corrections and eps;
-    `torch.optim.Adam`.
+    """Adam (Kingma and Ba 2015) with bias corrections and eps; `torch.optim.Adam`.
 
     Other parameters are those of `SGD`.
 
@@ -188,12 +256,15 @@ class Adam(Optimiser):
     >>> n = ns.Width("n")
     >>> x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
     >>> loss = (ns.mean_dot(ns.gaussian(n), x) - 1.0) ** 2
-    >>> losses = ns.train(loss, loss, ns.optim.Adam(lambda fan_in, fan_out: 0.5 / fan_in), steps=3)
+    >>> adam = ns.optim.Adam(lambda fan_in, fan_out: 0.5 / fan_in)
+    >>> losses = ns.train(loss, loss, adam, steps=3)
     >>> " ".join(f"{x.mean():.2f}" for x in ns.Program(losses).draw(n=64, draws=100))
     '1.03 0.68 0.43 0.26'
     """
 
+    # Whether weight decay multiplies the parameter and stays out of the moments.
     decoupled: ClassVar[bool] = False
+
     lr: Any = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: Any = 1e-8
@@ -202,11 +273,12 @@ class Adam(Optimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         betas = as_floats(self.betas)
-        if (
-            betas is None
-            or betas.shape != (2,)
-            or not ((betas >= 0) & (betas < 1)).all()
-        ):
+        valid = (
+            betas is not None
+            and betas.shape == (2,)
+            and ((betas >= 0) & (betas < 1)).all()
+        )
+        if not valid:
             raise TraceError(
                 type(self).__name__,
                 "betas",
@@ -214,49 +286,52 @@ class Adam(Optimiser):
                 "two numbers from 0 up to, but not including, 1",
             )
 
-    def linear(self, step: int) -> bool:
-        """The first step is g/(|g| + eps), whatever the betas: it keeps no entry of the
-        matrix.
-        """
-        return step == 1 and (self.decoupled or not self.decays)
+    @property
+    def entrywise_part(self) -> str:
+        """The moments."""
+        return f"the moments of {type(self).__name__}"
+
+    def needs_entries(self, step: int) -> bool:
+        """All steps but the first, which is g/(|g| + eps), whatever the betas."""
+        decay_in_gradient = self.decays and not self.decoupled
+        return step > 1 or decay_in_gradient
 
     def _update(
         self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates
     ) -> tuple[Any, Any]:
         """m̂/(√v̂ + eps)."""
-        if self.decays and self.decoupled:
-            w = (1.0 - rates.lr * rates.decay) * w
-        elif self.decays:
-            g = g + rates.decay * w
-        first, second = self.betas
+        if self.decays:
+            if self.decoupled:
+                w = (1.0 - rates.lr * rates.decay) * w
+            else:
+                g = g + rates.decay * w
         if state is None:
-            return w - rates.lr * on.elementwise(partial(unit, eps=rates.eps), g), (
-                1,
-                g,
-                None,
-            )
+            direction = on.elementwise(partial(unit, eps=rates.eps), g)
+            return w - rates.lr * direction, AdamState(steps=1, first=g, second=None)
+
+        beta1, beta2 = self.betas
+        mean_square = partial(_mean_square, keep=beta2)
         steps, m, v = state
-        square = partial(_mean_square, keep=second)
-        if v is None:  # the first moments are made when a second step needs them
-            m, v = (1.0 - first) * m, on.elementwise(square, m)
-        m, v = (
-            on.elementwise(partial(_average, keep=first), m, g),
-            on.elementwise(square, g, v),
-        )
+        if v is None:
+            first_gradient = m
+            m = (1.0 - beta1) * first_gradient
+            v = on.elementwise(mean_square, first_gradient)
+        m = on.elementwise(partial(_average, keep=beta1), m, g)
+        v = on.elementwise(mean_square, g, v)
         steps += 1
-        along = partial(
+        bias_corrected = partial(
             _direction,
-            first=1.0 - first**steps,
-            second=1.0 - second**steps,
+            first=1.0 - beta1**steps,
+            second=1.0 - beta2**steps,
             eps=rates.eps,
         )
-        return w - rates.lr * on.elementwise(along, m, v), (steps, m, v)
+        direction = on.elementwise(bias_corrected, m, v)
+        return w - rates.lr * direction, AdamState(steps=steps, first=m, second=v)
 
 
 @dataclass(frozen=True, eq=False)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019);
-    `torch.optim.AdamW`.
+    """Adam with decoupled decay (Loshchilov and Hutter 2019); `torch.optim.AdamW`.
 
     Other parameters are those of `Adam`.
 
@@ -267,7 +342,8 @@ class AdamW(Adam):
 
     Examples
     --------
-    >>> ns.optim.AdamW(lr=lambda fan_in, fan_out: 0.1 / fan_in, betas=(0.9, 0.95)).weight_decay
+    >>> adamw = ns.optim.AdamW(lambda fan_in, fan_out: 0.1 / fan_in, betas=(0.9, 0.95))
+    >>> adamw.weight_decay
     0.01
     """
 
@@ -277,10 +353,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, eq=False)
 class Muon(Optimiser):
-    """Momentum, orthogonalised (Jordan et al. 2024), with decoupled weight decay;
-    `torch.optim.Muon` in full precision.
+    """Orthogonalised momentum (Jordan et al. 2024); `torch.optim.Muon`.
 
-    It moves matrices only. Each matrix of a batch, such as a head of attention, is
+    It is PyTorch's in full precision, with decoupled weight decay. It moves matrices
+    only. Each matrix of a batch, such as a head of attention, is
     orthogonalised separately. Other parameters are those of `SGD`.
 
     Parameters
@@ -314,6 +390,9 @@ class Muon(Optimiser):
     '1.02 0.76 0.57 0.43'
     """
 
+    entrywise: ClassVar[bool] = False
+    matrices_only: ClassVar[bool] = True
+
     lr: Any = 1e-3
     weight_decay: Any = 0.1
     momentum: float = 0.95
@@ -331,56 +410,56 @@ class Muon(Optimiser):
 
     @property
     def iterations(self) -> Coefficients | None:
-        """The coefficients of each step."""
+        """The coefficients of each Newton–Schulz step; None for the polar factor."""
         if self.ns_steps is None:
             return None
-        given, steps = self.ns_coefficients, whole(self.ns_steps, "ns_steps", "Muon")
-        allowed = (
-            f"with ns_steps={shown(steps)} must be three finite numbers and 1 to"
+        steps = whole(self.ns_steps, "ns_steps", "Muon")
+        problem = (
+            f"ns_coefficients={shown(self.ns_coefficients)} with"
+            f" ns_steps={shown(steps)} must be three finite numbers and 1 to"
             f" {MAX_NS_STEPS} steps"
         )
-        return newton_schulz(
-            "Muon", f"ns_coefficients={shown(given)} {allowed}", given, steps
-        )
+        return newton_schulz("Muon", problem, self.ns_coefficients, steps)
 
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""
-        given = self.adjust_lr_fn
-        return float(
-            (given if callable(given) else ADJUSTMENTS[given or "original"])(
-                fan_in, fan_out
-            )
-        )
+        if callable(self.adjust_lr_fn):
+            factor = self.adjust_lr_fn
+        else:
+            factor = ADJUSTMENTS[self.adjust_lr_fn or "original"]
+        return float(factor(fan_in, fan_out))
 
     def _update(
         self, on: Arithmetic, w: Any, g: Any, state: Any, rates: Rates
     ) -> tuple[Any, Any]:
         """The orthogonalised buffer."""
+        direction = g
         if self.momentum:
             new = (1.0 - self.momentum) * g
             state = new if state is None else self.momentum * state + new
-            g = new + self.momentum * state if self.nesterov else state
+            direction = new + self.momentum * state if self.nesterov else state
         if self.decays:
             w = (1.0 - rates.lr * rates.decay) * w
-        return (
-            w - rates.adjusted * on.orthogonalised(g, self.iterations, rates.eps),
-            state,
-        )
+        direction = on.orthogonalised(direction, self.iterations, rates.eps)
+        return w - rates.adjusted * direction, state
 
 
-def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coefficients:
-    """The coefficients of each step, from three for all steps or three for each;
-    `problem` begins the error.
+def newton_schulz(
+    operation: str, problem: str, coefficients: Any, steps: int
+) -> Coefficients:
+    """The coefficients of each step, from three for all steps or three for each.
+
+    `problem` is the beginning of the error that names `operation`.
     """
-    triples = as_floats(given)
+    triples = as_floats(coefficients)
     if triples is not None and triples.shape == (3,):
+        # a number of steps out of range fails below, without a large array
         triples = triples[None].repeat(min(max(steps, 0), MAX_NS_STEPS + 1), axis=0)
-    finite = triples is not None and all(map(math.isfinite, triples.flat))
     if (
         triples is None
         or triples.shape[1:] != (3,)
         or not 0 < len(triples) <= MAX_NS_STEPS
-        or not finite
+        or not all(map(math.isfinite, triples.flat))
     ):
         raise TraceError(
             operation,
@@ -390,50 +469,130 @@ def newton_schulz(operation: str, problem: str, given: Any, steps: int) -> Coeff
     return tuple((a, b, c) for a, b, c in triples.tolist())
 
 
-class NamedOptimiser(NamedTuple):
-    """The properties of an optimiser by name, for commands and studies."""
+class FirstStep(Protocol):
+    """Makes the optimiser without memory that a name stands for in `ns.step`."""
 
-    # without memory
-    first: Callable[
-        [Any, Any, Coefficients | None, Callable[[float, float], float]], Optimiser
-    ]
+    def __call__(
+        self,
+        *,
+        weight_decay: Any,
+        eps: float,
+        coefficients: Coefficients | None,
+        lr_factor: Callable[[float, float], float],
+    ) -> Optimiser:
+        """An optimiser with lr = 1."""
+
+
+class Exponents(NamedTuple):
+    """The exponents of n in the learning rates of the kinds of parameters."""
+
+    vectors: float
+    matrices: float
+    head: float
+
+
+class NamedOptimiser(NamedTuple):
+    """What commands and studies know about an optimiser that has a name."""
+
+    kind: type[Optimiser]  # whose class variables say what it needs
+    first_step: FirstStep  # the optimiser without memory
     memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults
     lr: float  # of a coordinate check, at the width of the model
-    # the middle of the learning rates of a sweep, at the width of the model
-    grid: float
-    # of n in lr, by parametrisation: vectors, matrices, the head
-    exponents: Mapping[str, tuple[float, float, float]]
-    takes: tuple[str, ...] = ()  # options of `ns.step`
+    sweep_centre: float  # the middle of a sweep's learning rates, at the model's width
+    exponents: Mapping[str, Exponents]  # by parametrisation
+    takes: tuple[str, ...] = ()  # the options of `ns.step` for this optimiser only
+
+
+def _sgd_first_step(
+    *,
+    weight_decay: Any,
+    eps: float,
+    coefficients: Coefficients | None,
+    lr_factor: Callable[[float, float], float],
+) -> SGD:
+    return SGD(lr=1.0, weight_decay=weight_decay)
+
+
+def _muon_first_step(
+    *,
+    weight_decay: Any,
+    eps: float,
+    coefficients: Coefficients | None,
+    lr_factor: Callable[[float, float], float],
+) -> Muon:
+    return Muon(
+        lr=1.0,
+        weight_decay=weight_decay,
+        momentum=0.0,
+        nesterov=False,
+        ns_coefficients=coefficients,
+        eps=0.0,
+        # without coefficients it is the polar factor itself
+        ns_steps=len(coefficients) if coefficients else None,
+        adjust_lr_fn=lr_factor,
+    )
+
+
+def _adam_first_step(
+    *,
+    weight_decay: Any,
+    eps: float,
+    coefficients: Coefficients | None,
+    lr_factor: Callable[[float, float], float],
+) -> AdamW:
+    return AdamW(lr=1.0, eps=eps, weight_decay=weight_decay)
+
+
+def _sgd_with_memory(lr: Rate, eps: Any) -> SGD:
+    return SGD(lr)
+
+
+def _muon_with_memory(lr: Rate, eps: Any) -> Muon:
+    return Muon(lr, weight_decay=0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
+
+
+def _adam_with_memory(lr: Rate, eps: Any) -> Adam:
+    return Adam(lr, eps=eps)
 
 
 NAMED = {
     "sgd": NamedOptimiser(
-        lambda decay, eps, steps, factor: SGD(1.0, weight_decay=decay),
-        lambda lr, eps: SGD(lr),
-        1e-3,
-        2.0**-7,
-        {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -1.0, -1.0), "mup": (1.0, 0.0, -1.0)},
+        kind=SGD,
+        first_step=_sgd_first_step,
+        memory=_sgd_with_memory,
+        lr=1e-3,
+        sweep_centre=2.0**-7,
+        exponents={
+            "sp": Exponents(vectors=0.0, matrices=0.0, head=0.0),
+            "ntk": Exponents(vectors=0.0, matrices=-1.0, head=-1.0),
+            "mup": Exponents(vectors=1.0, matrices=0.0, head=-1.0),
+        },
     ),
     "muon": NamedOptimiser(
-        # without steps it is the polar factor itself
-        lambda decay, eps, steps, by: Muon(
-            1.0, decay, 0.0, False, steps, 0.0, len(steps) if steps else None, by
-        ),
-        lambda lr, eps: Muon(
-            lr, 0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0
-        ),
-        1e-3,
-        0.02,
-        {"sp": (0.0, 0.0, 0.0), "ntk": (0.0, -0.5, -0.5), "mup": (0.5, 0.0, -0.5)},
-        ("newton_schulz", "scale"),
+        kind=Muon,
+        first_step=_muon_first_step,
+        memory=_muon_with_memory,
+        lr=1e-3,
+        sweep_centre=0.02,
+        exponents={
+            "sp": Exponents(vectors=0.0, matrices=0.0, head=0.0),
+            "ntk": Exponents(vectors=0.0, matrices=-0.5, head=-0.5),
+            "mup": Exponents(vectors=0.5, matrices=0.0, head=-0.5),
+        },
+        takes=("newton_schulz", "scale"),
     ),
     "adam": NamedOptimiser(
-        lambda decay, eps, steps, factor: AdamW(1.0, eps=eps, weight_decay=decay),
-        lambda lr, eps: Adam(lr, eps=eps),
-        1e-4,
-        3e-3,
-        {"sp": (0.0, 0.0, 0.0), "ntk": (-0.5, -1.5, -1.0), "mup": (0.0, -1.0, -1.0)},
-        ("eps",),
+        kind=Adam,
+        first_step=_adam_first_step,
+        memory=_adam_with_memory,
+        lr=1e-4,
+        sweep_centre=3e-3,
+        exponents={
+            "sp": Exponents(vectors=0.0, matrices=0.0, head=0.0),
+            "ntk": Exponents(vectors=-0.5, matrices=-1.5, head=-1.0),
+            "mup": Exponents(vectors=0.0, matrices=-1.0, head=-1.0),
+        },
+        takes=("eps",),
     ),
 }
 
@@ -444,29 +603,63 @@ NAMED = {
 def unit(g: Array, eps: float) -> Array:
     """g/(|g| + eps), and 0 for g = 0."""
     xp = array_namespace(g)
-    down = xp.abs(g) + eps
-    return g / (down if eps else xp.where(down > 0, down, 1.0))
+    size = xp.abs(g) + eps
+    return g / (size if eps else xp.where(size > 0, size, 1.0))
+
+
+def sign(g: Array) -> Array:
+    """The sign of each entry, 0 for 0: a function that `_update` may apply.
+
+    The engine knows it, so signs of sums of gradients have laws at infinite width.
+
+    Parameters
+    ----------
+    g
+        An array of any library.
+
+    Examples
+    --------
+    >>> ns.optim.sign(np.array([-2.0, 0.0, 3.0])).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    return unit(g, 0.0)
+
+
+def sign_eps(f: Callable[..., Any]) -> float | None:
+    """eps if f is `unit` with this eps, 0 for the sign, None for other functions."""
+    if f is sign or f is np.sign:
+        return 0.0
+    if isinstance(f, partial) and f.func is unit:
+        return float(f.keywords["eps"])
+    return None
+
+
+def entry_function_name(f: Callable[..., Any]) -> str:
+    """The name of a function of entries, as plans print it."""
+    named = f.func if isinstance(f, partial) else f
+    return str(getattr(named, "__name__", type(named).__name__)).strip("_")
 
 
 def _average(m: Array, g: Array, keep: float) -> Array:
+    """The first moment after a gradient."""
     return keep * m + (1.0 - keep) * g
 
 
 def _mean_square(g: Array, *before: Array, keep: float) -> Array:
+    """The second moment after a gradient; `before` is empty at the first."""
     return sum((keep * v for v in before), (1.0 - keep) * g * g)
 
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
+    """m̂/(√v̂ + eps), with the bias corrections m̂ = m/first and v̂ = v/second."""
     xp = array_namespace(m, v)
-    # a division, and not three
-    down = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps
-    return m / (down if eps else xp.where(down > 0, down, 1.0))
+    # multiplied out, for one division of arrays instead of three
+    size = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps
+    return m / (size if eps else xp.where(size > 0, size, 1.0))
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
-    """The polar factor of matrices (…, rows, columns), or its Newton–Schulz
-    polynomial.
-    """
+    """The polar factor of matrices (…, rows, columns), or its polynomial."""
     xp = array_namespace(g)
     if iterations is None:
         u, s, v = xp.linalg.svd(g, full_matrices=False)
@@ -476,8 +669,8 @@ def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Arr
         return xp.matrix_transpose(
             orthogonalised(xp.matrix_transpose(g), iterations, eps)
         )
-    size = xp.clip(xp.sqrt(xp.sum(g * g, axis=(-2, -1), keepdims=True)), eps, None)
-    x = g / xp.where(size > 0, size, 1.0)
+    norm = xp.clip(xp.sqrt(xp.sum(g * g, axis=(-2, -1), keepdims=True)), eps, None)
+    x = g / xp.where(norm > 0, norm, 1.0)
     for a, b, c in iterations:
         square = x @ xp.matrix_transpose(x)
         x = a * x + (b * square + c * (square @ square)) @ x

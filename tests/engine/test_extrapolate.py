@@ -200,7 +200,7 @@ def test_fixed_scales_are_refused():
     assert abs(usual.law(n=inf, method="extrapolate", draws=500).var().value - 1) < 0.2
     w = ns.weight(n, n, name="w")
     f = ns.mean_dot(ns.gaussian(n), w @ ns.gaussian(n))
-    with pytest.raises(ns.ExactError, match="Adam with eps > 0"):
+    with pytest.raises(ns.ExactError, match="AdamW with eps > 0"):
         ns.Program(ns.step(f, f, 0.1, "adam", eps=1e-8)).law(
             n=inf, method="extrapolate", draws=100
         )

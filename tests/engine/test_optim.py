@@ -2,7 +2,9 @@
 hyperparameters, infinite width.
 """
 
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -321,3 +323,101 @@ def test_clipping_is_refused_at_infinite_width():
     net = ns.Program(ns.step(loss, loss, 0.1, weights=weights, clip_norm=1.0))
     with pytest.raises(ns.ExactError):
         net.law(n=ns.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class SignDescent(ns.optim.Optimiser):
+    """What a user writes, in eight lines."""
+
+    lr: Any = 1e-3
+    weight_decay: Any = 0.0
+
+    def _update(self, on, w, g, state, rates):
+        return w - rates.lr * on.elementwise(ns.optim.sign, g), state
+
+
+@dataclass(frozen=True, eq=False)
+class NumpySignDescent(SignDescent):
+    def _update(self, on, w, g, state, rates):
+        return w - rates.lr * on.elementwise(np.sign, g), state
+
+
+@dataclass(frozen=True, eq=False)
+class SquashedDescent(SignDescent):
+    """A function of entries without a known limit."""
+
+    def _update(self, on, w, g, state, rates):
+        return w - rates.lr * on.elementwise(np.tanh, g), state
+
+
+@dataclass(frozen=True, eq=False)
+class OrthogonalDescent(SignDescent):
+    entrywise: ClassVar[bool] = False
+    matrices_only: ClassVar[bool] = True
+
+    def _update(self, on, w, g, state, rates):
+        return w - rates.lr * on.orthogonalised(g, None, 0.0), state
+
+
+def rate(fan_in, fan_out):
+    return 0.3 / fan_in
+
+
+@pytest.mark.parametrize("optimiser", [SignDescent, NumpySignDescent])
+@pytest.mark.parametrize("moved", [slice(1, 2), slice(2, 3)], ids=["matrix", "vector"])
+def test_own_sign_descent_at_infinite_width_equals_first_step_of_adam(optimiser, moved):
+    loss, weights = network(ns.mean_dot)
+    own, adam = (
+        ns.Program(ns.step(loss, loss, optimiser=by, weights=weights[moved]))
+        for by in (optimiser(rate), ns.optim.Adam(rate, eps=0.0))
+    )
+    np.testing.assert_allclose(own.law(n=ns.inf).mean(), adam.law(n=ns.inf).mean())
+
+
+@pytest.mark.parametrize("optimiser", [SignDescent, SquashedDescent])
+def test_own_optimiser_at_finite_width_agrees_with_reference(optimiser):
+    loss, weights = network()
+    net = ns.Program(ns.train(loss, loss, optimiser(rate), 2, weights)[-1])
+    engine = net.draw(n=8, draws=2_000)
+    reference = net.simulate(n=8, draws=2_000, seed=1)
+    assert stats.ks_2samp(engine, reference).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("moved", [slice(1, 2), slice(2, 3)], ids=["matrix", "vector"])
+def test_own_optimiser_is_refused_at_infinite_width_by_its_own_name(moved):
+    loss, weights = network(ns.mean_dot)
+    net = ns.Program(
+        ns.step(loss, loss, optimiser=SquashedDescent(rate), weights=weights[moved])
+    )
+    with pytest.raises(
+        ns.ExactError,
+        match=r"functions of entries in SquashedDescent's update for .* at width inf",
+    ):
+        net.law(n=ns.inf)
+
+
+def test_optimiser_that_hides_its_functions_of_entries_is_refused_by_its_own_name():
+    class Hidden(SquashedDescent):
+        entrywise = False
+
+    loss, weights = network()
+    net = ns.Program(ns.step(loss, loss, optimiser=Hidden(rate), weights=weights[1]))
+    with pytest.raises(
+        ns.ExactError,
+        match=r"functions of entries in Hidden's update of hidden.*`entrywise`",
+    ):
+        net.draw(n=8, draws=2)
+
+
+def test_own_optimiser_of_matrices_only_rejects_vectors_by_its_own_name():
+    loss, weights = network()
+    with pytest.raises(ns.TraceError, match="OrthogonalDescent updates only matrices"):
+        ns.step(loss, loss, optimiser=OrthogonalDescent(rate), weights=weights)
+
+
+def test_entrywise_defaults_to_true_so_that_forgotten_declarations_are_safe():
+    assert ns.optim.Optimiser.entrywise
+    assert not ns.optim.SGD.entrywise
+    assert not ns.optim.Muon.entrywise
+    assert not ns.optim.Adam(0.1).needs_entries(step=1)
+    assert ns.optim.Adam(0.1).needs_entries(step=2)

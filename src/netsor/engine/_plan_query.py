@@ -23,7 +23,6 @@ from ..language._graph import (
 from ..language._operation import Acting, OptimiserStep, SteppedMatMul, SteppedParameter
 from ..language._stop_gradient import without_stops
 from ..language._vector import Vector
-from ..optim import Adam
 from ._cost_model import CPU, Prices
 from ._plan import Plan
 from ._relu_sign_patterns import with_sign_patterns
@@ -67,7 +66,7 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
     """
     for value in values:
         if steps := optimiser_steps(value.op):
-            asks = any(isinstance(step.optimiser, Adam) for step in steps)
+            asks = any(step.optimiser.entrywise for step in steps)
         else:
             asks = value.op.asks_coordinates
         if asks and any(

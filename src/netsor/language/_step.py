@@ -153,14 +153,16 @@ def step(
     def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
         """The step of one parameter, and the scalars of the program in it."""
         name, own = _source(of).name or NAMELESS, optimisers.of(of)
-        if isinstance(own, Muon) and not isinstance(of, Weight):
+        if own.matrices_only and not isinstance(of, Weight):
+            optimiser = type(own).__name__
+            spelled = f"ns.optim.{optimiser}" if isinstance(own, Muon) else optimiser
             remedy = (
-                f"optimiser={{'{MATRICES}': ns.optim.Muon(…), None: ns.optim.AdamW(…)}}"
+                f"optimiser={{'{MATRICES}': {spelled}(…), None: ns.optim.AdamW(…)}}"
             )
             raise TraceError(
                 "step",
-                f"weights={of!r} is not a matrix, and Muon updates only matrices: give"
-                f" {remedy}",
+                f"weights={of!r} is not a matrix, and {optimiser} updates only"
+                f" matrices: give {remedy}",
             )
         lr = (
             by
@@ -430,7 +432,12 @@ def _without_memory(
                 "step",
                 f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}",
             )
-    return NAMED[kind].first(weight_decay, eps, iterations, adjustment)
+    return NAMED[kind].first_step(
+        weight_decay=weight_decay,
+        eps=eps,
+        coefficients=iterations,
+        lr_factor=adjustment,
+    )
 
 
 def _source(parameter: Weight | Value) -> Any:

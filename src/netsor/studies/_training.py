@@ -210,13 +210,15 @@ class TrainingRequest(_study.Request):
         given = listed(self.vectors, "vectors", allowed)
         if not all(isinstance(name, str) and name in VECTORS for name in given):
             raise ArgumentError("vectors", self.vectors, allowed)
-        if given and (self.own or self.optimiser == "muon"):
-            why = (
-                "a program names what moves"
-                if self.own
-                else "Muon moves matrices alone"
+        if given and self.own:
+            raise ArgumentError(
+                "vectors", given, "left out: a program names what moves"
             )
-            raise ArgumentError("vectors", given, f"left out: {why}")
+        if given and NAMED[self.optimiser].kind.matrices_only:
+            kind = NAMED[self.optimiser].kind.__name__
+            raise ArgumentError(
+                "vectors", given, f"left out: {kind} moves matrices alone"
+            )
         return tuple(name for name in VECTORS if name in given)
 
     def _check_model(self, model: Transformer) -> None:

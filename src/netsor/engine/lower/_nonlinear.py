@@ -23,7 +23,7 @@ from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import OuterProductSum
 from ..passes._orders import CONSTANT, Bools, union
-from ..passes.adam_first_step import SIGN, VANISHING, checked_left
+from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
 from ._components import FrameBatch, Number
@@ -312,7 +312,7 @@ def outer_product_sum(
         return LoweredVector(made(lead, int(state.analysis.widths[value])))
     nodes, varies = _nodes(state, op.left), _varies(state, op.left)
     if ((_limits(state, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
-        raise ExactError(value, VANISHING)
+        raise ExactError(value, vanishing_signs(op.optimiser))
     sample = None
     if value in state.analysis.coordinates:
         sample = made(state.sample(op.left), len(state.analysis.picked))
@@ -326,7 +326,7 @@ def outer_product_sum(
         sets.reshape(-1)[places] = frame.add_outputs(new, _number(state, value, group))
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
     left = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
-    check = partial(checked_left, sizes=op.sizes, varies=varies)
+    check = partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser)
     left = builder.step(
         "apply", left, given[0], made=left.shape, f=check, shape=left.shape
     )

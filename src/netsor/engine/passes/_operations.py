@@ -82,6 +82,7 @@ class Outer(Operation):
     x: Vector
     sizes: tuple[float, ...]
     eps: float
+    optimiser: str  # its name, for errors
 
 
 class OuterProductSum(Operation):
@@ -92,6 +93,7 @@ class OuterProductSum(Operation):
     given: Scalar
     sizes: tuple[float, ...]
     eps: float
+    optimiser: str  # its name, for errors
     # of the coordinates of r and of x, (matrices, vectors, in)
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 

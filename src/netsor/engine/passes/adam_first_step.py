@@ -66,7 +66,7 @@ def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Va
             if orders.is_gaussian(op.right) and orders.is_gaussian(op.x):
                 return _of_gaussians(op)
             if not orders.bits(op.right).any(axis=(-1, -2)).all():
-                raise ExactError(value, VANISHING)
+                raise ExactError(value, vanishing_signs(op.optimiser))
         elif math.isinf(context.width(op.left)) and (
             one_use or orders.is_gaussian(op.left)
         ):
@@ -114,13 +114,13 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     if ENTRIES < entries < math.inf:
         raise ExactError(
             value,
-            f"Adam's step of {value.shape[0]} matrices {out:.0f}×{width} needs every"
-            f" entry of the gradient, {entries:.1e} of them per replica",
+            f"{op.optimiser}'s step of {value.shape[0]} matrices {out:.0f}×{width} needs"
+            f" every entry of the gradient, {entries:.1e} of them per replica",
             instead="take smaller widths; SGD and Muon need only products of vectors",
         )
     shapes = (*op.right.shape, width), (*op.x.shape, width)
     return Vector(
-        OuterProductSum(op.left, given, op.sizes, op.eps, shapes),
+        OuterProductSum(op.left, given, op.sizes, op.eps, op.optimiser, shapes),
         value.shape,
         op.left.width,
     )
@@ -153,14 +153,22 @@ def _over_length(along: Any, *rows: Any) -> Any:
 
 # relative to its terms, a smaller sum is rounding
 CHECKED_NODES, CANCELLATION = 64, 1e-12
-VANISHING = (
-    "Adam takes the signs of a gradient whose limit is 0: as n → ∞ these are the signs"
-    " of its fluctuations"
-)
+
+
+def vanishing_signs(optimiser: str) -> str:
+    """Why signs of a vanishing gradient have no known limit."""
+    return (
+        f"{optimiser} takes the signs of a gradient whose limit is 0: as n → ∞ these"
+        " are the signs of its fluctuations"
+    )
 
 
 def checked_left(
-    left: Any, right: Any, sizes: Sequence[float], varies: npt.NDArray[np.bool_]
+    left: Any,
+    right: Any,
+    sizes: Sequence[float],
+    varies: npt.NDArray[np.bool_],
+    optimiser: str,
 ) -> Any:
     """Return l (…, uses, blocks, nodes); raise an error if an entry Σ_k l_kα r_kβ is 0
     although its terms are not.
@@ -178,14 +186,13 @@ def checked_left(
     cancels = (xp.abs(entries) <= CANCELLATION * terms) & ((terms > 0) | left_over)
     if bool(xp.any(cancels)) or not bool(xp.all(xp.any(left != 0, axis=(-1, -2, -3)))):
         raise UnplacedError(
-            f"{VANISHING}; net.law(…, method='extrapolate') estimates the limit"
+            f"{vanishing_signs(optimiser)}; net.law(…, method='extrapolate')"
+            " estimates the limit"
         )
     return left
 
 
-def eps_error(
-    value: Value, eps: float, optimiser: str = "Adam", what: str = "the entries"
-) -> ExactError:
+def eps_error(value: Value, eps: float, optimiser: str, what: str) -> ExactError:
     """The error for eps > 0 at infinite width."""
     return ExactError(
         value,

@@ -41,7 +41,13 @@ from ...language._scalar import ADD, Scalar, applied, constant
 from ...language._score import join, mean_dot, stack
 from ...language._tangent_kernel import pooled
 from ...language._vector import Nonlin, Vector, mix
-from ...optim import Arithmetic, Coefficients, unit
+from ...optim import (
+    Arithmetic,
+    Coefficients,
+    Optimiser,
+    entry_function_name,
+    sign_eps,
+)
 from .._exceptions import ExactError
 from ._operations import Outer
 from ._rewrite import Context, key_of, reads_small_parts, rewritten, uses_of
@@ -207,14 +213,30 @@ class _OuterProducts(DrawnWeight):
             isinstance(term, partial) and term.func == self._gradient_act
             for term, _ in given[0].terms
         )
-        if not gradients or not isinstance(f, partial) or f.func is not unit:
-            raise ExactError(
-                self.value,
-                f"the moments of Adam for {self.op.steps[0].name} at width inf",
-            )
-        eps = f.keywords["eps"]
+        eps = sign_eps(f)
+        if eps is None or not gradients:
+            raise self._entries_error()
         left, right, sizes, _ = self._summands(given[0], absolute=eps > 0)
-        return Combination.of(partial(self._signs_act, left, right, sizes, eps))
+        optimiser = type(self.optimiser).__name__
+        return Combination.of(
+            partial(self._signs_act, left, right, sizes, eps, optimiser)
+        )
+
+    def _entries_error(self) -> ExactError:
+        """The error for functions of entries other than signs of gradients."""
+        parameter = self.op.steps[0].name
+        if math.inf in self.context.bound.values():
+            return entries_error(self.value, self.optimiser, parameter)
+        optimiser = type(self.optimiser).__name__
+        return ExactError(
+            self.value,
+            f"functions of entries in {optimiser}'s update of {parameter}",
+            instead=(
+                "let its needs_entries return True, so that the matrix is sampled; the"
+                " default is its class variable `entrywise`, which is True unless you"
+                " change it"
+            ),
+        )
 
     def _signs_act(
         self,
@@ -222,15 +244,16 @@ class _OuterProducts(DrawnWeight):
         right: Vector,
         sizes: tuple[float, ...],
         eps: float,
+        optimiser: str,
         x: Vector,
         by: Combination,
     ) -> list[Vector]:
         """The matrix of signs applied to x."""
         left, right = self._sides(left, right)
         if eps and math.inf in self.context.bound.values():
-            raise eps_error(self.value, eps)
+            raise eps_error(self.value, eps, optimiser, "the entries")
         shape = (max(len(v) for v in (left, right, x)), x.shape[1])
-        made = Vector(Outer(left, right, x, sizes, eps), shape, left.width)
+        made = Vector(Outer(left, right, x, sizes, eps, optimiser), shape, left.width)
         return [order.times(made) for order in self._acting_orders(by, x.width.bind)]
 
     def orthogonalised(
@@ -249,7 +272,8 @@ class _OuterProducts(DrawnWeight):
                 )
             )
             if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
-                raise eps_error(self.value, eps, "Muon", "the singular values")
+                optimiser = type(self.optimiser).__name__
+                raise eps_error(self.value, eps, optimiser, "the singular values")
             least = sum(
                 order.number for order in self._orders(over) if order.unit is None
             )
@@ -312,6 +336,12 @@ class _OuterProducts(DrawnWeight):
         return lefts, rights, tuple(numbers), top
 
 
+def entries_error(value: Value, optimiser: Optimiser, parameter: str) -> ExactError:
+    """The error for functions of entries at infinite width that are not signs."""
+    part = optimiser.entrywise_part
+    return ExactError(value, f"{part} for {parameter} at width inf")
+
+
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     """Repeat the number of each part for all its uses."""
     if len(numbers) == 1:
@@ -349,7 +379,8 @@ class _Leaf(Arithmetic):
             gradients.append(Combination.of(d) * at_widths(size))
         rates = rates_of(op, 0, self.context.bound, at_widths)
         if rates.eps and self.infinite:
-            raise eps_error(self.value, rates.eps)
+            name = type(optimiser).__name__
+            raise eps_error(self.value, rates.eps, name, "the entries")
         w, state = optimiser._update(
             self,
             Combination.of(op.x),
@@ -373,13 +404,12 @@ class _Leaf(Arithmetic):
 
     def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
         """A function of coordinates, or of scalars."""
-        assert isinstance(f, partial)
-        is_sign = f.func is unit
+        eps = sign_eps(f)
+        is_sign = eps is not None
         if self.infinite:
             if not is_sign:
-                raise ExactError(
-                    self.value, "the moments of Adam for an initial vector at width inf"
-                )
+                optimiser = self.op.rule.optimiser
+                raise entries_error(self.value, optimiser, "an initial vector")
             # a sign does not depend on a common factor: scale the largest coefficient
             # to order 1
             top = max(
@@ -392,14 +422,12 @@ class _Leaf(Arithmetic):
                     {(None, tuple((name, -power) for name, power in top)): 1.0}
                 ),
             )
-        eps = f.keywords.get("eps", 0.0)
-        named = (eps,) if is_sign else ()
         g = Function(
-            f.func.__name__.strip("_"),
+            entry_function_name(f),
             f,
             bounded=is_sign,
-            lipschitz=is_sign and eps > 0,
-            parameters=named,
+            lipschitz=eps is not None and eps > 0,
+            parameters=() if eps is None else (eps,),
         )
         values = tuple(self._realised(each, small=False) for each in given)
         if isinstance(values[0], Vector):

@@ -35,7 +35,13 @@ from ...language._score import Pool
 from ...language._tangent_kernel import pooled
 from ...language._vector import Vector
 from ...language._width import Width
-from ...optim import Arithmetic, Coefficients, orthogonalised
+from ...optim import (
+    Arithmetic,
+    Coefficients,
+    Optimiser,
+    entry_function_name,
+    orthogonalised,
+)
 from .. import _cost_model
 from ._operations import MaterialisedMatMul
 from ._rewrite import (
@@ -70,6 +76,7 @@ class DrawnWeight(Arithmetic):
 
     value: Value  # the product being expanded
     op: Any  # its operation
+    optimiser: Optimiser  # of the step being taken
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         self.context, self.classes = context, _classes(uses)
@@ -113,6 +120,7 @@ class DrawnWeight(Arithmetic):
                 if (uses := _uses(op, number, own)) is not None:
                     rates = rates_of(op, number, self.context.bound, self.at_widths)
                     state = states.get(rule.optimiser)
+                    self.optimiser = rule.optimiser
                     w, state = rule.optimiser._update(
                         self, w, self.gradient(uses, own), state, rates
                     )
@@ -159,10 +167,8 @@ class DrawnWeight(Arithmetic):
 
     def elementwise(self, f: Callable[..., Any], *given: Any) -> Any:
         """Apply a function to the entries."""
-        name = f.func.__name__ if isinstance(f, partial) else f.__name__
-        return applied(
-            Function(name.strip("_"), f, lipschitz=False), given, given[0].shape
-        )
+        function = Function(entry_function_name(f), f, lipschitz=False)
+        return applied(function, given, given[0].shape)
 
     def orthogonalised(
         self, g: Any, iterations: Coefficients | None, eps: float
@@ -216,10 +222,9 @@ def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
         return False
     for taken in every:
         optimisers = [rule.optimiser for rule in taken]
-        if not all(
-            by.linear(optimisers[: k + 1].count(by)) for k, by in enumerate(optimisers)
-        ):
-            return True
+        for k, optimiser in enumerate(optimisers):
+            if optimiser.needs_entries(step=optimisers[: k + 1].count(optimiser)):
+                return True
     rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
     return often and 2 * rows * columns < _vectors(uses, _classes(uses)) * (
         rows + columns

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 from ...language import Value
 from ...language._operation import Dot, MatMul
 from ...models._training import WeightUse
+from ...optim import NAMED
 from ._request import Network
-
-SGD = "sgd"  # its updates are proportional to gradients, and these to the scale
 
 
 class Scale(NamedTuple):
@@ -42,6 +41,8 @@ def scales_of(
     numbers of its widths.
     """
     (n, sizes, first), (larger, larger_sizes, last) = networks[0], networks[-1]
+    # updates proportional to gradients are proportional to the scale
+    proportional = NAMED[optimiser].kind.proportional_to_gradient
     found = []
     dots, larger_dots = _dots(first), _dots(last)
     if dots and larger_dots:
@@ -56,7 +57,7 @@ def scales_of(
                 "scores",
                 -grows / 2,
                 what,
-                makers if optimiser == SGD else frozenset(),
+                makers if proportional else frozenset(),
             )
         )
     if (readout := _readout(first)) is not None:
@@ -68,7 +69,7 @@ def scales_of(
             else f"the standard deviation of {readout.kind}"
         )
         others = frozenset(act.kind for act in first.acts) - {readout.kind}
-        slowed = others if optimiser == SGD else frozenset()
+        slowed = others if proportional else frozenset()
         measured, expected = "vocabulary" if whole else "logits", 0.0 if tied else -0.5
         # the factor may be in front of the product
         unjudged = frozenset({readout.kind} if tied else ())
