@@ -11,6 +11,7 @@ from scipy import stats
 import netsor as ns
 from netsor import _bayes
 from netsor.engine._latent import Latent
+from netsor.laws._estimate import tail_index
 from netsor.laws._likelihood import Observations, log_likelihood, updated_by_columns
 from netsor.laws._mcmc import adapt_schedule, evidences, mean_of_logs
 
@@ -149,14 +150,36 @@ def test_the_variance_of_a_heavy_tail():
 
 
 def test_a_tail_that_is_too_heavy_for_a_variance_is_told():
-    """Given one value, the variance has a tail of index 1 over a wide range, and 800
-    states hardly ever hold it.
+    """Given one value, the variance has a tail of index 1 over a wide range, and the
+    states of a run hardly ever hold it.
     """
     with pytest.warns(
         UserWarning,
         match=r"the variance of entry \d has a heavy tail over the states \(index \d",
     ):
-        scales()[0].posterior({0: 20.0}, 0.1, n=ns.inf, particles=64, thin=1)
+        scales()[0].posterior(
+            {0: 20.0}, 0.1, n=ns.inf, draws=1600, particles=64, thin=1
+        )
+
+
+def test_a_bounded_variance_is_not_told_to_have_a_heavy_tail():
+    """The variances and means of this layer are bounded. Hill's estimate from twenty of
+    its states was 0.71, so it warned.
+    """
+    states = np.concatenate([np.full(220, 0.05), np.linspace(0.1, 0.19, 20)])[:, None]
+    uniform = np.random.default_rng(0).random((200, 50))
+    assert np.all(tail_index(states) < _bayes.MAX_TAIL_INDEX)
+    assert np.all(tail_index(uniform) < 0.3)
+
+
+@pytest.mark.parametrize(("power", "share"), [(0.3, 0.02), (1.2, 0.8)])
+def test_the_index_of_a_power_law(power, share):
+    """Of a thousand samples of u^−power, few are told if the variance is finite, and
+    most if the mean is infinite.
+    """
+    samples = np.random.default_rng(1).random((400, 1000)) ** -power
+    told = np.mean(tail_index(samples) > _bayes.MAX_TAIL_INDEX)
+    assert told < share if power < 0.5 else told > share
 
 
 @pytest.mark.slow

@@ -94,3 +94,12 @@ def test_both_tails_of_a_symmetric_law_have_one_error():
     for law, at in ((of_replicas, 60.0), (of_attention, 10.0)):
         assert law.sf(at).error == pytest.approx(law.cdf(-at).error, rel=1e-6)
         assert law.sf(at).error > 0
+
+
+@pytest.mark.parametrize("level", [5e-324, 1e-308])
+def test_the_error_of_a_quantile_of_a_subnormal_level_is_infinite(level):
+    """It overflowed: the log odds of such a level are known to nobody."""
+    law = ns.paper.layer().law(n=8, draws=200)
+    value, error = law.with_error.ppf(level)
+    assert np.isfinite(value)
+    assert error == np.inf

@@ -331,12 +331,20 @@ def tail_error(
 
 
 def tail_index(samples: Array) -> Array:
-    """Hill's estimate of the index of the tail of each column of positive numbers; from
-    1 on the mean is infinite.
+    """Index of the tail of each column of positive numbers; from 1 the mean is infinite.
+
+    The smaller of Hill's estimates from the largest `TAIL` numbers and from half as
+    many. A power law has the same index further out; the tail of a bounded law that only
+    looks heavy becomes lighter there.
     """
-    largest = np.sort(samples, axis=0)[::-1][: TAIL + 1]
-    logs = np.log(np.maximum(largest, np.finfo(float).tiny))
-    return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
+    falling = np.sort(samples, axis=0)[::-1]
+
+    def hill(count: int) -> Array:
+        largest = np.maximum(falling[: count + 1], np.finfo(float).tiny)
+        logs = np.log(largest)
+        return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
+
+    return np.minimum(hill(TAIL), hill(TAIL // 2))
 
 
 # Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a

@@ -354,7 +354,10 @@ class WithError:
         error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
         if atoms:  # a level may miss an atom on either side
             error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
-        step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
+        # an overflow means that nothing is known about the log odds of a tiny level
+        with np.errstate(over="ignore"):
+            step = error / (inner * (1 - inner))
+        reach = np.zeros_like(error)
         # a jump of the quantile may lie between one error and two
         for wide in (-WIDE, -1.0, 1.0, WIDE):
             moved = np.asarray(
@@ -365,7 +368,10 @@ class WithError:
         # at least the error over the density, which steps of draws would hide; an atom
         # has no density
         slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
-        straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
+        with np.errstate(over="ignore"):
+            straight = np.divide(
+                error, slope, out=np.zeros_like(error), where=slope > 0
+            )
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
         known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
