@@ -8,8 +8,9 @@ concatenates narrower ones consists of blocks, each with its own space.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,27 +40,45 @@ from ..passes._operations import (
 from ..passes._rewrite import alike, rearranged
 
 Ints = npt.NDArray[np.intp]
-# of a value, for seeds: its place as written, a count, and which of its groups
-Number = tuple[int, int, int]
+
+# What the random numbers of a value are seeded with: its position in the program as
+# written, a count of the values from there, and which of its groups
+SeedKey = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class FrameBatch:
-    """Clusters of one structure, each with its frame: for every value and source, where
-    its parts are.
+    """Clusters of one structure, each with its own frame: one axis of an array.
 
-    `positions[v]` lists, for each frame, the vectors of v in it (flat, over shape and
-    blocks); `slots[v]` the sources of v in it (flat, over members and blocks).
+    Attributes
+    ----------
+    number : int
+        Which group it is.
+    width : float
+        The width of the space of a cluster.
+    frames : int
+        The number of clusters.
+    positions : dict
+        For each value, the positions of its vectors in each cluster, (frames, vectors):
+        flat, over its shape and blocks.
+    slots : dict
+        The same for its sources, flat over members and blocks.
+    constant : bool
+        Whether (1, …, 1) is a vector of these clusters.
+    nonlinear : list of Value
+        The values that ask for all coordinates of these vectors, in order.
+    given : bool
+        Whether data is among the vectors.
     """
 
     number: int
     width: float
     frames: int
-    positions: dict[Value, Ints]
-    slots: dict[Value, Ints]
-    constant: bool = False  # (1, …, 1) is a vector of these clusters
-    nonlinear: list[Value] = field(default_factory=list)  # in order
-    given: bool = False  # data is among the vectors
+    positions: dict[Value, Ints] = field(default_factory=dict)
+    slots: dict[Value, Ints] = field(default_factory=dict)
+    constant: bool = False
+    nonlinear: list[Value] = field(default_factory=list)
+    given: bool = False
 
 
 def blocks_of(
@@ -71,6 +90,26 @@ def blocks_of(
     can meet one of them. Vectors of the same width that never do are whole.
     """
     vectors = [value for value in values if isinstance(value, Vector)]
+    number = {value: k for k, value in enumerate(vectors)}
+    edges = [(number[x], number[y]) for x, y in _pairs_of_one_space(values)]
+    starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
+    labels = connected(len(vectors), starts, ends).tolist()
+    family = dict(zip(vectors, labels, strict=True))
+    # the widest block that every width of a family is a multiple of
+    block_factor: dict[int, int] = {}
+    for value in vectors:
+        so_far = block_factor.get(family[value], 0)
+        block_factor[family[value]] = math.gcd(so_far, value.width.factor)
+    blocks: dict[Value, int] = {}
+    widths: dict[Value, float] = {}
+    for value in vectors:
+        blocks[value] = value.width.factor // block_factor[family[value]]
+        widths[value] = value.width.bind(bound) / blocks[value]
+    return blocks, widths
+
+
+def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
+    """Pairs of vectors whose blocks are the same."""
     inputs: dict[Source, Value] = {}
     outputs: dict[Source, Value] = {}
     pairs: list[tuple[Value, Value]] = []
@@ -78,87 +117,185 @@ def blocks_of(
         match value.op:
             # one matrix has one space of inputs, and one of outputs
             case MatMul(weight, x):
-                pairs += [
-                    (inputs.setdefault(weight.source, x), x),
-                    (outputs.setdefault(weight.source, value), value),
-                ]
+                pairs.append((inputs.setdefault(weight.source, x), x))
+                pairs.append((outputs.setdefault(weight.source, value), value))
             case AdjointCorrection(d, u, g, b):
                 pairs += [(d, u), (g, b)]
             case MaterialisedMatMul():  # from one space to another, by coordinates
                 pass
             case _:
-                met = [x for x in (*value.op.inputs, value) if isinstance(x, Vector)]
-                pairs += [(met[0], x) for x in met]
-    place: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
-    ends = np.array([(place[x], place[y]) for x, y in pairs], dtype=np.intp).reshape(
-        -1, 2
-    )
-    family = dict(zip(vectors, connected(len(vectors), *ends.T).tolist(), strict=True))
-    unit: dict[int, int] = {}
-    for value in vectors:
-        unit[family[value]] = math.gcd(unit.get(family[value], 0), value.width.factor)
-    blocks: dict[Value, int] = {
-        value: value.width.factor // unit[family[value]] for value in vectors
-    }
-    return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
+                vectors = [
+                    x for x in (*value.op.inputs, value) if isinstance(x, Vector)
+                ]
+                pairs += [(vectors[0], x) for x in vectors]
+    return pairs
 
 
-def connected(count: int, first: Ints, second: Ints) -> Ints:
-    """The least number in the connected component of each of so many numbers, for the
-    ends of edges.
+def connected(count: int, starts: Ints, ends: Ints) -> Ints:
+    """The least number in the connected component of each number below `count`.
 
-    Every number knows a smaller one of its component, in the end the least. scipy has
-    such a function, but is slow to import, and every plan needs this.
+    The edges of the graph are given by their two ends. Every number knows a smaller one
+    of its component, in the end the least. scipy has such a function, but is slow to
+    import, and every plan needs this.
     """
     least = np.arange(count)
-    while len(first):
-        least[np.maximum(first, second)] = np.minimum(first, second)
+    while len(starts):
+        least[np.maximum(starts, ends)] = np.minimum(starts, ends)
         while np.any(least != least[least]):
             least = least[least]
-        first, second = least[first], least[second]
-        apart = first != second
-        first, second = first[apart], second[apart]
+        starts, ends = least[starts], least[ends]
+        apart = starts != ends
+        starts, ends = starts[apart], ends[apart]
     return least
 
 
 class Clusters:
-    """Connected components of vectors, by numbers: one for each vector and block, one
-    for each member and block.
+    """Connected components of the vectors of a program: those that can meet.
+
+    Each vector of a value has a number for each block, and so has each source. Linked
+    numbers are in one component. Vectors are linked if an operation adds them, asks for
+    their inner product or reads coordinates of both, or if one matrix acts on them.
+
+    Attributes
+    ----------
+    ids : dict
+        The numbers of the vectors of each value, (*shape, blocks).
+    members : dict
+        The numbers of its sources, (members, blocks).
+    parts : dict
+        For each `Fuse`, the flat positions of the vectors of each of its members.
     """
 
     def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
         self.values, self.blocks = values, blocks
-        self.count = 0
-        self.edges: list[tuple[Ints, Ints]] = []
-        self.label = np.zeros(0, dtype=np.intp)
-        self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
-        self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
+        self.ids: dict[Value, Ints] = {}
+        self.members: dict[Value, Ints] = {}
         self.parts: dict[Value, Ints] = {}
+        self._count = 0
+        self._edges: list[tuple[Ints, Ints]] = []
+        self._labels = np.zeros(0, dtype=np.intp)
         for value in values:
             if isinstance(value, Vector):
-                self.ids[value] = self._vector(value)
+                self.ids[value] = self._ids_of(value)
             elif isinstance(value.op, Dot | Coefficients):
-                self._pairs(value.ndim, value.op.x, value.op.y)
+                self._link_products(value.ndim, value.op.x, value.op.y)
             elif isinstance(value.op, AdjointCorrection):
-                self._pairs(value.ndim, value.op.d, value.op.u)
-                self._pairs(value.ndim, value.op.g, value.op.b)
+                self._link_products(value.ndim, value.op.d, value.op.u)
+                self._link_products(value.ndim, value.op.g, value.op.b)
 
-    def _pairs(self, ndim: int, *vectors: Vector) -> None:
-        """Products ⟨x[…, i], y[…, j]⟩; the ids have a batch, one of the paired axes,
-        and the blocks.
+    def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
+        """The clusters, grouped by their structure.
+
+        Clusters of a group have equally many vectors and sources of each value.
         """
-        x, y = (
-            i.reshape((1,) * (ndim - i.ndim) + i.shape)
-            for i in (self.ids[v] for v in vectors)
+        entries = self._entries()
+        splits = list(dict.fromkeys(entry.split for entry in entries))
+        clusters = alike(
+            ((number, count), [cluster])
+            for number, split in enumerate(splits)
+            for cluster, count in zip(
+                split.labels.tolist(), split.counts.tolist(), strict=True
+            )
         )
-        self._link(x[..., :1, :], x)
-        if vectors[0] is not vectors[1]:
-            self._link(y[..., :1, :], y)
-            self._link(x[..., 0, :], y[..., 0, :])
+        groups = [
+            FrameBatch(number=number, width=math.nan, frames=len(members))
+            for number, members in enumerate(clusters)
+        ]
+        positions = _positions_in_groups(splits, groups, clusters)
+        for entry in entries:
+            for group, rows in positions[entry.split]:
+                if math.isnan(group.width):
+                    group.width = widths[entry.value]
+                if entry.is_source:
+                    group.slots[entry.value] = rows
+                else:
+                    _add_vectors(group, entry.value, rows)
+        self._mark_inputs(groups)
+        return groups
 
-    def _first(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
-        """Of vectors that are read whole along some axes, and so meet, the first ones,
-        laid out along a result.
+    def labels(self) -> Ints:
+        """The component of every number so far."""
+        fresh = np.arange(len(self._labels), self._count)
+        labels = np.concatenate([self._labels, fresh])
+        if self._edges:  # those since the last call
+            starts = np.concatenate([start for start, _ in self._edges])
+            ends = np.concatenate([end for _, end in self._edges])
+            labels = connected(self._count, labels[starts], labels[ends])[labels]
+        self._labels, self._edges = labels, []
+        return labels
+
+    def _entries(self) -> list[_Entry]:
+        """The vectors and the sources of each value, split by their clusters."""
+        labels = self.labels() if self._count else np.zeros(0, np.intp)
+        # many values have their vectors in the same clusters
+        splits: dict[bytes, _Split] = {}
+        entries: list[_Entry] = []
+        for value in self.values:
+            for is_source, ids in ((False, self.ids), (True, self.members)):
+                if value not in ids or not ids[value].size:
+                    continue
+                labels_of_value = labels[ids[value]].ravel()
+                key = labels_of_value.tobytes()
+                if key not in splits:
+                    splits[key] = _Split(labels_of_value)
+                entries.append(_Entry(value, is_source, splits[key]))
+        return entries
+
+    def _mark_inputs(self, groups: Sequence[FrameBatch]) -> None:
+        """Note what values do to the groups of their inputs, not to their own."""
+        position = {value: k for k, value in enumerate(self.values)}
+        for value in self.values:
+            match value.op:
+                case Fuse(x):  # a mean of x is a mean of the value
+                    constant = any(
+                        group.constant for group in groups if x in group.positions
+                    )
+                    for group in groups:
+                        group.constant |= constant and value in group.positions
+                # all coordinates of x are asked for, but no vectors made in its space
+                case Pool(x=x) | MaterialisedMatMul(x=x):
+                    for group in groups:
+                        if x in group.positions:
+                            group.nonlinear.append(value)
+                            group.nonlinear.sort(key=position.__getitem__)
+
+    # Numbers, and links between them
+
+    def _new(self, *shape: int) -> Ints:
+        """New numbers, one for each entry."""
+        size = math.prod(shape)
+        self._count += size
+        return np.arange(self._count - size, self._count).reshape(shape)
+
+    def _link(self, ids: Ints, other_ids: Ints) -> None:
+        """Link numbers that broadcast to each other."""
+        # the outputs of one matrix have one number
+        apart = ids != other_ids
+        if apart.any():
+            starts, ends = np.broadcast_arrays(ids, other_ids)
+            self._edges.append((starts[apart], ends[apart]))
+
+    def _link_products(self, ndim: int, x: Vector, y: Vector) -> None:
+        """Link the vectors of products ⟨x[…, i], y[…, j]⟩ in an array with `ndim` axes.
+
+        All x[…, i] and all y[…, j] of a batch are in one cluster.
+        """
+
+        def aligned(vector: Vector) -> Ints:
+            ids = self.ids[vector]
+            return ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
+
+        x_ids = aligned(x)
+        self._link(x_ids[..., :1, :], x_ids)
+        if x is not y:
+            y_ids = aligned(y)
+            self._link(y_ids[..., :1, :], y_ids)
+            self._link(x_ids[..., 0, :], y_ids[..., 0, :])
+
+    def _link_whole_axes(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
+        """Link vectors that an operation reads whole along some axes, marked by None.
+
+        Returns the numbers of the first ones, laid out along a result with `ndim` axes.
         """
         for k, axis in enumerate(axes):
             if axis is None:
@@ -166,93 +303,91 @@ class Clusters:
                 self._link(first, ids)
                 ids = first
         sizes = {
-            axis: n
-            for axis, n in zip(axes, ids.shape, strict=False)
+            axis: size
+            for axis, size in zip(axes, ids.shape, strict=False)
             if axis is not None
         }
-        return ids.reshape(*(sizes.get(axis, 1) for axis in range(ndim)), ids.shape[-1])
+        shape = [sizes.get(axis, 1) for axis in range(ndim)]
+        return ids.reshape(*shape, ids.shape[-1])
 
-    def _new(self, *shape: int) -> Ints:
-        size = math.prod(shape)
-        self.count += size
-        return np.arange(self.count - size, self.count).reshape(shape)
+    # The numbers of a vector value, by its operation
 
-    def _link(self, a: Ints, b: Ints) -> None:
-        apart = a != b  # what one matrix makes of many vectors has one number
-        if apart.any():
-            first, second = np.broadcast_arrays(a, b)
-            self.edges.append((first[apart], second[apart]))
-
-    def labels(self) -> Ints:
-        """The component of every number so far."""
-        label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
-        if self.edges:  # those since it was asked the last time
-            ends = (
-                label[np.concatenate(some)] for some in zip(*self.edges, strict=True)
-            )
-            label = connected(self.count, *ends)[label]
-        self.label, self.edges = label, []
-        return label
-
-    def _vector(self, value: Vector) -> Ints:
-        blocks = self.blocks[value]
+    def _ids_of(self, value: Vector) -> Ints:
         match value.op:
             case Take() | Join() | Append() | Concat() | Split():
-                moved = rearranged(value.op, [self.ids[x] for x in value.op.inputs])
-                assert moved is not None
-                return moved
-            case MatMul(weight, x, each):  # what a member makes has its cluster
-                acting = weight.members.ravel().tolist()
-                members = self.members[value] = self._new(len(acting), blocks)
-                inputs = self.ids[x].reshape(
-                    len(acting) if each else 1, -1, self.blocks[x]
-                )
-                # a matrix asks for the products of all its inputs
-                self._link(inputs[:, :1], inputs)
-                made = np.broadcast_to(
-                    members[:, None], (len(acting), value.size // len(acting), blocks)
-                )
-                return made.reshape(*value.shape, blocks)
-            case Data() | MaterialisedMatMul() | Gaussian() | Fuse() | Span():
-                ids = self._new(*value.shape, blocks)
-            case _:
-                return self._meeting(value)
-        match value.op:
+                ids = rearranged(value.op, [self.ids[x] for x in value.op.inputs])
+                assert ids is not None
+                return ids
+            case MatMul(weight, x, each):
+                return self._ids_of_products(value, weight.members.size, x, each)
+            case Data() | MaterialisedMatMul():
+                return self._new(*value.shape, self.blocks[value])
             case Gaussian(_, _, factor):
-                members = self.members[value] = self._new(factor.shape[-1], blocks)
-                *_, vector, column = np.nonzero(
-                    factor.reshape(value.size, factor.shape[-1])
-                )
-                self._link(ids.reshape(value.size, blocks)[vector], members[column])
+                return self._ids_of_initial_vectors(value, factor)
             case Fuse(x):
-                label = self.labels()[self.ids[x]].ravel()
-                found, counts = np.unique(label, return_counts=True)
-                # unequal parts: one member holds them all, and so must one frame
-                if len(set(counts.tolist())) > 1:
-                    found, label = found[:1], np.full_like(label, found[0])
-                    self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
-                self.parts[value] = np.argsort(label, kind="stable").reshape(
-                    len(found), -1
-                )
-                members = self.members[value] = self._new(len(found), 1)
-                self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
+                return self._ids_of_fuse(value, x)
             case Span(x, known):
-                for vectors in (x, *known):
-                    rows = self.ids[vectors]
-                    self._link(rows[..., :1, :], rows)
-                    self._link(rows[..., :1, :], ids[..., :1, :])
-                self._link(ids[..., :1, :], ids)
+                return self._ids_of_directions(value, (x, *known))
+        return self._ids_where_arguments_meet(value)
+
+    def _ids_of_products(
+        self, value: Vector, matrices: int, x: Vector, each: bool
+    ) -> Ints:
+        """All outputs of one matrix are in the cluster of its sources."""
+        blocks = self.blocks[value]
+        members = self.members[value] = self._new(matrices, blocks)
+        # a matrix asks for the products of all its inputs
+        inputs = self.ids[x].reshape(matrices if each else 1, -1, self.blocks[x])
+        self._link(inputs[:, :1], inputs)
+        shape = (matrices, value.size // matrices, blocks)
+        ids = np.broadcast_to(members[:, None], shape)
+        return ids.reshape(*value.shape, blocks)
+
+    def _ids_of_initial_vectors(
+        self, value: Vector, factor: npt.NDArray[np.float64]
+    ) -> Ints:
+        """Each vector meets the sources that it has a coefficient of."""
+        blocks, sources = self.blocks[value], factor.shape[-1]
+        ids = self._new(*value.shape, blocks)
+        members = self.members[value] = self._new(sources, blocks)
+        *_, vector, source = np.nonzero(factor.reshape(value.size, sources))
+        self._link(ids.reshape(value.size, blocks)[vector], members[source])
         return ids
 
-    def _meeting(self, value: Vector) -> Ints:
-        """What is made of vectors coordinate by coordinate has the cluster in which
-        they meet.
-        """
+    def _ids_of_fuse(self, value: Vector, x: Vector) -> Ints:
+        """A member of a `Fuse` replaces the sources of one cluster of its input."""
+        ids = self._new(*value.shape, self.blocks[value])
+        x_ids = self.ids[x].ravel()
+        labels = self.labels()[x_ids]
+        clusters, counts = np.unique(labels, return_counts=True)
+        # unequal parts: one member holds them all, and so must one frame
+        if len(set(counts.tolist())) > 1:
+            clusters = clusters[:1]
+            labels = np.full_like(labels, clusters[0])
+            self._link(x_ids[:1], x_ids)
+        by_cluster = np.argsort(labels, kind="stable")
+        self.parts[value] = by_cluster.reshape(len(clusters), -1)
+        members = self.members[value] = self._new(len(clusters), 1)
+        self._link(ids.ravel(), members[np.searchsorted(clusters, labels), 0])
+        return ids
+
+    def _ids_of_directions(self, value: Vector, vectors: Sequence[Vector]) -> Ints:
+        """Directions are in the cluster of the vectors that they are found from."""
+        ids = self._new(*value.shape, self.blocks[value])
+        for vector in vectors:
+            rows = self.ids[vector]
+            self._link(rows[..., :1, :], rows)
+            self._link(rows[..., :1, :], ids[..., :1, :])
+        self._link(ids[..., :1, :], ids)
+        return ids
+
+    def _ids_where_arguments_meet(self, value: Vector) -> Ints:
+        """A function of vectors, coordinate by coordinate, is in their cluster."""
         reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
         first, *others = [
-            self._first(self.ids[y], axes, value.ndim)
-            for y, axes in reads
-            if isinstance(y, Vector)
+            self._link_whole_axes(self.ids[x], axes, value.ndim)
+            for x, axes in reads
+            if isinstance(x, Vector)
         ]
         shape = (*value.shape, self.blocks[value])
         ids = first if first.shape == shape else np.broadcast_to(first, shape)
@@ -263,89 +398,61 @@ class Clusters:
             self._link(ids[..., :1], ids)
         return ids
 
-    def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
-        """The clusters, grouped by their structure: the numbers of vectors and sources
-        of each value in them.
-        """
-        label = self.labels() if self.count else np.zeros(0, np.intp)
-        entries: list[tuple[Value, bool, bytes]] = []
-        # many values have their vectors in the same clusters
-        splits: dict[bytes, _Split] = {}
-        for value in self.values:
-            for is_source, table in ((False, self.ids), (True, self.members)):
-                if value in table and table[value].size:
-                    labels = label[table[value]].ravel()
-                    entries.append((value, is_source, key := labels.tobytes()))
-                    if key not in splits:
-                        splits[key] = _Split(labels)
-        marks = (
-            ((number, count), [cluster])
-            for number, split in enumerate(splits.values())
-            for cluster, count in zip(
-                split.labels.tolist(), split.counts.tolist(), strict=True
-            )
-        )
-        kinds = alike(marks)  # clusters with equally many positions in every split
-        kind = {cluster: k for k, some in enumerate(kinds) for cluster in some}
-        groups = [
-            FrameBatch(k, math.nan, len(some), {}, {}) for k, some in enumerate(kinds)
-        ]
-        found_in = {
-            key: sorted({kind[each] for each in split.labels.tolist()})
-            for key, split in splits.items()
-        }
-        places = {
-            key: [(groups[k], split.rows(kinds[k])) for k in found_in[key]]
-            for key, split in splits.items()
-        }
-        for value, is_source, key in entries:
-            for group, where in places[key]:
-                (group.slots if is_source else group.positions)[value] = where
-                group.width = widths[value] if math.isnan(group.width) else group.width
-                if not is_source:
-                    group.constant |= isinstance(value.op, Gaussian) and bool(
-                        value.op.mean.any()
-                    )
-                    group.given |= isinstance(value.op, Data)
-                    if value.op.asks_coordinates:
-                        group.nonlinear.append(value)
-        place = {value: k for k, value in enumerate(self.values)}
-        for value in self.values:
-            match value.op:
-                case Fuse(x):  # a mean goes on
-                    constant = any(
-                        group.constant for group in groups if x in group.positions
-                    )
-                    for group in groups:
-                        group.constant |= constant and value in group.positions
-                # all coordinates are asked for, no vectors made here
-                case Pool(x=x) | MaterialisedMatMul(x=x):
-                    for group in (g for g in groups if x in g.positions):
-                        group.nonlinear = sorted(
-                            [*group.nonlinear, value], key=place.__getitem__
-                        )
-        return groups
-
 
 class _Split:
-    """Which positions of a list have which label."""
+    """The positions of an array of labels, by label."""
 
     def __init__(self, labels: Ints) -> None:
-        self.order = np.argsort(labels, kind="stable")
-        ordered = labels[self.order]
-        self.starts = np.flatnonzero(
-            np.concatenate([[True], ordered[1:] != ordered[:-1]])
-        )
-        self.labels, self.counts = (
-            ordered[self.starts],
-            np.diff([*self.starts, len(labels)]),
-        )
+        self._order = np.argsort(labels, kind="stable")
+        ordered = labels[self._order]
+        begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        self._starts = np.flatnonzero(begins)
+        self.labels = ordered[self._starts]
+        self.counts = np.diff([*self._starts, len(labels)])
 
     def rows(self, labels: Sequence[int]) -> Ints:
         """The positions of each of these labels, which have equally many."""
         if len(labels) == len(self.labels):  # all of them, as usual
-            return self.order.reshape(len(labels), -1)
-        at = np.searchsorted(self.labels, labels)
-        return np.asarray(
-            self.order[self.starts[at][:, None] + np.arange(self.counts[at[0]])]
-        )
+            return self._order.reshape(len(labels), -1)
+        which = np.searchsorted(self.labels, labels)
+        columns = np.arange(self.counts[which[0]])
+        return np.asarray(self._order[self._starts[which][:, None] + columns])
+
+
+class _Entry(NamedTuple):
+    """The vectors of a value, or its sources, by cluster."""
+
+    value: Value
+    is_source: bool
+    split: _Split
+
+
+def _positions_in_groups(
+    splits: Iterable[_Split],
+    groups: Sequence[FrameBatch],
+    clusters: Sequence[Sequence[int]],
+) -> dict[_Split, list[tuple[FrameBatch, Ints]]]:
+    """For each split, the groups that it has positions in, and these positions.
+
+    `clusters` lists the clusters of each group.
+    """
+    group_of = {
+        cluster: number
+        for number, members in enumerate(clusters)
+        for cluster in members
+    }
+    positions: dict[_Split, list[tuple[FrameBatch, Ints]]] = {}
+    for split in splits:
+        numbers = sorted({group_of[cluster] for cluster in split.labels.tolist()})
+        positions[split] = [(groups[k], split.rows(clusters[k])) for k in numbers]
+    return positions
+
+
+def _add_vectors(group: FrameBatch, value: Value, positions: Ints) -> None:
+    """Add the vectors of a value to a group, and note what they ask of its frames."""
+    group.positions[value] = positions
+    if isinstance(value.op, Gaussian):
+        group.constant |= bool(value.op.mean.any())
+    group.given |= isinstance(value.op, Data)
+    if value.op.asks_coordinates:
+        group.nonlinear.append(value)

@@ -22,7 +22,7 @@ from ..._array_api import Ints
 from .._ir import Register
 from .._ir_builder import Builder
 from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
-from ._components import FrameBatch, Number
+from ._components import FrameBatch, SeedKey
 
 
 class Frame(ABC):
@@ -46,7 +46,7 @@ class Frame(ABC):
 
     @abstractmethod
     def add_sources(
-        self, number: Number, sources: int, leaf: bool, words: str
+        self, number: SeedKey, sources: int, leaf: bool, words: str
     ) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no
         direction of its own.
@@ -114,7 +114,7 @@ class BartlettFrame(Frame):
         self.asked = asked  # how often the frame was oriented
 
     def add_sources(
-        self, number: Number, sources: int, leaf: bool, words: str
+        self, number: SeedKey, sources: int, leaf: bool, words: str
     ) -> Register:
         """Bartlett's coordinates of new isotropic vectors."""
         frames, d, builder, key = (
@@ -258,7 +258,7 @@ class StandardBasis(Frame):
         self.picked = picked
 
     def add_sources(
-        self, number: Number, sources: int, leaf: bool, words: str
+        self, number: SeedKey, sources: int, leaf: bool, words: str
     ) -> Register:
         """All coordinates of new sources are normal."""
         shape = self.group.frames, sources, self.directions

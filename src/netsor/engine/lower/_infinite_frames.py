@@ -30,7 +30,7 @@ from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ..passes._orders import Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
-from ._components import FrameBatch, Number
+from ._components import FrameBatch, SeedKey
 from ._finite_frames import Frame, spanned
 from ._residual_features import (
     ResidualBasis,
@@ -54,7 +54,7 @@ class Directions:
 
     start: int
     stop: int
-    number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
+    number: SeedKey  # of the value, for seeds; NO_VALUE for (1, …, 1)
     # for outputs of a nonlinearity: see `_residual_features`
     feature: ResidualFeatures | None = None
     # for these, where they can have coordinates, or basis functions that they can have
@@ -91,7 +91,7 @@ class LimitFrame(Frame):
     def add_block(
         self,
         count: int,
-        number: Number,
+        number: SeedKey,
         feature: ResidualFeatures | None = None,
         along: int = 0,
     ) -> Directions:
@@ -112,7 +112,7 @@ class LimitFrame(Frame):
 
     @abstractmethod
     def apply(
-        self, new: ResidualFeatures, number: Number, linear: bool
+        self, new: ResidualFeatures, number: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """The outputs of a nonlinearity: coordinates (frames, k, directions), and their
         set.
@@ -193,14 +193,14 @@ class InfiniteWidthFrame(LimitFrame):
         self.before: dict[int, int] = {}
 
     def add_sources(
-        self, number: Number, sources: int, leaf: bool, words: str
+        self, number: SeedKey, sources: int, leaf: bool, words: str
     ) -> Register:
         """A direction for each source."""
         return self.unit(number, sources)
 
     def unit(
         self,
-        number: Number,
+        number: SeedKey,
         sources: int,
         feature: ResidualFeatures | None = None,
         along: int = 0,
@@ -215,7 +215,7 @@ class InfiniteWidthFrame(LimitFrame):
         )
 
     def apply(
-        self, new: ResidualFeatures, number: Number, linear: bool
+        self, new: ResidualFeatures, number: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """Features have coordinates along what they are functions of, and along new
         directions.
@@ -402,7 +402,7 @@ class NodeFrame(LimitFrame):
         self.noise: Register | None = None
 
     def add_sources(
-        self, number: Number, sources: int, leaf: bool, words: str
+        self, number: SeedKey, sources: int, leaf: bool, words: str
     ) -> Register:
         """The values of Gaussian sources at the nodes."""
         builder, first = self.builder, sum(row.shape[1] for row in self.rows)
@@ -429,7 +429,7 @@ class NodeFrame(LimitFrame):
         return made
 
     def apply(
-        self, new: ResidualFeatures, number: Number, linear: bool
+        self, new: ResidualFeatures, number: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """The function at the nodes."""
         builder = self.builder
@@ -446,7 +446,7 @@ class NodeFrame(LimitFrame):
             new, number
         )
 
-    def add_outputs(self, new: ResidualFeatures, number: Number) -> int:
+    def add_outputs(self, new: ResidualFeatures, number: SeedKey) -> int:
         """The basis functions that the outputs of a nonlinearity are, and can have
         products with.
         """

@@ -26,7 +26,7 @@ from ..passes._orders import CONSTANT, Bools, union
 from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
-from ._components import FrameBatch, Number
+from ._components import FrameBatch, SeedKey
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._residual_features import ResidualBasis, unnamed
@@ -335,6 +335,6 @@ def outer_product_sum(
     )
 
 
-def _number(state: State, value: Vector, group: FrameBatch) -> Number:
+def _number(state: State, value: Vector, group: FrameBatch) -> SeedKey:
     """The number of a value in a group, for seeds."""
     return *state.analysis.seed_key[value], state.groups_of(value).index(group)

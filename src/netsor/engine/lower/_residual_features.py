@@ -26,7 +26,7 @@ from ...activations import IDENTITY, Function
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed, is_smooth
-from ._components import Number
+from ._components import SeedKey
 
 # functions, each of some of the arguments
 Factors = list[tuple[Function, tuple[int, ...]]]
@@ -201,7 +201,7 @@ class ResidualBasis:
         self,
         builder: Builder,
         new: ResidualFeatures,
-        number: Number,
+        number: SeedKey,
         old: int,
         linear: bool,
         constant: bool,
