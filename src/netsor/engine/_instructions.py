@@ -167,11 +167,6 @@ def if_times_identity(args: Sequence[Register], params: Params) -> Register | No
 # Whether the result may be written over an argument of the same shape.
 
 
-def never(params: Params) -> bool:
-    """No: entries of the result depend on several entries of the arguments."""
-    return False
-
-
 def always(params: Params) -> bool:
     """Yes: an entry of the result depends on the same entry of each argument only."""
     return True
@@ -193,11 +188,6 @@ def entries(out: Register, params: Params) -> int:
 def stated_numbers(out: Register, params: Params) -> int:
     """Their mean number, which the pass that makes the step has worked out."""
     return int(params["numbers"])
-
-
-def nothing_more(out: Register, params: Params) -> int:
-    """No memory but that of the result."""
-    return 0
 
 
 def sizes_in_one_pattern(out: Register, params: Params) -> int:
@@ -228,9 +218,9 @@ class Instruction:
         A method of `LinalgBackend`; each backend may have its own of the same name.
     terms : callable
         The terms summed in each entry of the result.
-    overwrites : callable
-        Whether numpy may write the result over an argument; the rule then has a
-        parameter `out`.
+    overwrites : callable or None
+        Whether numpy may write the result over an argument, through a parameter `out`
+        of the rule; None if it never may.
     unchanged : callable or None
         The argument that it would return unchanged, if any; no step is then added.
     keeps_entries : bool
@@ -245,8 +235,9 @@ class Instruction:
         The random numbers that it draws in one replica, on average.
     seconds_per_number : float
         The time for one of them on one core.
-    temporary_numbers : callable
-        The numbers that it stores in one replica while it draws.
+    temporary_numbers : callable or None
+        The numbers that it stores in one replica while it draws, in addition to its
+        result; None if these are few.
 
     Examples
     --------
@@ -264,14 +255,14 @@ class Instruction:
     rule: Callable[..., Array] | None = None
     method: Callable[..., Array] | None = None
     terms: Callable[[Sequence[Register]], int] = one_term
-    overwrites: Callable[[Params], bool] = never
+    overwrites: Callable[[Params], bool] | None = None
     unchanged: Callable[[Sequence[Register], Params], Register | None] | None = None
     keeps_entries: bool = False
     shifted: bool = False
     integral: Callable[[Sequence[Register]], Integral | None] | None = None
     random_numbers: Callable[[Register, Params], int] = entries
     seconds_per_number: float = CPU.normal
-    temporary_numbers: Callable[[Register, Params], int] = nothing_more
+    temporary_numbers: Callable[[Register, Params], int] | None = None
 
     @property
     def draws(self) -> bool:
@@ -483,7 +474,7 @@ class UnknownInstructionError(KeyError):
     def __str__(self) -> str:
         nearest = get_close_matches(self.name, INSTRUCTIONS)
         if nearest:
-            suggestion = f"did you mean {' or '.join(nearest)}?"
+            suggestion = f"did you mean {' or '.join(map(repr, nearest))}?"
         else:
             suggestion = f"it must be among {', '.join(INSTRUCTIONS)}"
         return f"no instruction of a plan is called {self.name!r}: {suggestion}"

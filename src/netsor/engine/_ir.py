@@ -88,7 +88,10 @@ class Step:
     @property
     def temporary_numbers(self) -> int:
         """The numbers that it stores per replica while it draws, if these are many."""
-        return self.instruction.temporary_numbers(self.out, self.params)
+        temporary_numbers = self.instruction.temporary_numbers
+        return (
+            0 if temporary_numbers is None else temporary_numbers(self.out, self.params)
+        )
 
     @property
     def seconds(self) -> float:

@@ -65,7 +65,8 @@ def liveness(
 
     def overwritten(step: Step) -> int | None:
         """The first argument that no later step reads, if the result may replace it."""
-        if not step.instruction.overwrites(step.params):
+        overwrites = INSTRUCTIONS[step.kind].overwrites
+        if overwrites is None or not overwrites(step.params):
             return None
         for i, arg in enumerate(step.args):
             needed = owner.get(arg, arg) in read_memory

@@ -57,6 +57,10 @@ class Register:
         self.varies = value is None or hyperparameter is not None
         self.size = math.prod(shape)
 
+    def __repr__(self) -> str:
+        what = self.hyperparameter or ("result" if self.value is None else "constant")
+        return f"<Register: {what} of shape {self.shape}>"
+
     def identity_start(self) -> int | None:
         """The first column of the identity block that a constant consists of.
 
