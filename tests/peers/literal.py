@@ -51,7 +51,9 @@ def outputs(build, args, seed=5):
     """
     made = []
     with mock.patch.object(
-        _program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1]
+        _program,
+        "Draws",
+        lambda *given, **options: made.append(Draws(*given, **options)) or made[-1],
     ):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)

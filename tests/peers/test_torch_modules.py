@@ -335,7 +335,9 @@ def test_a_program_with_the_weights_of_a_module_computes_what_it_does(
     build, args, kwargs, _ = MODULES[name]
     made = []
     monkeypatch.setattr(
-        _program, "Draws", lambda *given: made.append(Draws(*given)) or made[-1]
+        _program,
+        "Draws",
+        lambda *given, **options: made.append(Draws(*given, **options)) or made[-1],
     )
     net = ns.torch.program(build, args, kwargs)
     torch.manual_seed(5)

@@ -112,8 +112,10 @@ def reference_of(
     probes = model.probes(**given, gradients=not model.experts)
     assert isinstance(probes.source, ModelEnd)
     net = probes.source.net
-    stds = _stds(net, model.widths()) | {(None, "embedding"): model.std_embedding}
-    stds |= {} if model.tied else {(None, "head"): model.std_logits}
+    stds = _stds(net, model.widths())
+    stds[Place(None, "embedding")] = model.std_embedding
+    if not model.tied:
+        stds[Place(None, "head")] = model.std_logits
     targets = probes.source.targets if model.vocabulary else None
     return Reference(model.name, probes, targets, None, stds, model.tied, model.padding)
 
@@ -156,7 +158,7 @@ def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]
             stds |= {Place(k, kind): every.pop()} if len(every) == 1 else {}
         fused = {stds.get(Place(k, kind)) for kind in ATTENTION}
         if len(fused) == 1 and None not in fused:
-            stds.setdefault((k, "qkv"), fused.pop() or 0.0)
+            stds.setdefault(Place(k, "qkv"), fused.pop() or 0.0)
     return stds
 
 
