@@ -26,7 +26,8 @@ from .laws import HeadSum, Joint, Mixture, Provenance
 from .laws._attention_head import lazy_head
 
 Coordinates = int | list[int] | None
-NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
+# A smaller quadrature error of draws, relative to the spread of an output, is ignored.
+NEGLIGIBLE = 1e-3
 
 
 def picked(
@@ -35,80 +36,100 @@ def picked(
     """The coordinates in the given order; None if none were chosen."""
     if argument is None:
         return None
-    several = isinstance(argument, list | tuple | range) or (
-        isinstance(argument, np.ndarray) and argument.ndim == 1
-    )
-    places = [as_whole(place) for place in (argument if several else [argument])]
-    chosen = tuple(place for place in places if place is not None)
-    if not chosen or len(chosen) < len(places):
-        raise ArgumentError("coordinates", argument, "an integer or a list of integers")
+    chosen = _as_coordinates(argument)
     widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
     if not widths:
         raise ArgumentError(
             "coordinates", argument, "left out: a scalar has no coordinates"
         )
     for width in widths:
-        # infinitely many coordinates have no last one
-        low = 0 if math.isinf(width) else -int(width)
-        if not all(low <= place < width for place in chosen):
-            allowed = (
-                "0 or more at infinite width"
-                if math.isinf(width)
-                else f"from {low} to {width - 1}"
-            )
+        infinite = math.isinf(width)
+        least = 0 if infinite else -int(width)  # infinitely many have no last one
+        if not all(least <= coordinate < width for coordinate in chosen):
+            if infinite:
+                allowed = "0 or more at infinite width"
+            else:
+                allowed = f"from {least} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
-        if len({place % width for place in chosen}) < len(chosen):
+        if len({coordinate % width for coordinate in chosen}) < len(chosen):
             raise ArgumentError(
                 "coordinates", argument, "integers that name each coordinate once"
             )
     return chosen
 
 
+def _as_coordinates(argument: Any) -> tuple[int, ...]:
+    """An integer or a list of integers, as a tuple that is not empty."""
+    is_list = isinstance(argument, list | tuple | range)
+    is_vector = isinstance(argument, np.ndarray) and argument.ndim == 1
+    entries = argument if is_list or is_vector else [argument]
+    numbers = [as_whole(entry) for entry in entries]
+    coordinates = tuple(number for number in numbers if number is not None)
+    if not coordinates or len(coordinates) < len(numbers):
+        raise ArgumentError("coordinates", argument, "an integer or a list of integers")
+    return coordinates
+
+
 @dataclass(frozen=True)
 class AtWidths(PlanQuery):
-    """A program with its widths bound: calls the engine, and knows the status of the
-    law.
+    """A program with its widths bound, which calls the engine.
+
+    `status` says how far its law is proved: "exact" at finite widths, or the verdict of
+    the checker.
     """
 
     status: str = field(default="exact", compare=False)
 
     def titled_plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """The plan, titled with this name of the program."""
-        places = picked(coordinates, self.outputs, self.bound)
-        at = ", ".join(
-            f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths
-        )
-        title = f"plan of {name}" + (f" at {at}" if at else "")
-        if places is not None:
-            title += (
-                f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-            )
-        # `replace` would plan its memory again
-        plan = copy.copy(replace(self, picked=places, prices=prices).plan())
+        positions = picked(coordinates, self.outputs, self.bound)
+        title = f"plan of {name}"
+        sizes = []
+        for width_name, width in self.widths:
+            size = "∞" if width == inf else f"{width:,}"
+            sizes.append(f"{width_name} = {size}")
+        if sizes:
+            title += f" at {', '.join(sizes)}"
+        if positions is not None:
+            noun = "coordinates" if len(positions) > 1 else "coordinate"
+            title += f", {noun} {', '.join(map(str, positions))}"
+        # `dataclasses.replace` of the plan would plan its memory again
+        plan = copy.copy(replace(self, picked=positions, prices=prices).plan())
         plan.title = title
         return plan
 
-    def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
-        """By its formula, if there is one, and by the engine otherwise."""
-        places = picked(coordinates, self.outputs, self.bound)
-        sampled = replace(self, picked=places)._sampled
-        layer = (
-            recognise(self.outputs, dict(self.widths))
-            if places is None or len(places) == 1
-            else None
-        )
+    def law(
+        self, coordinates: Coordinates, sampling: Sampling
+    ) -> Mixture | HeadSum | Joint:
+        """The law by its formula, if there is one, and by the engine otherwise."""
+        positions = picked(coordinates, self.outputs, self.bound)
+        at_positions = replace(self, picked=positions)
+        layer = None
+        if positions is None or len(positions) == 1:
+            layer = recognise(self.outputs, dict(self.widths))
         if layer is None:
-            return sampled(how)
+            return at_positions._sampled(sampling)
         origin = Provenance(self.status, "convolution over heads at infinite width")
         head = lazy_head(layer.scores, layer.values)
-        law = HeadSum(head, layer.heads, layer.scale, origin, lambda: sampled(how))
+        law = HeadSum(
+            head,
+            layer.heads,
+            layer.scale,
+            origin,
+            lambda: at_positions._sampled(sampling),
+        )
         law._fluctuations = layer.fluctuations
         return law
 
-    def _sampled(self, how: Sampling) -> Mixture | Joint:
-        sampled = sampler.sample_conditional_law(self, how)
+    def _sampled(self, sampling: Sampling) -> Mixture | Joint:
+        """The law as a mixture over replicas."""
+        sampled = sampler.sample_conditional_law(self, sampling)
         origin = self._provenance(
-            "exact engine", sampled.backend, how.seed, sampled, sampled.quadrature_error
+            "exact engine",
+            backend=sampled.backend,
+            seed=sampling.seed,
+            drawn=sampled,
+            quadrature_error=sampled.quadrature_error,
         )
         if sampled.mean.shape[1] > 1 or sampled.mean_error is not None:
             joint = Joint(
@@ -118,45 +139,67 @@ class AtWidths(PlanQuery):
         mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
         return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)
 
-    def draw(self, how: Sampling) -> list[Floats]:
-        """Draws of the outputs; an error where Gaussian expectations are not accurate
-        enough.
-        """
-        replace(self, prices=how.backend.prices).plan().check_integration(how.draws)
-        quadrature.checked_quadrature_error(self.moves(how.backend))
-        return self.unchecked(how)
+    def draw(self, sampling: Sampling) -> list[Floats]:
+        """Draws of the outputs, if Gaussian expectations are accurate enough.
 
-    def unchecked(self, how: Sampling) -> list[Floats]:
+        It raises an error otherwise.
+        """
+        prices = sampling.backend.prices
+        replace(self, prices=prices).plan().check_integration(sampling.draws)
+        quadrature.checked_quadrature_error(self.moves(sampling.backend))
+        return self.unchecked(sampling)
+
+    def unchecked(self, sampling: Sampling) -> list[Floats]:
         """Draws of the outputs, whatever their quadrature error."""
-        return sampler.sample_outputs(self, how)
+        return sampler.sample_outputs(self, sampling)
 
-    def moves(self, where: Backend) -> quadrature.Moves | None:
-        """How draws change if Gaussian expectations move by their errors; None if there
-        are none.
+    def moves(self, backend: Backend) -> quadrature.Moves | None:
+        """How draws change if Gaussian expectations move by their errors.
+
+        None if there are no expectations with errors.
         """
-        return quadrature.moves_of_draws(replace(self, prices=where.prices), where)
+        at_prices = replace(self, prices=backend.prices)
+        return quadrature.moves_of_draws(at_prices, backend)
 
     def latent(
-        self, workers: int | None, where: Backend, seed: int = 0
+        self, workers: int | None, backend: Backend, seed: int = 0
     ) -> tuple[Latent, Provenance]:
         """The random numbers that chains move over, and the provenance of their law."""
         plan = self.plan()
         plan.check_integration(1)
         error = quadrature.checked_quadrature_error(quadrature.moves(self))
         origin = self._provenance(
-            "chains over what the exact engine draws", where, seed, plan, error
+            "chains over what the exact engine draws",
+            backend=backend,
+            seed=seed,
+            drawn=plan,
+            quadrature_error=error,
         )
-        return Latent(plan, workers, where), origin
+        return Latent(plan, workers, backend), origin
 
     def shifted(self, workers: int | None) -> list[Latent]:
-        """The same with every Gaussian expectation off by its error, either way."""
-        return [Latent(self.plan(k), workers) for k in (1, 2)]
+        """`latent` with every Gaussian expectation off by its error, up and down."""
+        return [Latent(self.plan(shift), workers) for shift in (1, 2)]
 
     def _provenance(
-        self, what: str, where: Backend, seed: int, drawn: Any, error: float
+        self,
+        method: str,
+        *,
+        backend: Backend,
+        seed: int,
+        drawn: Any,
+        quadrature_error: float,
     ) -> Provenance:
-        at = ", ".join(f"{k} = {v}" for k, v in self.widths) or "fixed widths"
-        method = f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")
+        """The provenance of a law; `drawn` has its random numbers and notes."""
+        widths = ", ".join(f"{name} = {width}" for name, width in self.widths)
+        method = f"{method} at {widths or 'fixed widths'}"
+        if backend != Numpy():
+            method += f" ({backend})"
         return Provenance(
-            self.status, method, drawn.random_numbers, seed, error, drawn.notes
+            self.status,
+            method,
+            drawn.random_numbers,
+            seed,
+            quadrature_error,
+            drawn.notes,
         )

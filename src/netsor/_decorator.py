@@ -1,6 +1,4 @@
-"""The decorator `ns.program`, which turns functions written in the language into
-programs.
-"""
+"""The decorator `ns.program`, which turns functions into programs."""
 
 from __future__ import annotations
 
@@ -33,25 +31,26 @@ class Traced(Generic[P]):
         self._name = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
+        name = f"{self._name}({self._arguments(*args, **kwargs)})"
+        probes: list[Probe] = []
+        with watching(probes):
+            return Program(self._function(*args, **kwargs), name, probes)
+
+    def _arguments(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The arguments of a call and the defaults, as text."""
         signature = inspect.signature(self._function)
         try:
-            given = signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(
                 f"{error}; it is called as {self._name}{signature}"
             ) from None
-        given.apply_defaults()
-        words = (
-            f"{k}={v.__name__ if inspect.isfunction(v) else shown(v)}"
-            for k, v in given.arguments.items()
-        )
-        probes: list[Probe] = []
-        with watching(probes):
-            return Program(
-                self._function(*args, **kwargs),
-                f"{self._name}({', '.join(words)})",
-                probes,
-            )
+        bound.apply_defaults()
+        texts = []
+        for name, value in bound.arguments.items():
+            brief = value.__name__ if inspect.isfunction(value) else shown(value)
+            texts.append(f"{name}={brief}")
+        return ", ".join(texts)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_function", "_name"):

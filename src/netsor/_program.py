@@ -42,11 +42,17 @@ from .laws._likelihood import checked_data
 
 
 class Program:
-    """A traced program: returned by a function decorated with `ns.program`, or made
-    from values.
+    """A network as a graph of values, and everything that netsor computes from it.
+
+    A function decorated with `ns.program` returns one; you can also make one from
+    values. It holds the outputs, and through their inputs the whole graph. It never
+    changes, and nothing in it depends on numbers for the widths: these are bound by
+    each method that needs them, such as `law`, `draw`, `plan` and `posterior`. All
+    methods describe the same random network, so what two of them compute at the same
+    widths agrees.
 
     `net[i]` is the program of one output of a tuple, or of an index into the only
-    output.
+    output. It keeps the seeds and the widths of the whole program.
 
     Parameters
     ----------
@@ -63,16 +69,22 @@ class Program:
     >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))
     >>> net[0].shape, net.widths
     ((), ('n',))
-    >>> print(f"{net[0].law(n=ns.inf).var():.6f} {net[0].law(n=16, draws=2_000).with_error.var():.2f}")
-    0.391971 0.41 ± 0.01
-    >>> net.check().verdict, net.plan(n=256).random_numbers, net.simulate(n=5, draws=2).shape
-    ('conjectured', 82, (2, 4, 5))
+    >>> print(f"{net[0].law(n=ns.inf).var():.6f}")  # exact, at infinite width
+    0.391971
+    >>> print(f"{net[0].law(n=16, draws=2_000).with_error.var():.2f}")
+    0.41 ± 0.01
+    >>> net.plan(n=256).random_numbers  # what a draw of all four outputs takes
+    82
+    >>> net.simulate(n=5, draws=2).shape  # draws every weight matrix instead
+    (2, 4, 5)
+    >>> net.check().verdict
+    'conjectured'
     >>> r"\\boxed" in net[0].latex(style="paper")
     True
     """
 
-    # False: it stands for a network whose weights have another law, such as a uniform
-    # one
+    # False if it stands for a network whose weights have another law, such as a
+    # uniform one.
     _gaussian = True
 
     def __init__(
@@ -83,14 +95,16 @@ class Program:
     ) -> None:
         if not isinstance(name, str):
             raise TraceError("Program", "name", name, "a string")
-        output = tuple(output) if isinstance(output, list) else output
+        if isinstance(output, list):
+            output = tuple(output)
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
             raise TraceError(
                 f"program {name}",
                 f"must return vectors, scalars or a tuple of them, got {shown(output)}",
             )
-        self.output, self.name = output, name
+        self.output = output
+        self.name = name
         self.outputs = outputs  # a tuple, also if there is only one
         # values named by `ns.probe`, in order; empty for a part of a program
         self.probes = tuple(probes)
@@ -99,9 +113,7 @@ class Program:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the only output: the numbers of vectors or scalars along its
-        axes.
-        """
+        """The shape of the only output, of its vectors or scalars along each axis."""
         if isinstance(self.output, tuple):
             raise ValueError(
                 f"{self.name} returns {len(self.output)} values: use the shape of"
@@ -112,36 +124,34 @@ class Program:
     @property
     def widths(self) -> tuple[str, ...]:
         """The names of the widths that must be bound to evaluate the program."""
-        return tuple(
-            dict.fromkeys(
-                w.name
-                for w in widths_of(topological_order(self._whole))
-                if w.name is not None
-            )
-        )
+        widths = widths_of(topological_order(self._whole))
+        names = [width.name for width in widths if width.name is not None]
+        return tuple(dict.fromkeys(names))
 
     def __len__(self) -> int:
         return len(self.output)
 
     def __getitem__(self, key: Any) -> Program:
-        if isinstance(self.output, tuple):
-            if not isinstance(key, slice) and as_whole(key) is None:
-                raise TraceIndexError(
-                    f"program {self.name}",
-                    f"index {shown(key)} must be an integer or a slice",
-                )
-            places = index_positions((len(self.output),), key, f"program {self.name}")
-            chosen: Any = (
-                tuple(self.output[i] for i in places)
-                if places.ndim
-                else self.output[int(places)]
-            )
-        else:
-            chosen = self.output[key]
-        at = ", ".join(map(index_text, key if isinstance(key, tuple) else (key,)))
-        part = Program(chosen, f"{self.name}[{at}]")
-        part._whole, part._gaussian = self._whole, self._gaussian
+        output = self._output_at(key)
+        keys = key if isinstance(key, tuple) else (key,)
+        part = Program(output, f"{self.name}[{', '.join(map(index_text, keys))}]")
+        part._whole = self._whole
+        part._gaussian = self._gaussian
         return part
+
+    def _output_at(self, key: Any) -> Any:
+        """The outputs that an index selects."""
+        if not isinstance(self.output, tuple):
+            return self.output[key]
+        operation = f"program {self.name}"
+        if not isinstance(key, slice) and as_whole(key) is None:
+            raise TraceIndexError(
+                operation, f"index {shown(key)} must be an integer or a slice"
+            )
+        positions = index_positions((len(self.output),), key, operation)
+        if positions.ndim:
+            return tuple(self.output[position] for position in positions)
+        return self.output[int(positions)]
 
     def __iter__(self) -> Iterator[Program]:
         return (self[i] for i in range(len(self)))
@@ -156,14 +166,16 @@ class Program:
         return f"$${formula(self.outputs, self.check())}$$"
 
     def _repr_html_(self) -> str:
-        return self._listed() + scrolled(self._repr_latex_())
+        return self._html_table() + scrolled(self._repr_latex_())
 
-    def _listed(self) -> str:
+    def _html_table(self) -> str:
+        """The values of the program as a table, and the verdict."""
         head, rows, last = parts(self.name, self.outputs, self.probes)
-        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{verdict_of(self.check())}</div>"
+        verdict = f"<div>{verdict_of(self.check())}</div>"
+        return title(head) + table(rows, code=True) + note(last) + verdict
 
     def _ipython_display_(self) -> None:
-        publish_with_formula(self._listed(), self._repr_latex_(), repr(self))
+        publish_with_formula(self._html_table(), self._repr_latex_(), repr(self))
 
     def latex(self, document: bool = True, style: str = "full") -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
@@ -178,18 +190,15 @@ class Program:
             that law in a box.
         """
         in_paper = one_of(style, "style", "", ("full", "paper")) == "paper"
+        probes = () if in_paper else self.probes
         return latex(
-            self.name,
-            self.outputs,
-            self.check(),
-            document,
-            () if in_paper else self.probes,
-            paper=in_paper,
+            self.name, self.outputs, self.check(), document, probes, paper=in_paper
         )
 
     def check(self) -> Report:
-        """Check Assumption 3.1 of the paper point by point; the verdict is proved,
-        conjectured, or no limit.
+        """Check Assumption 3.1 of the paper point by point.
+
+        The verdict is proved, conjectured, or no limit.
         """
         return self._report
 
@@ -209,10 +218,10 @@ class Program:
         progress: Progress = True,
         **widths: int,
     ) -> Floats | tuple[Floats, ...]:
-        """Draw every weight matrix and compute the outputs from them. Slow: the ground
-        truth for `law` and `draw`.
+        """Draw every weight matrix and compute the outputs from them.
 
-        Other parameters are those of `law`.
+        It is slow, and the ground truth for `law` and `draw`. Other parameters are
+        those of `law`.
 
         Parameters
         ----------
@@ -224,9 +233,9 @@ class Program:
         """
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
-        how = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
+        sampling = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
         outputs = _reference.simulate(
-            self.outputs, source_order(values), bound | numbers, how, coordinates
+            self.outputs, source_order(values), bound | numbers, sampling, coordinates
         )
         return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
@@ -238,12 +247,12 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Plan:
-        """The steps that `law` would take at these widths, and their cost:
-        `print(net.plan(n=256))`. Nothing is drawn.
+        """The steps that `law` would take at these widths, and their cost.
 
-        It raises the same NoLimitError or ExactError as `law`. Operations cost
-        differently on a GPU, so the plan may differ; you need neither the GPU nor the
-        library. The parameters are those of `law`.
+        `print(net.plan(n=256))` shows them; nothing is drawn. It raises the same
+        NoLimitError or ExactError as `law`. Operations cost differently on a GPU, so
+        the plan may differ; you need neither the GPU nor the library. The parameters
+        are those of `law`.
         """
         return self._at(widths).titled_plan(
             self.name, coordinates, prices(backend, device)
@@ -265,14 +274,14 @@ class Program:
         method: str = "exact",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
-        """The exact law of a coordinate of the output at any widths, finite or `inf`,
-        usually without drawing weights.
+        """The exact law of a coordinate of the output at any widths, finite or `inf`.
 
-        `plan` shows what would be drawn, and its cost. The result is a `Mixture` of
-        Gaussians over replicas, a `Joint` mixture for several entries, or a `HeadSum`,
-        accurate to many digits, for one output of an attention layer at infinite width.
-        Raises NoLimitError if the program provably has no limit at an infinite width,
-        and ExactError if the law cannot be computed.
+        It is computed without drawing weights wherever that is possible: `plan` shows
+        what would be drawn, and its cost. The result is a `Mixture` of Gaussians over
+        replicas, a `Joint` mixture for several entries, or a `HeadSum`, accurate to
+        many digits, for one output of an attention layer at infinite width. Raises
+        NoLimitError if the program provably has no limit at an infinite width, and
+        ExactError if the law cannot be computed.
 
         Parameters
         ----------
@@ -310,19 +319,24 @@ class Program:
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
         where = choose(backend, device, precision)
-        how = Sampling(
-            draws, chosen_seed(seed, rng), workers, executor, progress, where, least=2
+        sampling = Sampling(
+            draws,
+            seed=chosen_seed(seed, rng),
+            workers=workers,
+            executor=executor,
+            progress=progress,
+            backend=where,
+            least=2,
         )
         exact = one_of(method, "method", "law", ("exact", "extrapolate")) == "exact"
-        at = self._at(widths, exact)
+        at = self._at(widths, need_limit=exact)
         if not exact:
-            return extrapolate(self.name, at, coordinates, how)  # type: ignore[return-value]
-        law = at.law(coordinates, how)
-        if (
-            at.widths
-            and not isinstance(coordinates, list)
-            and all(width == inf for _, width in at.widths)
-        ):
+            # an ExtrapolatedLaw: its methods are those of a law, but return estimates
+            extrapolated: Any = extrapolate(self.name, at, coordinates, sampling)
+            return extrapolated
+        law = at.law(coordinates, sampling)
+        all_infinite = at.widths and all(width == inf for _, width in at.widths)
+        if all_infinite and not isinstance(coordinates, list):
             law._formula = functools.partial(formula, self.outputs, self.check())
         return law
 
@@ -340,18 +354,23 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Floats | tuple[Floats, ...]:
-        """Exact draws of the outputs at any widths, finite or `inf`. The parameters are
-        those of `law`.
+        """Exact draws of the outputs at any widths, finite or `inf`.
 
-        Programs may return thousands of scalars, since no covariance between outputs is
-        formed. At infinite width, means over quadrature nodes have independent errors:
-        the standard error of a mean over draws includes them.
+        The parameters are those of `law`. Programs may return thousands of scalars,
+        since no covariance between outputs is formed. At infinite width, means over
+        quadrature nodes have independent errors: the standard error of a mean over
+        draws includes them.
         """
         where = choose(backend, device, precision)
-        how = Sampling(
-            draws, chosen_seed(seed, rng), workers, executor, progress, where
+        sampling = Sampling(
+            draws,
+            seed=chosen_seed(seed, rng),
+            workers=workers,
+            executor=executor,
+            progress=progress,
+            backend=where,
         )
-        outputs = self._at(widths).draw(how)
+        outputs = self._at(widths).draw(sampling)
         return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 
     @one_blas_thread()
@@ -399,13 +418,11 @@ class Program:
         backend
             The array library for the likelihoods, in double precision.
         """
-        seed, how = (
-            chosen_seed(seed, rng),
-            Schedule(draws, chains, thin, particles, moves).checked(),
-        )
+        seed = chosen_seed(seed, rng)
+        schedule = Schedule(draws, chains, thin, particles, moves).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise, "posterior")
-        return _bayes.posterior(latent, data, how, seed, progress, origin)
+        return _bayes.posterior(latent, data, schedule, seed, progress, origin)
 
     def posterior_cost(
         self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any
@@ -421,21 +438,25 @@ class Program:
         **options
             The keyword arguments of `posterior`.
         """
-        how = Schedule(
-            **{name: options.pop(name) for name in Schedule._fields if name in options}
-        ).checked()
+        in_schedule = [name for name in Schedule._fields if name in options]
+        schedule = Schedule(**{name: options.pop(name) for name in in_schedule})
+        schedule = schedule.checked()
         where = choose(options.pop("backend", "numpy"), options.pop("device", None))
-        workers, *_ = (
-            options.pop(name, None) for name in ("workers", "seed", "rng", "progress")
-        )
+        workers = options.pop("workers", None)
+        for without_cost in ("seed", "rng", "progress"):
+            options.pop(without_cost, None)
+        widths = options
+
         start = time.perf_counter()
-        latent, _ = self._at(options).latent(workers, where)
-        planned = time.perf_counter() - start
-        found = _bayes.cost(
-            latent, checked_data(latent.entries, observed, noise, "posterior_cost"), how
+        latent, _ = self._at(widths).latent(workers, where)
+        planning = time.perf_counter() - start
+        data = checked_data(latent.entries, observed, noise, "posterior_cost")
+        cost = _bayes.cost(latent, data, schedule)
+        # the means and the covariances of the states: 16 bytes for each pair of entries
+        law_bytes = 16.0 * schedule.draws * latent.entries**2
+        return replace(
+            cost, seconds=cost.seconds + planning, bytes=cost.bytes + law_bytes
         )
-        law = 16.0 * how.draws * latent.entries**2
-        return replace(found, seconds=found.seconds + planned, bytes=found.bytes + law)
 
     @one_blas_thread()
     def log_evidence(
@@ -454,8 +475,7 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Estimate:
-        """The log density of data under the program's law, by tempering, with its
-        error.
+        """The log density of data under the program's law, by tempering.
 
         Particles go from the prior to the posterior in small steps. For few data
         `law(…).condition(…).log_evidence` is the same number; for many data only few
@@ -470,37 +490,45 @@ class Program:
             The number of particles in each run; a first run with twice as many chooses
             the steps.
         """
-        at, seed = self._at(widths), chosen_seed(seed, rng)
-        # there are no chains
-        how = Schedule(chains=2, particles=particles, moves=moves).checked()
+        at = self._at(widths)
+        seed = chosen_seed(seed, rng)
+        # there are no chains, but a schedule needs two
+        schedule = Schedule(chains=2, particles=particles, moves=moves).checked()
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise, "log_evidence")
         shifted = at.shifted(workers) if origin.quadrature_error else []
-        return _bayes.evidence(latent, data, how, runs, seed, progress, shifted)
+        return _bayes.evidence(latent, data, schedule, runs, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
-        """The program at these widths, with the status of its law; an error if it needs
-        a limit that does not exist.
+        """The program at these widths, with the status of its law.
+
+        It raises an error if the law is a limit that does not exist, unless there is no
+        need for one.
         """
-        bound, numbers = bind_names(
-            topological_order(self._whole), widths, allow_inf=True
+        values = topological_order(self._whole)
+        bound, numbers = bind_names(values, widths, allow_inf=True)
+        return AtWidths(
+            self.outputs,
+            widths=tuple(bound.items()),
+            whole=self._whole,
+            numbers=tuple(numbers.items()),
+            status=self._status(bound if need_limit else {}),
         )
-        infinite = [width == inf for width in bound.values()] if need_limit else []
-        # weights that are not Gaussian have the same limit, and another law at finite
-        # width
-        status = "exact" if self._gaussian else "same limit"
-        if any(infinite):
-            status = self.check().verdict if all(infinite) else "conjectured"
+
+    def _status(self, bound: Mapping[str, float]) -> str:
+        """The status of the law at these widths; raises an error without a limit."""
+        infinite = [width == inf for width in bound.values()]
+        if all(infinite) and infinite:
+            status = self.check().verdict
+        elif any(infinite):
+            status = "conjectured"
+        else:
+            # Weights that are not Gaussian have the same limit, and another law at
+            # finite width.
+            status = "exact" if self._gaussian else "same limit"
         if status == NO_LIMIT:
             reasons = "; ".join(self.check().reasons)
             raise NoLimitError(
                 f"{self.name} has no limit: {reasons}; finite widths have a law"
             )
-        known = tuple(numbers.items())
-        return AtWidths(
-            self.outputs,
-            tuple(bound.items()),
-            whole=self._whole,
-            numbers=known,
-            status=status,
-        )
+        return status

@@ -1,6 +1,4 @@
-"""Attention, as in Example 3.1 of the paper, and its variants: masks, biases, groups,
-rotary positions.
-"""
+"""Attention, as in Example 3.1 of the paper, with masks, biases, groups and rotary."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ from ._block import affine, call_layer, scales
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
-    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), (heads, tokens,
-    tokens), for `bias` of `attend`.
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022).
 
-    The slopes m_a are 2^(−8a/H) if H is a power of two, else those of the next lower
-    power P and every other one of 2P.
+    Pass them, an array (heads, tokens, tokens), as `bias` of `attend`. The slopes m_a
+    are 2^(−8a/H) if H is a power of two, else those of the next lower power P and every
+    other one of 2P.
 
     Parameters
     ----------
@@ -51,18 +49,19 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
      [-0.5 -0.  -0.5]
      [-1.  -0.5 -0. ]]
     """
-    apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
-    if heads * apart.size > NUMBERS:
+    distance = np.abs(_distances(tokens, "alibi"))
+    heads = whole(heads, "heads", "alibi")
+    if heads * distance.size > NUMBERS:
         raise TraceError(
             "alibi",
-            f"heads={heads} of {apart.size:,} numbers each exceed {NUMBERS:,} in total",
+            f"heads={heads} of {distance.size:,} numbers each exceed {NUMBERS:,} in"
+            " total",
         )
-    below = 2 ** (heads.bit_length() - 1)
-    powers = (
-        np.concatenate([-8 * np.arange(1, below + 1), -4 * np.arange(1, 2 * below, 2)])
-        / below
-    )
-    return np.asarray(-(2.0 ** powers[:heads, None, None]) * apart)
+    power_of_two = 2 ** (heads.bit_length() - 1)  # the next lower one, P
+    slopes_of_p = -8 * np.arange(1, power_of_two + 1)
+    every_other_of_2p = -4 * np.arange(1, 2 * power_of_two, 2)
+    exponents = np.concatenate([slopes_of_p, every_other_of_2p]) / power_of_two
+    return np.asarray(-(2.0 ** exponents[:heads, None, None]) * distance)
 
 
 def relative_bias(
@@ -74,12 +73,12 @@ def relative_bias(
     std: float = 1.0,
     bidirectional: bool = True,
 ) -> Scalar:
-    """The relative biases of T5, (heads, tokens, tokens), for `bias` of `attend`: one
-    N(0, std²) per head and bucket.
+    """The relative biases of T5: one N(0, std²) per head and bucket of distances.
 
-    The bucket of j − i depends on its sign and size: exact for small distances, then
-    logarithmic up to `max_distance`. T5 shares the biases across layers: pass the same
-    value to each. The other parameters are those of `alibi`.
+    Pass them, (heads, tokens, tokens), as `bias` of `attend`. The bucket of j − i
+    depends on its sign and size: exact for small distances, then logarithmic up to
+    `max_distance`. T5 shares the biases across layers: pass the same value to each. The
+    other parameters are those of `alibi`.
 
     Parameters
     ----------
@@ -97,48 +96,45 @@ def relative_bias(
     >>> ns.nn.relative_bias(heads=2, tokens=5, std=0.1).shape
     (2, 5, 5)
     """
-    ahead, heads = (
-        -_distances(tokens, "relative_bias"),
-        whole(heads, "heads", "relative_bias"),
-    )
-    buckets = whole(buckets, "buckets", "relative_bias")
-    bidirectional = one_of(
-        bidirectional, "bidirectional", "relative_bias", (True, False)
-    )
-    if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
+    operation = "relative_bias"
+    ahead = -_distances(tokens, operation)
+    heads = whole(heads, "heads", operation)
+    buckets = whole(buckets, "buckets", operation)
+    bidirectional = one_of(bidirectional, "bidirectional", operation, (True, False))
+    signs = 2 if bidirectional else 1
+    if buckets < 2 * signs or buckets % signs:
         raise TraceError(
-            "relative_bias",
+            operation,
             "buckets",
             buckets,
             "2 or more, or, if bidirectional, even and 4 or more",
         )
-    half = buckets // 2 if bidirectional else buckets
-    max_distance = whole(
-        max_distance, "max_distance", "relative_bias", least=half // 2 + 1
-    )
-    # half of the buckets are for the distances 0, 1, …, the others for log(distance) up
-    # to log(max_distance)
-    distance, exact = (
-        np.abs(ahead) if bidirectional else np.maximum(-ahead, 0),
-        half // 2,
-    )
+    buckets_per_sign = buckets // signs
+    # Half of the buckets of a sign are for the distances 0, 1, …, and the others for
+    # log(distance) up to log(max_distance).
+    exact = buckets_per_sign // 2
+    max_distance = whole(max_distance, "max_distance", operation, least=exact + 1)
+    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
     logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(
         max_distance / exact
     )
-    # rounding of the logarithm must not move a distance at the start of a bucket into
-    # the previous one
-    coarse = exact + np.floor(logarithm * (half - exact) + 1e-9).astype(np.intp)
-    place = np.where(distance < exact, distance, np.minimum(coarse, half - 1))
-    table = normal(
-        (heads, buckets), scale(std, "std", "relative_bias"), name="relative bias"
+    # Rounding of the logarithm must not move a distance at the start of a bucket into
+    # the previous one.
+    steps = np.floor(logarithm * (buckets_per_sign - exact) + 1e-9).astype(np.intp)
+    coarse = np.minimum(exact + steps, buckets_per_sign - 1)
+    bucket = np.where(distance < exact, distance, coarse)
+    bucket_ahead = np.where(
+        bidirectional & (ahead > 0), buckets_per_sign + bucket, bucket
     )
-    return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
+    std = scale(std, "std", operation)
+    table = normal((heads, buckets), std, name="relative bias")
+    return table[:, bucket_ahead]
 
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
-    places = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
-    return np.asarray(np.subtract.outer(places, places))
+    positions = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
+    return np.asarray(np.subtract.outer(positions, positions))
 
 
 class Rotary(NamedTuple):
@@ -147,7 +143,8 @@ class Rotary(NamedTuple):
     Examples
     --------
     >>> n, d = ns.Width("n"), ns.Width("d")
-    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=ns.nn.Rotary(base=500_000.0)).shape
+    >>> positions = ns.nn.Rotary(base=500_000.0)
+    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=positions).shape
     (4,)
     """
 
@@ -194,8 +191,9 @@ def attention(
     sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
 ) -> Vector:
-    """Multi-head attention over the tokens along the last axis of x: the output of
-    `attend`.
+    """Multi-head attention over the tokens along the last axis of x.
+
+    It returns the output of `attend`, which also has the scores and the weights.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2)
     ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
@@ -240,7 +238,8 @@ def attention(
     >>> y = ns.nn.attention(ns.gaussian(n, 4), heads=2, mask="causal")
     >>> y
     <Vector of shape (4,) in R^n, by MatMul>
-    >>> print(f"{ns.Program(y)[0].law(n=ns.inf).var():.4f}")  # the first token sees itself alone
+    >>> first_token = ns.Program(y)[0]  # it sees only itself
+    >>> print(f"{first_token.law(n=ns.inf).var():.4f}")
     1.0000
     """
     return attend(**locals()).output
@@ -266,17 +265,20 @@ def attend(
     sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
 ) -> Attended:
-    """Multi-head attention: its output, scores and weights. The parameters are those of
-    `attention`.
+    """Multi-head attention: its output, scores and weights.
+
+    The parameters are those of `attention`.
 
     Examples
     --------
-    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
-    >>> made.output, made.weights.shape
+    >>> n, d = ns.Width("n"), ns.Width("d")
+    >>> x = ns.gaussian(n, 4)
+    >>> attended = ns.nn.attend(x, heads=8, groups=2, head_dim=d, mask="causal")
+    >>> attended.output, attended.weights.shape
     (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
     """
-    c = x if context is None else context
-    for name, tokens in (("x", x), ("context", c)):
+    sources = x if context is None else context  # tokens of keys and values
+    for name, tokens in (("x", x), ("context", sources)):
         if not isinstance(tokens, Vector) or tokens.ndim == 0:
             raise TraceError(
                 "attention", name, tokens, "vectors with an axis of tokens"
@@ -289,7 +291,7 @@ def attend(
             f"groups={groups} must divide heads={heads}: groups have equal sizes",
         )
     d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    sigma_q, sigma_k, sigma_v, sigma_o, b = scales(
+    sigma_q, sigma_k, sigma_v, sigma_o, sigma_b = scales(
         "attention",
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -297,11 +299,12 @@ def attend(
         sigma_o=sigma_o,
         sigma_b=sigma_b,
     )
-    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
-    k = affine(c, d, sigma_k, b, groups, "W^K")
-    v = affine(c, d, sigma_v, b, groups, "W^V")
+    q = affine(x, d, sigma_q, sigma_b, heads, "W^Q")  # (heads, …, tokens), in R^d
+    k = affine(sources, d, sigma_k, sigma_b, groups, "W^K")
+    v = affine(sources, d, sigma_v, sigma_b, groups, "W^V")
     if qk_norm is not None:
-        q, k = (call_layer(qk_norm, u, "qk_norm", "attention") for u in (q, k))
+        q = call_layer(qk_norm, q, "qk_norm", "attention")
+        k = call_layer(qk_norm, k, "qk_norm", "attention")
     if rotary is not None:
         if not isinstance(rotary, Rotary):
             raise TraceError(
@@ -310,47 +313,66 @@ def attend(
                 rotary,
                 "an ns.nn.Rotary(base, fraction, positions)",
             )
-        q, k = (rotate(u, **rotary._asdict()) for u in (q, k))
+        q = rotate(q, **rotary._asdict())
+        k = rotate(k, **rotary._asdict())
     if groups < heads:
-        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    if isinstance(scaling, str) and scaling in ("sqrt", "linear"):
-        p = dot(q, k) if scaling == "sqrt" else mean_dot(q, k)
-    elif as_number(scaling) is None:
+        group_of_head = np.repeat(np.arange(groups), heads // groups)
+        k = k[group_of_head]
+        v = v[group_of_head]
+    scores = _scaled_scores(q, k, scaling)
+    if softcap is not None:
+        cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
+        scores = cap * tanh(scores / cap)
+    if bias is not None:
+        scores = _with_bias(scores, bias)
+    if window is not None:
+        mask = _windowed(mask, window, scores)
+    weights = softmax(scores, mask)
+    heads_concatenated = concat(weights @ v, axis=0)
+    output = affine(heads_concatenated, x.width, sigma_o, sigma_b, name="W^O")
+    return Attended(output, scores, weights)
+
+
+def _scaled_scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
+    """The scores of queries and keys, (heads, …, queries, keys)."""
+    if isinstance(scaling, str) and scaling == "sqrt":
+        return dot(q, k)
+    if isinstance(scaling, str) and scaling == "linear":
+        return mean_dot(q, k)
+    if as_number(scaling) is None:
         raise TraceError(
             "attention", "scaling", scaling, "'sqrt', 'linear' or a number"
         )
-    else:
-        p = real(scaling, "scaling", "attention") * dot(q, k)
-    if softcap is not None:
-        cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
-        p = cap * tanh(p / cap)
-    if bias is not None:
-        added = (
-            bias
-            if isinstance(bias, Scalar)
-            else constant(numbers(bias, "attention", "bias"))
-        )
-        problem = (
-            f"bias of shape {added.shape} must broadcast to the scores, (heads, …,"
-            f" queries, keys) = {p.shape}"
-        )
-        if broadcast_shapes("attention", problem, p.shape, added.shape) != p.shape:
-            raise TraceError("attention", problem)
-        p = p + added
-    if window is not None:
-        window = whole(window, "window", "attention")
-        if p.shape[-1] != p.shape[-2]:
-            raise TraceError(
-                "attention", f"window={window} needs square scores, got shape {p.shape}"
-            )
-        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
-            remedy = "else mask & ns.nn.causal(tokens, window)"
-            raise TraceError(
-                "attention", f"window needs mask=None or 'causal'; {remedy}"
-            )
-        back = causal(p.shape[-1], window)
-        mask = back | back.T if mask is None else back
-    a = softmax(p, mask)
-    return Attended(
-        affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a
+    return real(scaling, "scaling", "attention") * dot(q, k)
+
+
+def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
+    """The scores plus a bias that broadcasts to them."""
+    if not isinstance(bias, Scalar):
+        bias = constant(numbers(bias, "attention", "bias"))
+    problem = (
+        f"bias of shape {bias.shape} must broadcast to the scores, (heads, …,"
+        f" queries, keys) = {scores.shape}"
     )
+    shape = broadcast_shapes("attention", problem, scores.shape, bias.shape)
+    if shape != scores.shape:
+        raise TraceError("attention", problem)
+    return scores + bias
+
+
+def _windowed(
+    mask: npt.ArrayLike | str | None, window: int, scores: Scalar
+) -> npt.NDArray[np.bool_]:
+    """The mask of a window of tokens, on both sides or, if causal, on the left."""
+    window = whole(window, "window", "attention")
+    queries, keys = scores.shape[-2:]
+    if queries != keys:
+        raise TraceError(
+            "attention",
+            f"window={window} needs square scores, got shape {scores.shape}",
+        )
+    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+        remedy = "else mask & ns.nn.causal(tokens, window)"
+        raise TraceError("attention", f"window needs mask=None or 'causal'; {remedy}")
+    backwards = causal(keys, window)
+    return backwards | backwards.T if mask is None else backwards
