@@ -26,6 +26,11 @@ def readout():
     return ns.mean_dot(ns.gaussian(n), ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
 
 
+# the laws of a layer of attention have a limit with a density, near which a few widths
+# of these are
+ATTENTION = ns.paper.layer(tokens=2, heads=1)
+
+
 def loss():
     return (
         ns.mean_dot(ns.gaussian(n), ns.tanh(ns.weight(n, n) @ ns.gaussian(n))) - 1.0
@@ -151,13 +156,13 @@ STUDIES = {
     ),
     "width_needed": (
         lambda **a: ns.width_needed(
-            ns.Program(readout()), **{"tolerance": 0.5, "draws": 200, **a}
+            ATTENTION, **{"tolerance": 0.5, "draws": 200, **a}
         ),
         {"tolerance": 0.5, "of": "kl", "width": "n", "seed": 0},
     ),
     "rate": (
         lambda **a: ns.rate(
-            ns.Program(readout()), **{"widths": [4, 8, 16], "draws": 200, **a}
+            ATTENTION, **{"widths": [4, 8, 16], "draws": 200, **a}
         ),
         {"widths": [4, 8, 16], "width": "n", "seed": 0},
     ),

@@ -235,7 +235,7 @@ def test_fail_is_of_all_that_is_to_change(folder):
 @pytest.mark.slow
 def test_a_file_says_how_things_scale(folder):
     (folder / "mine.toml").write_text(
-        'like = "mup"\n[head]\nlr = {width = 0.5}\n[embedding]\nlr = {width = 0.5}\n'
+        'like = "mup"\n[logits]\nwidth = -0.5\n[embedding]\nlr = {width = 0.5}\n'
     )
     result = netsor(
         *SMALL,
@@ -249,6 +249,7 @@ def test_a_file_says_how_things_scale(folder):
     assert result.returncode == 0, result.stderr
     first, second = json.loads(result.stdout)["checks"]
     assert first["parametrisation"]["name"] == "mine"
+    assert first["parametrisation"]["logits"]["width"] == -0.5
     assert first["parametrisation"]["embedding"]["lr"]["width"] == 0.5
     assert second["parametrisation"]["embedding"]["lr"]["width"] == 1.0
 
@@ -295,12 +296,16 @@ def test_a_file_says_how_things_scale(folder):
     ],
 )
 def test_bad_input(folder, options, said):
-    given = (
-        [word for word in SMALL if word not in ("--tokens", "2")]
-        if "--ids" in options
-        else SMALL
-    )
-    result = netsor(*given, *options, cwd=folder)
+    # an option may be given only once, and --ids replace --tokens
+    replaced = {*options, "--tokens"} if "--ids" in options else set(options)
+    command, model, *pairs = SMALL
+    kept = [
+        word
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True)
+        if name not in replaced
+        for word in (name, value)
+    ]
+    result = netsor(command, model, *kept, *options, cwd=folder)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
     assert result.stderr.count("\n") == 1

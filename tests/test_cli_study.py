@@ -64,6 +64,7 @@ def run(
 ):
     study = SimpleNamespace(
         request=request,
+        least_seconds=lambda: 0.0,
         estimate=lambda: cost,
         cheaper=lambda cost: "",
         prepare=prepare,

@@ -220,7 +220,7 @@ def _growing(
         raise ArgumentError(name, others[name], "left out: other arguments are widths")
     free = [name for name in net.widths if name not in others]
     chosen = free[0] if width is None and len(free) == 1 else width
-    if chosen is None or chosen not in free:
+    if not isinstance(chosen, str) or chosen not in free:
         raise ArgumentError(
             "width",
             width,

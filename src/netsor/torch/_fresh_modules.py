@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._validate import ArgumentError
+from .._validate import ArgumentError, shown
 
 Module = Any  # a torch.nn.Module
 # a torch.nn.Module, or a function that returns a new one each time
@@ -61,9 +61,10 @@ def new_module(module: ModuleOrFactory) -> Module:
         )
     made = module if isinstance(module, torch.nn.Module) else module()
     if not isinstance(made, torch.nn.Module):
-        raise TypeError(
-            f"module={module!r} must be a torch.nn.Module, or a function that"
-            " returns one"
+        raise ArgumentError(
+            "module",
+            module,
+            f"a torch.nn.Module, or a function that returns one, not {shown(made)}",
         )
     return made
 

@@ -156,7 +156,7 @@ def audit(
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
-    def audited(given: Any) -> Any:
+    def read_subject(given: Any) -> Any:
         if isinstance(given, Program):
             wanted = {
                 name: size
@@ -171,11 +171,13 @@ def audit(
             return ProgramModel(program, {}, longer, ids)
         return given if isinstance(given, Transformer | ProgramModel) else read(given)
 
-    def compared(given: Any) -> Any:
+    def subject(given: Any, argument: str) -> Any:
+        """What an argument names; errors have the name of the argument."""
         try:
-            return audited(given)
+            return read_subject(given)
         except ArgumentError as error:
-            error.name = "compare" if error.name == "model" else error.name
+            if error.name in ("model", "module"):
+                error.name = argument
             raise
 
     others = (
@@ -185,7 +187,10 @@ def audit(
         if isinstance(compare, list | tuple)
         else [compare]
     )
-    models = (audited(model), *map(compared, others))
+    models = (
+        subject(model, "model"),
+        *(subject(other, "compare") for other in others),
+    )
     if is_function(model):
         ids, tokens = None, None  # the program has them
     swept = None

@@ -51,7 +51,8 @@ DRAWS = 32
 # of an exponent: promises hold for large n, and the widths of a check are finite
 TOLERANCE = 0.1
 MOST_LAYERS = 200
-MOST_LR = 1e12
+# of positive learning rates: beyond these, changes overflow or vanish in rounding
+LEAST_LR, MOST_LR = 1e-30, 1e12
 LETTERS = {"width": "n", "depth": "L"}  # in formulas
 SIZE, CHANGE, UPDATE = "size", "change", "update"
 # activations with a block number even in a model of one block
@@ -338,6 +339,15 @@ class CheckTask(DrawTask):
         }
 
 
+def _learning_rate(value: Any) -> float:
+    """A learning rate, validated: 0, or one whose changes can be measured."""
+    rate = real(value, "lr", least=0, most=MOST_LR)
+    if 0 < rate < LEAST_LR:
+        allowed = f"0, or a number from {LEAST_LR:g} to {MOST_LR:g}"
+        raise ArgumentError("lr", value, allowed)
+    return rate
+
+
 @dataclass(frozen=True, eq=False)
 class Request(TrainingRequest):
     """The validated options of a coordinate check."""
@@ -379,7 +389,7 @@ class Request(TrainingRequest):
                 "given for a program: a number, a function of (in, out), or a dict",
             )
         if isinstance(self.lr, int | float):
-            real(self.lr, "lr", least=0, most=MOST_LR)
+            _learning_rate(self.lr)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number")
         if not (callable(self.eps) and self.own):
@@ -427,8 +437,7 @@ class Request(TrainingRequest):
         if isinstance(self.lr, Mapping):
             refuse_idle_rates(list(self.lr), model)
         return {
-            kind: real(rates.get(kind, own), "lr", least=0, most=MOST_LR)
-            for kind in KINDS
+            kind: _learning_rate(rates.get(kind, own)) for kind in KINDS
         }
 
     @property

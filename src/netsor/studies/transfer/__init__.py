@@ -8,6 +8,7 @@ each has its own plan.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -233,6 +234,19 @@ class SweepCase(TrainingCase):
         return bool(self.refused)
 
 
+def _takes_step(schedule: Any) -> bool:
+    """Whether a schedule can be called with the number of a step."""
+    if not callable(schedule):
+        return False
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return True
+
+
 def _finite(loss: Any) -> Any:
     """DIVERGED in place of losses that overflow."""
     xp = array_namespace(loss)
@@ -283,7 +297,7 @@ class Request(TrainingRequest):
     def __post_init__(self) -> None:
         if not isinstance(self.optimiser, Optimiser | Mapping):
             one_of(self.optimiser, "optimiser", "", tuple(NAMED))
-        if self.schedule is not None and not callable(self.schedule):
+        if self.schedule is not None and not _takes_step(self.schedule):
             allowed = "a function of the step, 0, 1, …, that returns a factor"
             raise ArgumentError("schedule", self.schedule, allowed)
         if self.lr is not None:
