@@ -10,27 +10,32 @@ from .._mpl_style import rendered, styled
 from ..studies import Request, Result
 
 KINDS = ("pdf", "png", "svg")
-# as a report lists them
+# What the report says about the files in its folder.
 FILES = {"*.pdf, *.png": "each figure", "*.csv": "its data", "manifest.json": ""}
-FIGURE_SECONDS = 1.5  # to draw one
+FIGURE_SECONDS = 1.5  # time to draw one figure, for the estimate of a run
 
 
 def file_names(figures: Iterable[str]) -> list[str]:
-    """The files of these figures, and the report."""
-    return [
-        "report.html",
-        *(f"{name}.{kind}" for name in figures for kind in ("csv", "pdf", "png")),
-    ]
+    """Names of the report and of the files of these figures."""
+    names = ["report.html"]
+    for figure in figures:
+        names += [f"{figure}.{kind}" for kind in ("csv", "pdf", "png")]
+    return names
 
 
 def drawn(draw: Callable[..., Any], *args: Any) -> dict[str, bytes]:
-    """A figure as pdf, png and svg."""
+    """The figure that `draw(*args)` returns, as pdf, png and svg."""
     with styled():
-        return dict(zip(KINDS, rendered(draw(*args), *KINDS), strict=True))
+        files = rendered(draw(*args), *KINDS)
+    return dict(zip(KINDS, files, strict=True))
 
 
 class FigureResult(Result):
-    """A result with figures; `report` is the path of its page."""
+    """A result with figures; `report` is the path of its page.
+
+    `tables` are the CSV files of the figures, by name, and `figures` the pictures that
+    workers are drawing.
+    """
 
     def __init__(
         self,
@@ -39,14 +44,14 @@ class FigureResult(Result):
         figures: Mapping[str, Future[dict[str, bytes]]],
     ) -> None:
         assert request.out is not None
-        self.request, self.report = request, request.out / "report.html"
-        self._tables, self._figures = (
-            tables,
-            {name: figure.result() for name, figure in figures.items()},
-        )
+        self.request = request
+        self.report = request.out / "report.html"
+        self._tables = tables
+        self._figures = {name: future.result() for name, future in figures.items()}
 
     @property
     def _svg(self) -> dict[str, bytes]:
+        """The figures as the report embeds them, by name."""
         return {
             name: files["svg"]
             for name, files in self._figures.items()
@@ -54,13 +59,9 @@ class FigureResult(Result):
         }
 
     def _files(self) -> dict[str, bytes]:
-        tables = {f"{name}.csv": content for name, content in self._tables.items()}
-        pairs = (
-            (name, kind)
-            for name, files in self._figures.items()
-            for kind in files
-            if kind != "svg"
-        )
-        return tables | {
-            f"{name}.{kind}": self._figures[name][kind] for name, kind in pairs
-        }
+        files = {f"{name}.csv": table for name, table in self._tables.items()}
+        for name, kinds in self._figures.items():
+            for kind, content in kinds.items():
+                if kind != "svg":  # it is in the report
+                    files[f"{name}.{kind}"] = content
+        return files

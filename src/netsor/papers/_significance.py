@@ -1,44 +1,51 @@
-"""Verdicts by a rule that can come out either way: a measured number is on one side of
-a bound by four errors.
+"""Verdicts on published statements, by a rule that can also go against them: a measured
+number must be on one side of a bound by four standard errors.
 """
 
 from __future__ import annotations
 
 from ..laws import Estimate
 
-AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"
+AGREES = "agrees"
+DISAGREES = "disagrees"
+UNDECIDED = "undecided"
+ABSENT = "not run"
 OUTSIDE = "outside its stated range"
-SIGMAS = 4.0
-CLASSES = {
-    AGREES: "good",
-    DISAGREES: "bad",
-    OUTSIDE: "absent",
-    ABSENT: "absent",
-}  # colours of a report; others are "open"
+SIGMAS = 4.0  # standard errors by which a number must clear its bound
+# The colour class of each verdict in a report; any other verdict is "open".
+CLASSES = {AGREES: "good", DISAGREES: "bad", OUTSIDE: "absent", ABSENT: "absent"}
 
 
-def decide_below(e: Estimate, bound: float) -> str:
-    """Is it below the bound?"""
-    if e.value + SIGMAS * e.error < bound:
+def decide_below(estimate: Estimate, bound: float) -> str:
+    """Whether an estimate is below the bound."""
+    margin = SIGMAS * estimate.error
+    if estimate.value + margin < bound:
         return AGREES
-    return DISAGREES if e.value - SIGMAS * e.error > bound else UNDECIDED
+    if estimate.value - margin > bound:
+        return DISAGREES
+    return UNDECIDED
 
 
 def decide_decreasing(first: Estimate, second: Estimate) -> str:
-    """Is the second below the first?"""
+    """Whether the second of two independent estimates is below the first."""
     error = (first.error**2 + second.error**2) ** 0.5
     return decide_below(Estimate(second.value - first.value, error), 0.0)
 
 
 def combine(*verdicts: str) -> str:
-    """One verdict of several: disagrees if any does, else undecided, else outside its
-    range, else agrees.
+    """The worst of several verdicts.
+
+    From worst to best: disagrees, undecided, outside its stated range, agrees.
     """
-    return next((v for v in (DISAGREES, UNDECIDED, OUTSIDE) if v in verdicts), AGREES)
+    for verdict in (DISAGREES, UNDECIDED, OUTSIDE):
+        if verdict in verdicts:
+            return verdict
+    return AGREES
 
 
 def extrapolate(verdict: str) -> str:
-    """The verdict where the authors do not say that their statement holds: a failure
-    there is no disagreement.
+    """The verdict on a statement outside the range that its authors state.
+
+    A failure there is no disagreement.
     """
     return OUTSIDE if verdict == DISAGREES else verdict

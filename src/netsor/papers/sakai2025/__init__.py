@@ -30,42 +30,41 @@ def reproduce(
     precision: str = "float64",
     executor: Executor | None = None,
 ) -> Finished:
-    """The paper's figures, their data, and a report on its claims, as the command
-    `netsor reproduce` does it.
+    """Recompute the paper's figures and check its claims, as `netsor reproduce` does.
 
-    Trials are kept in `out` as they finish; a run that was interrupted goes on where it
-    stopped.
+    The result is a folder with the figures, their data and a report. Trials are kept
+    there as they finish, and an interrupted run resumes where it stopped.
 
     Parameters
     ----------
     *figures : str
         Names such as "1b" or groups such as "exp1"; all, if none is given.
     out : str or pathlib.Path
-        The folder. Files in it that are not of an earlier run are never overwritten.
+        The folder. Files in it that no earlier run wrote are never overwritten.
     samples : int, optional
         Draws per trial. The default is the paper's number.
     trials : int, optional
         The default is ten, as in the paper.
     seed : int
-        Of the first trial.
+        Seed of the random numbers.
     rng : numpy.random.Generator or int, optional
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
+        A generator from which a seed is drawn, or an integer, instead of `seed`.
     workers : int, optional
         Processes; all cores, if None.
     quick : bool
         Few draws and trials: a minute or so.
     estimator : str
-        Of KL: "paper", "exact" or "both".
+        How KL is estimated: "paper", "exact" or "both".
     tokens : int
         The larger number of tokens of figure 4.
     backend : str
-        The array library, as in `Program.law`; a device is used by one process alone.
+        The array library, as in `Program.law`; a device is used by only one process.
     device : str, optional
-        Where it computes.
+        The device of the backend, such as "cuda"; a GPU by default, if there is one.
     precision : str
-        Of numbers, "float64" or "float32".
+        The precision of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
-        Runs the trials instead of local processes; for example that of a cluster.
+        Runs the trials instead of local processes, for example on a cluster.
 
     Returns
     -------
@@ -77,22 +76,26 @@ def reproduce(
     >>> try:
     ...     ns.paper.reproduce("9z")
     ... except ValueError as error:
-    ...     print(error)
+    ...     print(str(error).partition(",")[0])
     ...
-    names='9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
+    names='9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads
     """
     # matplotlib is slow to import, and seldom needed
     from ._reproduce import PaperStudy, Request
 
-    how = {
-        "seed": seed,
-        "rng": rng,
-        "workers": workers,
-        "backend": backend,
-        "device": device,
-        "precision": precision,
-    }
     request = Request.of(
-        figures, samples, trials, quick, estimator, tokens, out=out, **how
+        figures,
+        samples,
+        trials,
+        quick,
+        estimator,
+        tokens,
+        out=out,
+        seed=seed,
+        rng=rng,
+        workers=workers,
+        backend=backend,
+        device=device,
+        precision=precision,
     )
     return PaperStudy(request).run(executor)

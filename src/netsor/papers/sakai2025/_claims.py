@@ -1,10 +1,10 @@
-"""The paper's claims, each with a measurement, and a verdict by a rule that can also go
-against the claim.
+"""The paper's claims: for each a measurement, and a verdict that could also go against
+the claim.
 
 A rule compares a measured number with a bound: it agrees or disagrees if the number is
 on that side of the bound by four standard errors, else the draws are too few to tell.
 Where the limit itself was used in what was measured, it must first agree with the
-engine at infinite width: else an error of the limit would cancel and remain unseen.
+engine at infinite width; otherwise an error of the limit would cancel unnoticed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from ._densities import GRID, WEIGHTS, Plan, agreement
 from ._estimators import HEADS, Divergences, Heads, Scores
 from ._experiments import Case, Figure, limit_law
 
+Data = Mapping[str, Any]  # measurements, by figure
+
 
 @dataclass(frozen=True)
 class Row:
@@ -45,25 +47,32 @@ class Row:
     figures: tuple[str, ...]
 
 
-def own(divergences: Divergences) -> str:
-    """Does every limit that was used in measuring widths agree with the engine at
-    infinite width?
+class Judgement(NamedTuple):
+    """What was measured for a claim, in words, and the verdict."""
+
+    measured: str
+    verdict: str
+
+
+def limits_verdict(divergences: Divergences) -> str:
+    """Whether the limits used in measuring widths agree with the infinite-width engine.
+
+    Limits that were not used in that way do not count.
     """
-    return combine(
-        *(
-            AGREES if limit.agrees else DISAGREES
-            for limit in divergences.limits
-            if limit is not None
-        )
-    )
+    verdicts = [
+        AGREES if limit.agrees else DISAGREES
+        for limit in divergences.limits
+        if limit is not None
+    ]
+    return combine(*verdicts)
 
 
-def _checked(divergences: Divergences) -> str:
-    """The comparison of limits with the engine, in words."""
-    deviations = [limit for limit in divergences.limits if limit is not None]
-    if not deviations:
+def _limits_note(divergences: Divergences) -> str:
+    """The comparison of these limits with the engine, in words, to end a sentence."""
+    agreements = [limit for limit in divergences.limits if limit is not None]
+    if not agreements:
         return ""
-    worst = max(deviations, key=lambda limit: limit.deviation / limit.allowed)
+    worst = max(agreements, key=lambda limit: limit.deviation / limit.allowed)
     verdict = "within" if worst.agrees else "NOT within"
     return (
         "; the closed-form limit and samples at infinite width are"
@@ -72,111 +81,120 @@ def _checked(divergences: Divergences) -> str:
     )
 
 
-Data = Mapping[str, Any]  # measurements, by figure
-
-
-def _falling(name: str, data: Data) -> tuple[str, str]:
-    divergences: Divergences = data[name]
-    values = divergences.best()
-    steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(values)]
-    slope, local = divergences.slope, divergences.last_slope
-    steep = UNDECIDED if slope is None else decide_below(slope, -1.0)
+def _falls_to_limit(divergences: Divergences) -> Judgement:
+    """KL falls with the width, and at least as fast as 1/n."""
+    estimates = divergences.best()
     text = "KL " + ", ".join(
-        f"{e} (n = {n:.0f})"
-        for n, e in zip(divergences.parameters, values, strict=True)
+        f"{kl} (n = {n:.0f})"
+        for n, kl in zip(divergences.parameters, estimates, strict=True)
     )
-    text += "; fitted slope " + ("not known" if slope is None else f"{slope.value:.2f}")
-    text += "" if local is None else f", last step {local}"
-    # the paper's estimator has a floor, so of its curve only the fall is asked
-    return text + _checked(divergences), combine(
-        *steps, *([steep] if divergences.exact else []), own(divergences)
-    )
+    slope, last_slope = divergences.slope, divergences.last_slope
+    if slope is None:
+        text += "; fitted slope not known"
+    else:
+        text += f"; fitted slope {slope.value:.2f}"
+    if last_slope is not None:
+        text += f", last step {last_slope}"
+
+    verdicts = [decide_decreasing(a, b) for a, b in itertools.pairwise(estimates)]
+    if divergences.exact:  # the paper's estimator has a floor, which flattens its slope
+        verdicts.append(UNDECIDED if slope is None else decide_below(slope, -1.0))
+    verdicts.append(limits_verdict(divergences))
+    return Judgement(text + _limits_note(divergences), combine(*verdicts))
 
 
-def _scores(data: Data) -> tuple[str, str]:
-    scores: Scores = data["2a"]
+def _scores(scores: Scores) -> Judgement:
+    """Scores stay spread out under 1/√n, and collapse under 1/n."""
     root, linear = scores.histograms
-    n = root.case.width
-    spread = combine(
-        decide_below(root.variance, 1.25),
-        decide_below(Estimate(-root.variance.value, root.variance.error), -0.8),
-    )
+    negative_variance = Estimate(-root.variance.value, root.variance.error)
     verdict = combine(
-        spread,
+        decide_below(root.variance, 1.25),
+        decide_below(negative_variance, -0.8),
         decide_below(root.kolmogorov, 0.02),
-        decide_below(linear.variance, 4 / n),
+        decide_below(linear.variance, 4 / root.case.width),
     )
-    return (
-        (
-            f"1/√n: variance {root.variance}, Kolmogorov distance to N(0, 1)"
-            f" {root.kolmogorov}; 1/n: variance {linear.variance}"
-        ),
-        verdict,
+    text = (
+        f"1/√n: variance {root.variance}, Kolmogorov distance to N(0, 1)"
+        f" {root.kolmogorov}; 1/n: variance {linear.variance}"
     )
+    return Judgement(text, verdict)
 
 
-def _match(data: Data) -> tuple[str, str]:
-    heads: Heads = data["heads"]
-    values = heads.finite.best()
+def _matches_at_256(heads: Heads) -> Judgement:
+    """The density at width 256 is that of the limit."""
     text = "; ".join(
-        f"H = {h:.0f}: KL {e}"
-        for h, e in zip(heads.finite.parameters, values, strict=True)
+        f"H = {count:.0f}: KL {kl}"
+        for count, kl in zip(heads.finite.parameters, heads.finite.best(), strict=True)
     )
-    return text + _checked(heads.finite), combine(
-        *(decide_below(e, 1e-3) for e in values), own(heads.finite)
-    )
+    return _all_below(1e-3, heads.finite, text)
 
 
-def _gaussian(data: Data) -> tuple[str, str]:
-    heads: Heads = data["heads"]
-    values = dict(zip(HEADS, heads.many, strict=False)) or dict(
-        zip(
-            (int(h) for h in heads.gaussian.parameters),
-            heads.gaussian.best(),
-            strict=True,
-        )
+def _low_rank(divergences: Divergences) -> Judgement:
+    """Low-rank attention has the same limit."""
+    text = "KL " + ", ".join(
+        f"{kl} (H = {count:.0f})"
+        for count, kl in zip(divergences.parameters, divergences.best(), strict=True)
     )
-    listed = list(values.values())
-    steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(listed)]
+    return _all_below(5e-3, divergences, text)
+
+
+def _all_below(bound: float, divergences: Divergences, text: str) -> Judgement:
+    """KL is below the bound in every case."""
+    verdicts = [decide_below(kl, bound) for kl in divergences.best()]
+    verdicts.append(limits_verdict(divergences))
+    return Judgement(text + _limits_note(divergences), combine(*verdicts))
+
+
+def _becomes_gaussian(heads: Heads) -> Judgement:
+    """The limit approaches the Gaussian of infinitely many heads, of equal variance."""
+    # the paper's estimator, if it is the only one, has fewer numbers of heads
+    kl_by_heads = dict(zip(HEADS, heads.many, strict=False))
+    if not kl_by_heads:
+        counts = [int(count) for count in heads.gaussian.parameters]
+        kl_by_heads = dict(zip(counts, heads.gaussian.best(), strict=True))
+    verdicts = [
+        decide_decreasing(a, b) for a, b in itertools.pairwise(kl_by_heads.values())
+    ]
+
     target = heads.gaussian_variance
-    gaps = [
-        Estimate(abs(v - target.value) / target.value, target.error / target.value)
-        for v in heads.limit_variances
+    variances = [
+        f"{variance:.6f} (H = {case.heads})"
+        for variance, case in zip(
+            heads.limit_variances, heads.figure.cases, strict=True
+        )
     ]
     text = (
-        f"KL to the Gaussian of its own variance {values[1]} (H = 1), {values[256]} (H"
-        " = 256); variance "
+        f"KL to the Gaussian of its own variance {kl_by_heads[1]} (H = 1),"
+        f" {kl_by_heads[256]} (H = 256); variance {', '.join(variances)}, {target}"
+        " (infinitely many heads, integrated apart)"
     )
-    text += ", ".join(
-        f"{v:.6f} (H = {c.heads})"
-        for v, c in zip(heads.limit_variances, heads.figure.cases, strict=True)
-    )
-    text += f", {target} (infinitely many heads, integrated apart)"
-    same = AGREES
-    if len(heads.variances) > 1:  # measured, at width 256
+    for variance in heads.limit_variances:
+        difference = abs(variance - target.value) / target.value
+        gap = Estimate(difference, target.error / target.value)
+        verdicts.append(decide_below(gap, 1e-3))
+
+    if len(heads.variances) > 1:  # they were measured at width 256
         first, last = heads.variances[0], heads.variances[-1]
-        gap = Estimate(
-            abs(last.value / first.value - 1),
-            (first.error**2 + last.error**2) ** 0.5 / first.value,
-        )
+        error = (first.error**2 + last.error**2) ** 0.5 / first.value
+        gap = Estimate(abs(last.value / first.value - 1), error)
+        verdicts.append(decide_below(gap, 0.02))
         text += f"; at width 256 {first} and {last}"
-        same = decide_below(gap, 0.02)
-    verdict = combine(
-        *steps, same, *(decide_below(gap, 1e-3) for gap in gaps), own(heads.finite)
-    )
-    return text + _checked(heads.finite), verdict
+    verdicts.append(limits_verdict(heads.finite))
+    return Judgement(text + _limits_note(heads.finite), combine(*verdicts))
 
 
-def _low_rank(data: Data) -> tuple[str, str]:
-    divergences: Divergences = data["3b"]
-    values = divergences.best()
-    text = "KL " + ", ".join(
-        f"{e} (H = {h:.0f})"
-        for h, e in zip(divergences.parameters, values, strict=True)
-    )
-    return text + _checked(divergences), combine(
-        *(decide_below(e, 5e-3) for e in values), own(divergences)
-    )
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, the rule for its verdict, and the figures it concerns.
+
+    `judge` gets the measurements of one of these figures, `measured_in`.
+    """
+
+    text: str
+    rule: str
+    figures: tuple[str, ...]
+    measured_in: str
+    judge: Callable[[Any], Judgement]
 
 
 FALLING = (
@@ -186,49 +204,47 @@ FALLING = (
     " of the engine at infinite width, by a test of level 1e-6."
 )
 
-CLAIMS: list[
-    tuple[str, str, tuple[str, ...], str, Callable[[Data], tuple[str, str]]]
-] = [
-    (
-        (
+CLAIMS = [
+    Claim(
+        text=(
             "As the width grows, the output's law converges to the hierarchical"
             " Gaussian limit."
         ),
-        FALLING,
-        ("1a", "1b"),
-        "1b",
-        lambda data: _falling("1b", data),
+        rule=FALLING,
+        figures=("1a", "1b"),
+        measured_in="1b",
+        judge=_falls_to_limit,
     ),
-    (
-        (
+    Claim(
+        text=(
             "Under 1/√n scaling a similarity score stays spread out, and tends to N(0,"
             " 1); under 1/n it collapses to 0."
         ),
-        (
+        rule=(
             "Under 1/√n the variance lies between 0.8 and 1.25 and the Kolmogorov"
             " distance to N(0, 1) is below 0.02; under 1/n the variance is below 4/n."
         ),
-        ("2a",),
-        "2a",
-        _scores,
+        figures=("2a",),
+        measured_in="2a",
+        judge=_scores,
     ),
-    (
-        "At width 256 the density matches the limit, for one head and for 256.",
-        (
+    Claim(
+        text="At width 256 the density matches the limit, for one head and for 256.",
+        rule=(
             "KL is below 0.001 for both (by Pinsker, no event's probability is off by"
             " more than 2.3%), and the limit of one head is that of the engine at"
             " infinite width, by a test of level 1e-6."
         ),
-        ("2b", "heads"),
-        "heads",
-        _match,
+        figures=("2b", "heads"),
+        measured_in="heads",
+        judge=_matches_at_256,
     ),
-    (
-        (
+    Claim(
+        text=(
             "As heads are added, the limit approaches the Gaussian of infinitely many"
             " heads, whose variance it has for every number of heads."
         ),
-        (
+        rule=(
             "KL to the Gaussian falls with each doubling of the heads from 1 to 256"
             " (from 1 to 256 at once, if only the paper's estimator was asked for); the"
             " variances of the limits agree with the Gaussian's to one part in a"
@@ -236,61 +252,54 @@ CLAIMS: list[
             " the limit of one head is that of the engine at infinite width, by a test"
             " of level 1e-6."
         ),
-        ("2b", "heads"),
-        "heads",
-        _gaussian,
+        figures=("2b", "heads"),
+        measured_in="heads",
+        judge=_becomes_gaussian,
     ),
-    (
-        "Low-rank attention with heads of dimension 64 has the same limit.",
-        (
+    Claim(
+        text="Low-rank attention with heads of dimension 64 has the same limit.",
+        rule=(
             "KL is below 0.005 for every number of heads (no event's probability is off"
             " by more than 5%), and the limits are those of the engine at infinite"
             " width, by a test of level 1e-6."
         ),
-        ("3a", "3b"),
-        "3b",
-        _low_rank,
+        figures=("3a", "3b"),
+        measured_in="3b",
+        judge=_low_rank,
     ),
-    (
-        "The limit holds for another number of tokens too.",
-        FALLING,
-        ("4a", "4b"),
-        "4b",
-        lambda data: _falling("4b", data),
+    Claim(
+        text="The limit holds for another number of tokens too.",
+        rule=FALLING,
+        figures=("4a", "4b"),
+        measured_in="4b",
+        judge=_falls_to_limit,
     ),
-    (
-        "The limit holds for ReLU, which is not bounded.",
-        FALLING,
-        ("5a", "5b"),
-        "5b",
-        lambda data: _falling("5b", data),
+    Claim(
+        text="The limit holds for ReLU, which is not bounded.",
+        rule=FALLING,
+        figures=("5a", "5b"),
+        measured_in="5b",
+        judge=_falls_to_limit,
     ),
 ]
 
 
 def judged(data: Data) -> list[Row]:
-    """Every claim; those whose figure was not run say so."""
+    """A row for every claim; those whose figure was not run say so."""
     rows = []
-    for claim, rule, figures, needed, judge in CLAIMS:
-        measured, verdict = (
-            judge(data)
-            if needed in data
-            else (f"figure {needed} was not requested", ABSENT)
-        )
-        rows.append(
-            Row(
-                claim,
-                rule,
-                measured,
-                verdict,
-                tuple(name for name in figures if name in data),
-            )
-        )
+    for claim in CLAIMS:
+        if claim.measured_in in data:
+            measured, verdict = claim.judge(data[claim.measured_in])
+        else:
+            measured = f"figure {claim.measured_in} was not requested"
+            verdict = ABSENT
+        figures = tuple(name for name in claim.figures if name in data)
+        rows.append(Row(claim.text, claim.rule, measured, verdict, figures))
     return rows
 
 
-# numbers of heads of the other laws: one, many, infinitely many
-BESIDE = (1, 64, math.inf)
+# Numbers of heads of the laws that a width is distinguished from.
+OTHER_HEADS = (1, 64, math.inf)
 SIGMAS = 4.0  # standard errors, as for verdicts
 TWICE = 4.0  # ratio of two KLs: twice the distance, as KL is half a squared distance
 
@@ -301,7 +310,7 @@ class Other(NamedTuple):
     heads: float
     kl: float  # D(limit ‖ this law)
     by_width: bool  # whether the nearest width is distinguished from it
-    # whether draws at infinite width are; None, if there are none
+    # whether draws at infinite width are distinguished from it; None without draws
     by_draws: bool | None
 
 
@@ -317,62 +326,58 @@ class Separation:
 
 
 def separations_ahead(figure: Figure) -> Iterator[None]:
-    """Make the laws that limits of a figure are compared with, piece by piece: they are
-    remembered.
+    """Compute and cache, piece by piece, the laws that a figure's limits are compared
+    with.
     """
-    for limit in dict.fromkeys(
-        case.limit for case in figure.cases if figure.kind in ("kl", "heads")
-    ):
-        for heads in BESIDE:
+    if figure.kind not in ("kl", "heads"):
+        return
+    for limit in dict.fromkeys(case.limit for case in figure.cases):
+        for heads in OTHER_HEADS:
             if heads != limit.heads:
-                _apart(limit, heads)
+                _kl_to_other(limit, heads)
                 yield
 
 
 def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
-    """For every figure of divergences, and every limit in it."""
+    """The nearest width to each limit, for every figure of divergences."""
     separated = []
     for name, measured in data.items():
         curve = measured.finite if isinstance(measured, Heads) else measured
-        if isinstance(curve, Divergences):
-            pairs = zip(curve.figure.cases, curve.best(), strict=True)
-            # of each limit the last, and widest
-            nearest = {case.limit: (case, kl) for case, kl in pairs}
-            separated += [
-                _separation(plan, name, case, kl) for case, kl in nearest.values()
-            ]
+        if not isinstance(curve, Divergences):
+            continue
+        nearest = {}  # of each limit the last case, which is the widest
+        for case, kl in zip(curve.figure.cases, curve.best(), strict=True):
+            nearest[case.limit] = case, kl
+        for case, kl in nearest.values():
+            separated.append(_separation(plan, name, case, kl))
     return separated
 
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
-    blocks = (
-        plan.replicated(case.limit)
-        if plan.exact and plan.agreement(case) is not None
-        else None
-    )
+    has_draws = plan.exact and plan.agreement(case) is not None
+    blocks = plan.replicated(case.limit) if has_draws else None
+    farthest = kl.value + SIGMAS * kl.error
     others = []
-    for heads in BESIDE:
-        if heads != case.heads:
-            apart = _apart(case.limit, heads)
-            by_draws = (
-                None
-                if blocks is None
-                else not agreement(_with(case.limit, heads), blocks).agrees
+    for heads in OTHER_HEADS:
+        if heads == case.heads:
+            continue
+        kl_to_other = _kl_to_other(case.limit, heads)
+        by_draws = None
+        if blocks is not None:
+            by_draws = not agreement(_with_heads(case.limit, heads), blocks).agrees
+        others.append(
+            Other(
+                heads=heads,
+                kl=kl_to_other,
+                by_width=kl_to_other > TWICE * farthest,
+                by_draws=by_draws,
             )
-            others.append(
-                Other(
-                    heads,
-                    apart,
-                    apart > TWICE * (kl.value + SIGMAS * kl.error),
-                    by_draws,
-                )
-            )
-    return Separation(
-        figure, case, float(limit_law(case).kurtosis()), kl, tuple(others)
-    )
+        )
+    kurtosis = float(limit_law(case).kurtosis())
+    return Separation(figure, case, kurtosis, kl, tuple(others))
 
 
-def _with(limit: Case, heads: float) -> Law:
+def _with_heads(limit: Case, heads: float) -> Law:
     """The limit of the same layer with this many heads."""
     if math.isinf(heads):
         return limit_law(limit).infinite_heads()
@@ -380,9 +385,9 @@ def _with(limit: Case, heads: float) -> Law:
 
 
 @lru_cache(maxsize=64)  # figures share limits
-def _apart(limit: Case, heads: float) -> float:
+def _kl_to_other(limit: Case, heads: float) -> float:
     """D(limit ‖ the limit with this many heads), by quadrature."""
-    here, there = (
-        np.asarray(law.logpdf(GRID)) for law in (limit_law(limit), _with(limit, heads))
-    )
-    return float(np.sum(WEIGHTS * kl_terms(np.exp(here), np.exp(there), there)))
+    log_limit = np.asarray(limit_law(limit).logpdf(GRID))
+    log_other = np.asarray(_with_heads(limit, heads).logpdf(GRID))
+    terms = kl_terms(np.exp(log_limit), np.exp(log_other), log_other)
+    return float(np.sum(WEIGHTS * terms))

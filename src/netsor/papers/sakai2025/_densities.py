@@ -1,12 +1,13 @@
-"""Densities and distances at each width from the trials of a run, with the limit as a
-control variate.
+"""Densities and distances at each width, from the trials of a run.
 
-Paper's estimator: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y;
-v_∞)] over the replicas of all trials, f_∞ the limit's own density and v_n, v_∞ from the
-same random numbers (coupled), then KL by quadrature with a jackknife over blocks. That
-is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails
-nothing is coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and
-E[N(y; v_n)] is used without it.
+The paper's estimator is one kernel estimate for each trial. Ours uses the limit as a
+control variate: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], an average over the replicas of
+all trials, with the limit's own density f_∞, and v_n and v_∞ from the same random
+numbers (coupled). KL follows by quadrature, with a jackknife over blocks of replicas.
+
+That is right only if f_∞ is E[N(y; v_∞)], so this is tested first; where it fails,
+nothing is coupled. Above `COUPLED` heads v_∞ hardly varies, so that coupling gains
+nothing, and E[N(y; v_n)] is used without it.
 """
 
 from __future__ import annotations
@@ -32,19 +33,24 @@ from ._experiments import Case, Figure, limit_law
 Array = npt.NDArray[np.float64]
 
 BLOCKS = 8  # blocks of replicas in a trial, for the jackknife
-ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
+COUPLED = 16  # heads up to which widths are coupled with the limit
+# What random numbers are for: each purpose has a stream of its own.
+ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)
 
 
 def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, Array]:
-    """Nodes and weights for integrals over the line, equally spaced in arcsinh(y):
-    dense near 0, sparse far out.
+    """Nodes and weights for integrals over the line, up to `reach` times the scale.
+
+    The nodes are equally spaced in arcsinh(y): dense near 0, sparse far out.
     """
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = float(np.arcsinh(reach))
-    return scale * np.sinh(last * x), step * last * scale * np.cosh(last * x)
+    nodes = scale * np.sinh(last * x)
+    weights = step * last * scale * np.cosh(last * x)
+    return nodes, weights
 
 
-# the outputs have standard deviations near 0.6
+# The outputs have standard deviations near 0.6.
 GRID, WEIGHTS = _even_grid(0.6, points=501)
 
 
@@ -60,11 +66,11 @@ class TrialTask:
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its numbers depend on, as JSON can hold it."""
-        case = {
-            name: "inf" if value == math.inf else value
-            for name, value in asdict(self.case).items()
-        }
+        """All that its numbers depend on, in a form that JSON can store."""
+        case = asdict(self.case)
+        for name, value in case.items():
+            if value == math.inf:
+                case[name] = "inf"
         values = {
             "case": case,
             "trial": self.trial,
@@ -78,11 +84,11 @@ class TrialTask:
         return derive_seed(self.seed, self.trial, purpose)
 
     def run(self) -> Arrays:
-        """Draw: `draws`, one output each, and `density`, a row of E[N(y; v)] on the
-        grid for each block of replicas.
+        """Draw the trial.
 
-        Draws have single precision, to save space. The limit has no `draws`: its
-        quantile function gives them.
+        Returns `draws`, one output each, in single precision to save space, and
+        `density`, a row of E[N(y; v)] on the grid for each block of replicas. The limit
+        has no `draws`: they come from its quantile function. A score has no `density`.
         """
         case = self.case
         law = case.program.law(
@@ -102,30 +108,24 @@ class TrialTask:
             }
         assert isinstance(law, Mixture)
         noise = generator(self.stream(NOISE)).standard_normal(self.samples)
-        draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(
-            np.float32
-        )
-        numbers = np.array((law.random_numbers + 1) * self.samples)
-        if case.score:
-            return {"draws": draws, "numbers": numbers}
-        return {
-            "draws": draws,
-            "density": block_densities(law, GRID, BLOCKS),
-            "numbers": numbers,
-        }
+        outputs = law.component_mean + np.sqrt(law.component_var) * noise
+        arrays = {"draws": outputs.astype(np.float32)}
+        if not case.score:
+            arrays["density"] = block_densities(law, GRID, BLOCKS)
+        arrays["numbers"] = np.array((law.random_numbers + 1) * self.samples)
+        return arrays
 
 
 def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
-    """The density of each block of replicas (blocks, points), of a law with components
-    of mean 0.
+    """The density of each block of replicas, an array (blocks, points).
+
+    The components of the law must have mean 0.
     """
     labels = np.arange(law.replicas) * blocks // law.replicas
-    alive = law.component_var > 0
-    rule = compress(law.component_var[alive], blocks=Blocks(labels[alive], blocks))
-    return np.asarray(rule.pdf(y).T * (alive.sum() * blocks / law.replicas))
-
-
-COUPLED = 16  # heads up to which widths are coupled with the limit
+    positive = law.component_var > 0
+    groups = Blocks(labels[positive], blocks)
+    rule = compress(law.component_var[positive], blocks=groups)
+    return np.asarray(rule.pdf(y).T * (positive.sum() * blocks / law.replicas))
 
 
 @lru_cache(maxsize=32)
@@ -158,13 +158,14 @@ class Plan:
 
     def part(self, case: Case, trial: int) -> TrialTask:
         """One trial of a case."""
-        return TrialTask(
-            case, trial, self.samples or case.samples, self.seed, self.backend
-        )
+        samples = self.samples or case.samples
+        return TrialTask(case, trial, samples, self.seed, self.backend)
 
     def parts(self, figure: Figure) -> list[TrialTask]:
-        """The trials that a figure needs; all cases of a trial before the next, for a
-        good estimate of time left.
+        """The trials that a figure needs.
+
+        All cases of a trial come before the next trial, for a good estimate of the time
+        left.
         """
         return [
             self.part(case, trial)
@@ -182,9 +183,8 @@ class Plan:
     @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:
         """All trials of a case."""
-        loaded = [
-            self.store.load(self.part(case, trial).key) for trial in range(self.trials)
-        ]
+        trials = [self.part(case, trial) for trial in range(self.trials)]
+        loaded = [self.store.load(task.key) for task in trials]
         if any(arrays is None for arrays in loaded):
             raise RuntimeError(
                 f"a trial of {case} was removed while it was needed; run the command"
@@ -198,31 +198,31 @@ class Plan:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
-        """Kernel estimates of draws of the limit, which are independent of those of any
-        width.
-        """
-        parts = [self.part(limit, trial) for trial in range(self.trials)]
+        """Kernel estimates of draws of the limit, independent of those of any width."""
+        trials = [self.part(limit, trial) for trial in range(self.trials)]
+        law = limit_law(limit)
         return [
-            Empirical(limit_law(limit).rvs(part.samples, part.stream(purpose)))
-            for part in parts
+            Empirical(law.rvs(task.samples, task.stream(purpose))) for task in trials
         ]
 
     def gaussian_draws(self, limit: Case) -> list[Empirical]:
         """Kernel estimates of draws of the Gaussian of infinitely many heads."""
-        parts = [self.part(limit, trial) for trial in range(self.trials)]
         std = limit_law(limit).infinite_heads().std()
-        return [
-            Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples))
-            for part in parts
-        ]
+        laws = []
+        for trial in range(self.trials):
+            task = self.part(limit, trial)
+            normals = generator(task.stream(GAUSS)).standard_normal(task.samples)
+            laws.append(Empirical(std * normals))
+        return laws
 
     def replicated(self, case: Case) -> Array:
         """E[N(y; v)] at this width by blocks of replicas (blocks, points)."""
         return np.concatenate([arrays["density"] for arrays in self.load(case)])
 
     def agreement(self, case: Case) -> Agreement | None:
-        """Whether the limit agrees with the engine at infinite width; None where
-        nothing is coupled through it.
+        """Whether the limit agrees with the engine at infinite width.
+
+        None for cases that are not coupled with it.
         """
         return self._agreement(case.limit) if _coupled(case) else None
 
@@ -230,48 +230,48 @@ class Plan:
     def _agreement(self, limit: Case) -> Agreement:
         return agreement(limit_law(limit), self.replicated(limit))
 
-    def _through_limit(self, case: Case) -> bool:
-        tested = self.agreement(case)
-        return tested is not None and tested.agrees
+    def _is_coupled(self, case: Case) -> bool:
+        """Whether the case is measured through its limit."""
+        agreement = self.agreement(case)
+        return agreement is not None and agreement.agrees
 
     def blocks(self, case: Case) -> Array:
         """The density at this width by blocks of replicas (blocks, points)."""
         density = self.replicated(case)
-        if not self._through_limit(case):
+        if not self._is_coupled(case):
             return density
-        return np.asarray(
-            np.exp(on_grid(case.limit)[1]) + (density - self.replicated(case.limit))
-        )
+        _, log_limit = on_grid(case.limit)
+        difference = density - self.replicated(case.limit)
+        return np.asarray(np.exp(log_limit) + difference)
 
     def variance(self, case: Case) -> Estimate:
         """The variance at this width."""
         squares = self.replicated(case) @ (WEIGHTS * GRID**2)
-        return Estimate(
-            float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares)))
-        )
+        error = float(squares.std(ddof=1) / math.sqrt(len(squares)))
+        return Estimate(float(squares.mean()), error)
 
     def kl(self, case: Case) -> Estimate:
         """Our D(width n ‖ limit)."""
-        coupled = self._through_limit(case)
-        rows = self.replicated(case) - (self.replicated(case.limit) if coupled else 0.0)
-        densities, logs = on_grid(case.limit)
-        groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), densities]
+        coupled = self._is_coupled(case)
+        rows = self.replicated(case)
+        if coupled:  # rows of f_n − f_∞ instead of f_n
+            rows = rows - self.replicated(case.limit)
+        limit_sets, log_limit = on_grid(case.limit)
+        groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), limit_sets]
 
-        def divergence(f: Array, limit: Array) -> Array:
-            return np.asarray(
-                np.sum(
-                    WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs),
-                    axis=-1,
-                )
-            )
+        def divergence(row: Array, limit: Array) -> Array:
+            density = limit + row if coupled else row
+            terms = kl_terms(density, limit, log_limit)
+            return np.asarray(np.sum(WEIGHTS * terms, axis=-1))
 
         return jackknife(divergence, groups).corrected()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The limit's density against the engine's own at infinite width: the largest
-    deviation, in standard errors.
+    """How far the limit's density is from the engine's at infinite width.
+
+    `deviation` is the largest one in standard errors, `allowed` its threshold.
     """
 
     deviation: float
@@ -284,31 +284,35 @@ class Agreement:
 
 
 def agreement(limit: Law, blocks: Array) -> Agreement:
-    """Compare a density with blocks of replicas of it: probabilities of intervals,
-    second and fourth moment.
+    """Compare a density with blocks of replicas of it.
 
-    A test of level 1e-6. In the moments |y| is cut off at four standard deviations,
-    beyond which they are mostly noise.
+    A test of level 1e-6 on the probabilities of intervals and the second and fourth
+    moment. In the moments |y| is cut off at four standard deviations, beyond which they
+    are mostly noise.
     """
     scale = limit.std()
     near = np.abs(GRID) < 6 * scale  # beyond, too little of the density is left
     y = GRID[near]
     value, error = limit.with_error.pdf(y)
-    shape = np.minimum(np.abs(y) / scale, 4.0)
-    inside = [np.abs(y) < c * scale for c in np.linspace(0.2, 3.0, 15)]
-    tests = np.stack([*inside, shape**2, shape**4]) * WEIGHTS[near]
-    numbers = blocks[:, near] @ tests.T
-    gap = np.abs(numbers.mean(axis=0) - tests @ value)
-    spread = numbers.std(axis=0, ddof=1) / math.sqrt(len(numbers))
-    # the last term: rounding, and the error of integrals by 501 points
-    noise = np.sqrt(
-        spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2
-    )
-    allowed = float(
-        scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests)))
-    )
+    cut_off = np.minimum(np.abs(y) / scale, 4.0)
+    intervals = [np.abs(y) < bound * scale for bound in np.linspace(0.2, 3.0, 15)]
+    tests = np.stack([*intervals, cut_off**2, cut_off**4]) * WEIGHTS[near]
+
+    observed = blocks[:, near] @ tests.T
+    expected = tests @ value
+    gap = np.abs(observed.mean(axis=0) - expected)
+    spread = observed.std(axis=0, ddof=1) / math.sqrt(len(observed))
+    limit_error = np.abs(tests) @ error
+    # rounding, and the error of integrals by 501 points
+    rounding = 1e-9 * (np.abs(tests) @ value)
+    noise = np.sqrt(spread**2 + limit_error**2 + rounding**2)
+
+    level = 1e-6 / (2 * len(tests))  # two-sided, shared by all tests
+    freedom = max(len(blocks) - 1, 1)
+    allowed = float(scipy.special.stdtrit(freedom, 1 - level))
     return Agreement(float(np.max(gap / noise)), allowed)
 
 
 def _coupled(case: Case) -> bool:
+    """Whether widths of a case are coupled with its limit, if that passes its test."""
     return not case.score and case.heads <= COUPLED

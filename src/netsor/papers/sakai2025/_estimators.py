@@ -19,24 +19,23 @@ from ._experiments import Case, Figure, limit_law
 
 Row = dict[str, Any]
 
-# the part of the grid that is drawn: four standard deviations
+# The part of the grid that is drawn: four standard deviations of the outputs.
 SHOWN = np.abs(GRID) < 2.5
-# for the exact distance from the limit to the Gaussian
+# Numbers of heads of the exact distance from the limit to the Gaussian.
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+WELL_ABOVE = 4  # standard errors above 0 of the points that a slope is fitted to
 
 
-def _kernel(first: list[Empirical], second: list[Empirical]) -> list[float]:
-    """The paper's D(first ‖ second), one for each trial, on a grid over the draws of
-    all trials.
-    """
+def _paper_kl(first: list[Empirical], second: list[Empirical]) -> list[float]:
+    """The paper's D(first ‖ second), one for each trial, on a grid over all draws."""
     laws = [*first, *second]
-    grid = np.linspace(
-        min(law.draws[0] for law in laws), max(law.draws[-1] for law in laws), 500
-    )
+    lowest = min(law.draws[0] for law in laws)
+    highest = max(law.draws[-1] for law in laws)
+    grid = np.linspace(lowest, highest, 500)
     return [paper_kl(a, b, grid) for a, b in zip(first, second, strict=True)]
 
 
-def _place(case: Case) -> Row:
+def _case_columns(case: Case) -> Row:
     """The columns that say which case a row is about."""
     return {
         "tokens": case.tokens,
@@ -49,12 +48,10 @@ def _place(case: Case) -> Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """A density: of a finite width, a limit, or the Gaussian of infinitely many
-    heads.
-    """
+    """A density with its errors, on a grid."""
 
-    role: str
-    estimator: str
+    role: str  # width n, limit or infinitely many heads
+    estimator: str  # exact or paper
     case: Case
     y: Array
     density: Array
@@ -70,12 +67,13 @@ class Densities:
 
     def rows(self) -> Iterator[Row]:
         """A row for each point."""
-        for c in self.curves:
-            for y, density, error in zip(c.y, c.density, c.error, strict=True):
+        for curve in self.curves:
+            points = zip(curve.y, curve.density, curve.error, strict=True)
+            for y, density, error in points:
                 yield {
-                    **_place(c.case),
-                    "law": c.role,
-                    "estimator": c.estimator,
+                    **_case_columns(curve.case),
+                    "law": curve.role,
+                    "estimator": curve.estimator,
                     "y": y,
                     "density": density,
                     "error": error,
@@ -83,19 +81,15 @@ class Densities:
 
 
 def densities(plan: Plan, figure: Figure) -> Densities:
-    """Each case at its width, and its limit; for a figure over heads at width 256, the
-    Gaussian too.
+    """Each case at its width, and its limit.
+
+    A figure over heads at width 256 has the Gaussian of infinitely many heads too.
     """
     curves = []
     y = GRID[SHOWN]
-    none = np.zeros_like(y)
     for case in figure.cases:
         if plan.exact:
-            blocks = plan.blocks(case)[:, SHOWN]
-            error = blocks.std(axis=0, ddof=1) / math.sqrt(len(blocks))
-            curves.append(
-                Curve("width n", "exact", case, y, blocks.mean(axis=0), error)
-            )
+            curves.append(_exact_curve(plan, case, y))
         if plan.paper:
             curves.append(_kernel_curve("width n", case, plan.draws(case)[0], y))
     for limit in dict.fromkeys(case.limit for case in figure.cases):
@@ -105,23 +99,24 @@ def densities(plan: Plan, figure: Figure) -> Densities:
         if plan.paper:
             curves.append(_kernel_curve("limit", limit, plan.limit_draws(limit)[0], y))
     if figure.parameter == "H" and figure.cases[0].head_dim is None:
-        gaussian = limit_law(figure.cases[0]).infinite_heads().pdf(y)
-        curves.append(
-            Curve(
-                "infinitely many heads",
-                "exact",
-                figure.cases[0].limit,
-                y,
-                gaussian,
-                none,
-            )
-        )
+        limit = figure.cases[0].limit
+        density = limit_law(limit).infinite_heads().pdf(y)
+        role, error = "infinitely many heads", np.zeros_like(y)
+        curves.append(Curve(role, "exact", limit, y, density, error))
     return Densities(figure, curves)
 
 
+def _exact_curve(plan: Plan, case: Case, y: Array) -> Curve:
+    """Our estimate at finite width, with standard errors from blocks of replicas."""
+    blocks = plan.blocks(case)[:, SHOWN]
+    error = blocks.std(axis=0, ddof=1) / math.sqrt(len(blocks))
+    return Curve("width n", "exact", case, y, blocks.mean(axis=0), error)
+
+
 def _kernel_curve(role: str, case: Case, law: Empirical, y: Array) -> Curve:
-    value, error = law.with_error.pdf(y)
-    return Curve(role, "paper", case, y, value, error)
+    """The paper's kernel estimate."""
+    density, error = law.with_error.pdf(y)
+    return Curve(role, "paper", case, y, density, error)
 
 
 @dataclass(frozen=True)
@@ -129,38 +124,35 @@ class Divergences:
     """A figure of KL divergences: one point for each case, by one estimator or both."""
 
     figure: Figure
-    # a list of trials for each case
+    # The paper's estimator: for each case, a value of each trial.
     paper: list[list[float]] = field(default_factory=list)
-    # the same, of the limit against itself
+    # The same for the limit against itself.
     floor: list[list[float]] = field(default_factory=list)
+    # Our estimator.
     exact: list[Estimate] = field(default_factory=list)
-    # whether each limit is the engine's own
+    # Whether the limit agrees with the engine, where widths are measured through it.
     limits: list[Agreement | None] = field(default_factory=list)
 
     @property
     def parameters(self) -> list[float]:
         """The varied parameter: n or H."""
-        return [
-            case.width if self.figure.parameter == "n" else case.heads
-            for case in self.figure.cases
-        ]
+        if self.figure.parameter == "n":
+            return [case.width for case in self.figure.cases]
+        return [case.heads for case in self.figure.cases]
 
     def best(self) -> list[Estimate]:
-        """Our estimates; otherwise the paper's, minus its value for the limit against
-        itself.
-        """
+        """Our estimates, or else the paper's minus its value for the limit itself."""
+        if self.exact:
+            return self.exact
         floors = self.floor or [[0.0] * len(trials) for trials in self.paper]
-        less = [
-            np.subtract(trials, floor)
+        return [
+            _mean(np.subtract(trials, floor))
             for trials, floor in zip(self.paper, floors, strict=True)
         ]
-        return self.exact or [_mean(trials) for trials in less]
 
     @cached_property
     def slope(self) -> Estimate | None:
-        """The slope of log KL against log n, by least squares over the points well
-        above their errors.
-        """
+        """The slope of log KL against log n over all points."""
         return slope(self.parameters, self.best())
 
     @cached_property
@@ -169,58 +161,78 @@ class Divergences:
         return slope(self.parameters[-2:], self.best()[-2:])
 
     def rows(self) -> Iterator[Row]:
-        """A row for each trial of the paper's estimator, and one for ours; of the limit
-        with itself, once.
+        """A row for each trial of the paper's estimator, and one for our estimate.
+
+        The paper's estimates for a limit against itself occur once.
         """
-        shown: set[Case] = set()
+        limits_listed: set[Case] = set()
         for index, case in enumerate(self.figure.cases):
-            place = {**_place(case), "compared": "width n with limit"}
-            yield from _trial_rows(place, self.paper[index] if self.paper else ())
-            if self.floor and case.limit not in shown:
-                shown.add(case.limit)
-                itself = {**_place(case.limit), "compared": "limit with itself"}
-                yield from _trial_rows(itself, self.floor[index])
-            if self.exact:
-                yield {
-                    **place,
-                    "estimator": "exact",
-                    "trial": "",
-                    "kl": self.exact[index].value,
-                    "error": self.exact[index].error,
+            columns = {**_case_columns(case), "compared": "width n with limit"}
+            if self.paper:
+                yield from _trial_rows(columns, self.paper[index])
+            if self.floor and case.limit not in limits_listed:
+                limits_listed.add(case.limit)
+                limit_columns = {
+                    **_case_columns(case.limit),
+                    "compared": "limit with itself",
                 }
+                yield from _trial_rows(limit_columns, self.floor[index])
+            if self.exact:
+                yield _exact_row(columns, self.exact[index])
 
 
-def _trial_rows(place: Row, trials: Sequence[float]) -> Iterator[Row]:
+def _trial_rows(columns: Row, trials: Sequence[float]) -> Iterator[Row]:
+    """A row for each trial of the paper's estimator."""
     for trial, value in enumerate(trials):
-        yield {**place, "estimator": "paper", "trial": trial, "kl": value, "error": ""}
+        yield {
+            **columns,
+            "estimator": "paper",
+            "trial": trial,
+            "kl": value,
+            "error": "",
+        }
+
+
+def _exact_row(columns: Row, estimate: Estimate) -> Row:
+    """The row of our estimate."""
+    return {
+        **columns,
+        "estimator": "exact",
+        "trial": "",
+        "kl": estimate.value,
+        "error": estimate.error,
+    }
 
 
 def _mean(trials: Array) -> Estimate:
-    """The mean, with its standard error; larger for few trials: four standard errors
-    have the same level for all.
+    """The mean with its standard error, wider for few trials.
+
+    Four of these errors then have the same level for any number of trials.
     """
+    mean = float(np.mean(trials))
     if len(trials) < 2:
-        return Estimate(float(np.mean(trials)), math.inf)
+        return Estimate(mean, math.inf)
     student = float(scipy.special.stdtrit(len(trials) - 1, scipy.special.ndtr(4.0))) / 4
-    return Estimate(
-        float(np.mean(trials)),
-        student * float(np.std(trials, ddof=1)) / math.sqrt(len(trials)),
-    )
+    std = float(np.std(trials, ddof=1))
+    return Estimate(mean, student * std / math.sqrt(len(trials)))
 
 
 def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate | None:
-    """The slope of log KL against the log of a parameter, by least squares over the
-    points well above their errors.
+    """The slope of log KL against the log of a parameter, by least squares.
+
+    Only points that are well above their errors count; None for fewer than two.
     """
-    kept = [
-        (n, e.value, e.error)
-        for n, e in zip(parameters, values, strict=True)
-        if e.value > 4 * e.error
+    points = [
+        (parameter, estimate)
+        for parameter, estimate in zip(parameters, values, strict=True)
+        if estimate.value > WELL_ABOVE * estimate.error
     ]
-    if len(kept) < 2:
+    if len(points) < 2:
         return None
-    n, value, error = (np.array(column) for column in zip(*kept, strict=True))
-    x = np.log(n) - np.log(n).mean()
+    log_n = np.log(np.array([parameter for parameter, _ in points]))
+    value = np.array([estimate.value for _, estimate in points])
+    error = np.array([estimate.error for _, estimate in points])
+    x = log_n - log_n.mean()
     weights = x / np.sum(x**2)
     return Estimate(
         float(weights @ np.log(value)),
@@ -231,7 +243,7 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
 @lru_cache(maxsize=32)
 def _floor(plan: Plan, limit: Case) -> list[float]:
     """The value of the paper's estimator for the limit against itself."""
-    return _kernel(plan.limit_draws(limit, AGAIN), plan.limit_draws(limit))
+    return _paper_kl(plan.limit_draws(limit, AGAIN), plan.limit_draws(limit))
 
 
 def divergences(plan: Plan, figure: Figure) -> Divergences:
@@ -239,7 +251,8 @@ def divergences(plan: Plan, figure: Figure) -> Divergences:
     curve = Divergences(figure)
     for case in figure.cases:
         if plan.paper:
-            curve.paper.append(_kernel(plan.draws(case), plan.limit_draws(case.limit)))
+            limit_draws = plan.limit_draws(case.limit)
+            curve.paper.append(_paper_kl(plan.draws(case), limit_draws))
             curve.floor.append(_floor(plan, case.limit))
         if plan.exact:
             curve.exact.append(plan.kl(case))
@@ -269,59 +282,57 @@ class Scores:
         """A row for each bin."""
         for h in self.histograms:
             density = h.counts / (h.counts.sum() * np.diff(h.edges))
-            for left, right, count, value in zip(
-                h.edges[:-1], h.edges[1:], h.counts, density, strict=True
-            ):
+            bins = zip(h.edges[:-1], h.edges[1:], h.counts, density, strict=True)
+            for left, right, count, height in bins:
                 yield {
                     "n": h.case.width,
                     "scaling": h.case.scaling,
                     "left": left,
                     "right": right,
                     "count": int(count),
-                    "density": value,
+                    "density": height,
                 }
 
 
 def scores(plan: Plan, figure: Figure) -> Scores:
     """Histograms of p_11, over √n and over n."""
-    histograms = []
-    for case in figure.cases:
-        draws = np.stack([arrays["draws"] for arrays in plan.load(case)]).astype(
-            np.float64
-        )
-        width = 0.1 if case.scaling == "sqrt" else 0.1 / math.sqrt(case.width)
-        reach = (math.ceil(np.abs(draws[0]).max() / width) + 0.5) * width
-        counts, edges = np.histogram(
-            draws[0], bins=round(2 * reach / width), range=(-reach, reach)
-        )
-        every = np.sort(draws.ravel())
-        square = every**2
-        rank = np.arange(every.size + 1) / every.size
-        normal = scipy.special.ndtr(every)
-        distance = float(max(np.max(rank[1:] - normal), np.max(normal - rank[:-1])))
-        histograms.append(
-            Histogram(
-                case,
-                edges,
-                counts,
-                Estimate(
-                    float(square.mean()),
-                    float(square.std(ddof=1) / math.sqrt(every.size)),
-                ),
-                Estimate(distance, 0.5 / math.sqrt(every.size)),
-            )
-        )
+    histograms = [_histogram(plan, case) for case in figure.cases]
     return Scores(figure, histograms)
+
+
+def _histogram(plan: Plan, case: Case) -> Histogram:
+    trials = np.stack([arrays["draws"] for arrays in plan.load(case)])
+    trials = trials.astype(np.float64)
+    # bins with one centred at 0, up to the largest draw of the first trial
+    bin_width = 0.1 if case.scaling == "sqrt" else 0.1 / math.sqrt(case.width)
+    reach = (math.ceil(np.abs(trials[0]).max() / bin_width) + 0.5) * bin_width
+    bins = round(2 * reach / bin_width)
+    counts, edges = np.histogram(trials[0], bins=bins, range=(-reach, reach))
+
+    draws = np.sort(trials.ravel())
+    squares = draws**2
+    error = float(squares.std(ddof=1) / math.sqrt(draws.size))
+    cdf = np.arange(draws.size + 1) / draws.size
+    normal_cdf = scipy.special.ndtr(draws)
+    above, below = np.max(cdf[1:] - normal_cdf), np.max(normal_cdf - cdf[:-1])
+    return Histogram(
+        case=case,
+        edges=edges,
+        counts=counts,
+        variance=Estimate(float(squares.mean()), error),
+        kolmogorov=Estimate(float(max(above, below)), 0.5 / math.sqrt(draws.size)),
+    )
 
 
 @dataclass(frozen=True)
 class Heads:
-    """KL against the number of heads: width 256 against the limit, and the limit
-    against the Gaussian.
+    """KL against the number of heads.
+
+    Width 256 is compared with the limit, and the limit with the Gaussian.
     """
 
     finite: Divergences
-    gaussian: Divergences  # of the paper's numbers of heads
+    gaussian: Divergences  # by the paper's estimator only
     many: list[Estimate]  # the exact D(limit ‖ Gaussian), for each of HEADS
     variances: list[Estimate]  # at width 256, for each case
     limit_variances: list[float]
@@ -338,17 +349,14 @@ class Heads:
         for row in self.gaussian.rows():
             if row["compared"] == "width n with limit":
                 yield {**row, "n": math.inf, "compared": "limit with Gaussian"}
-        for heads, estimate in zip(HEADS, self.many, strict=False):
-            yield {
-                **_place(self.figure.cases[0]),
-                "heads": heads,
+        for count, estimate in zip(HEADS, self.many, strict=False):
+            columns = {
+                **_case_columns(self.figure.cases[0]),
+                "heads": count,
                 "n": math.inf,
                 "compared": "limit with Gaussian",
-                "estimator": "exact",
-                "trial": "",
-                "kl": estimate.value,
-                "error": estimate.error,
             }
+            yield _exact_row(columns, estimate)
 
 
 def heads(plan: Plan, figure: Figure) -> Heads:
@@ -357,21 +365,23 @@ def heads(plan: Plan, figure: Figure) -> Heads:
     if plan.paper:
         for case in figure.cases:
             gaussian.paper.append(
-                _kernel(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit))
+                _paper_kl(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit))
             )
-    one = limit_law(figure.cases[0])
-    normal = one.infinite_heads()
-    many = [kl(one.with_heads(count), normal) for count in HEADS] if plan.exact else []
-    # independently: E[A K A^T] over all scores, instead of the law of one head;
-    # clipping at 100 leaves K = I
+    limit = limit_law(figure.cases[0])
+    normal = limit.infinite_heads()
+    many = []
+    if plan.exact:
+        many = [kl(limit.with_heads(count), normal) for count in HEADS]
+    # The Gaussian's variance a second time, independently: E[A K A^T] over all scores
+    # instead of the law of one head. Clipping at 100 leaves K = I.
     joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**19)
     return Heads(
-        divergences(plan, figure),
-        gaussian,
-        many,
-        [plan.variance(case) for case in figure.cases],
-        [one.with_heads(case.heads).var() for case in figure.cases],
-        joint[0].with_error.var(),
+        finite=divergences(plan, figure),
+        gaussian=gaussian,
+        many=many,
+        variances=[plan.variance(case) for case in figure.cases],
+        limit_variances=[limit.with_heads(case.heads).var() for case in figure.cases],
+        gaussian_variance=joint[0].with_error.var(),
     )
 
 

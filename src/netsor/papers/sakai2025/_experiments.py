@@ -20,8 +20,9 @@ HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of the layer at one width; `score`: the score p_11 instead of
-    the output.
+    """One configuration of the layer at one width.
+
+    The output is one token, or the score p_11 if `score` is set.
     """
 
     tokens: int = 4
@@ -47,17 +48,13 @@ class Case:
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
-        return (
-            {"n": self.width}
-            if self.head_dim is None
-            else {"n": self.width, "d": self.head_dim}
-        )
+        if self.head_dim is None:
+            return {"n": self.width}
+        return {"n": self.width, "d": self.head_dim}
 
     @property
     def limit(self) -> Case:
-        """The same layer with all widths at infinity, where a head dimension makes no
-        difference.
-        """
+        """The same layer at infinite width; its head dimension does not matter."""
         return replace(self, width=math.inf, head_dim=None)
 
     @property
@@ -71,8 +68,10 @@ def first_score(tokens: int = 4, scaling: str = "sqrt") -> ns.Scalar:
     """The score p_11 of one head of the layer, over √n or over n."""
     n = ns.Width("n")
     x = ns.clip(ns.weight(n, n, batch=tokens) @ ns.gaussian(n), 100.0)
-    q, k = ns.weight(n, n) @ x, ns.weight(n, n) @ x
-    return (ns.dot if scaling == "sqrt" else ns.mean_dot)(q, k)[0, 0]
+    q = ns.weight(n, n) @ x
+    k = ns.weight(n, n) @ x
+    scores = ns.dot(q, k) if scaling == "sqrt" else ns.mean_dot(q, k)
+    return scores[0, 0]
 
 
 def limit_law(case: Case) -> HeadSum:
@@ -89,20 +88,18 @@ def _limit_law(limit: Case) -> HeadSum:
 
 @dataclass(frozen=True)
 class Figure:
-    """One panel of the paper: its kind of picture, its cases, and the parameter on its
-    axis.
-    """
+    """One panel of the paper."""
 
     name: str
-    kind: str  # density, kl, scores or heads
+    kind: str  # of picture: density, kl, scores or heads
     title: str
     cases: tuple[Case, ...]
-    parameter: str  # n, H or scaling
+    parameter: str  # what differs between the cases: n, H or scaling
 
 
 GROUPS = {
     "all": ("1a", "1b", "2a", "2b", "3a", "3b", "4a", "4b", "5a", "5b", "heads"),
-    **{k: (f"{k}a", f"{k}b") for k in "12345"},
+    **{number: (f"{number}a", f"{number}b") for number in "12345"},
     "exp1": ("1a", "1b", "2b", "heads"),
     "exp2": ("2a",),
     "exp3": ("3a", "3b"),
@@ -113,41 +110,32 @@ NAMES = GROUPS["all"]
 
 def figures(tokens: int = 16) -> dict[str, Figure]:
     """All figures by name; `tokens` is the larger number of tokens of figure 4."""
-    by_width = tuple(Case(width=n) for n in WIDTHS)
-    many = tuple(Case(tokens=tokens, width=n) for n in WIDTHS)
+    widths = tuple(Case(width=n) for n in WIDTHS)
+    more_tokens = tuple(Case(tokens=tokens, width=n) for n in WIDTHS)
     relu = tuple(Case(activation="relu", width=n) for n in WIDTHS)
     low_rank = tuple(
         Case(heads=h, width=HEAD_DIM * h, head_dim=HEAD_DIM) for h in (1, 4, 16)
     )
-    heads = tuple(Case(heads=h, width=256) for h in (1, 256))
+    few_and_many = tuple(Case(heads=h, width=256) for h in (1, 256))
     scores = tuple(
         Case(width=256, scaling=scaling, score=True) for scaling in ("sqrt", "linear")
     )
-    every = [
-        Figure(
-            "1a",
-            "density",
-            "Output of the attention layer, H = 2, s = 4",
-            by_width,
-            "n",
-        ),
-        Figure("1b", "kl", "Width n against the limit, H = 2, s = 4", by_width, "n"),
+    output = "Output of the attention layer"
+    limit = "Width n against the limit"
+    low_rank_title = "Low-rank attention, head dimension 64, n = 64 H"
+    heads_title = "One head and 256 heads at width 256"
+    sweep_title = "From few heads to many, at width 256"
+    panels = [
+        Figure("1a", "density", f"{output}, H = 2, s = 4", widths, "n"),
+        Figure("1b", "kl", f"{limit}, H = 2, s = 4", widths, "n"),
         Figure("2a", "scores", "One similarity score at width 256", scores, "scaling"),
-        Figure("2b", "density", "One head and 256 heads at width 256", heads, "H"),
-        Figure(
-            "3a",
-            "density",
-            "Low-rank attention, head dimension 64, n = 64 H",
-            low_rank,
-            "H",
-        ),
+        Figure("2b", "density", heads_title, few_and_many, "H"),
+        Figure("3a", "density", low_rank_title, low_rank, "H"),
         Figure("3b", "kl", "Low-rank attention against the limit", low_rank, "H"),
-        Figure(
-            "4a", "density", f"Output of the attention layer, s = {tokens}", many, "n"
-        ),
-        Figure("4b", "kl", f"Width n against the limit, s = {tokens}", many, "n"),
-        Figure("5a", "density", "Output of the attention layer, ReLU", relu, "n"),
-        Figure("5b", "kl", "Width n against the limit, ReLU", relu, "n"),
-        Figure("heads", "heads", "From few heads to many, at width 256", heads, "H"),
+        Figure("4a", "density", f"{output}, s = {tokens}", more_tokens, "n"),
+        Figure("4b", "kl", f"{limit}, s = {tokens}", more_tokens, "n"),
+        Figure("5a", "density", f"{output}, ReLU", relu, "n"),
+        Figure("5b", "kl", f"{limit}, ReLU", relu, "n"),
+        Figure("heads", "heads", sweep_title, few_and_many, "H"),
     ]
-    return {figure.name: figure for figure in every}
+    return {figure.name: figure for figure in panels}

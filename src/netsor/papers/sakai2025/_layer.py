@@ -63,14 +63,19 @@ def layer(
     bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
-    # independent W^i, one for each token
+    # W^i h, with an independent matrix W^i for each token
     g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)
     x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)
     d = ns.Width("d") if low_rank else None
-    sigmas: Any = {
-        "sigma_q": sigma_q,
-        "sigma_k": sigma_k,
-        "sigma_v": sigma_v,
-        "sigma_o": sigma_o,
-    }
-    return attention(x, heads, d, mask, scaling=scaling, **sigmas)[token]
+    outputs = attention(
+        x,
+        heads,
+        d,
+        mask,
+        scaling=scaling,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_o=sigma_o,
+    )
+    return outputs[token]

@@ -23,11 +23,17 @@ from ..._mpl_style import (
 )
 from ...laws import Estimate
 from .. import _figures
+from ._densities import Array
 from ._estimators import HEADS, Curve, Densities, Divergences, Heads, Scores
 from ._experiments import Case
 
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}
 HEAD_COLOURS = {1: BLUE, 4: GREEN, 16: VERMILLION, 256: VERMILLION}
+
+FINITE, LIMIT, GAUSSIAN = "width n", "limit", "infinitely many heads"
+DRAWING_ORDER = (LIMIT, GAUSSIAN, FINITE)  # of densities; later ones are on top
+DASHED = (0, (4, 2))
+SHORT_DASHES = (0, (2, 2))
 
 
 def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
@@ -46,291 +52,245 @@ def _colour(parameter: str, case: Case) -> str:
 
 
 def _label(parameter: str, curve: Curve) -> str:
-    if curve.role == "infinitely many heads":
+    if curve.role == GAUSSIAN:
         return "H = ∞"
+    width = "limit" if curve.role == LIMIT else f"n = {curve.case.width:.0f}"
     if parameter == "n":
-        return "limit" if curve.role == "limit" else f"n = {curve.case.width:.0f}"
-    at = "limit" if curve.role == "limit" else f"n = {curve.case.width:.0f}"
-    return f"H = {curve.case.heads}, {at}"
+        return width
+    return f"H = {curve.case.heads}, {width}"
 
 
 def _densities(data: Densities) -> Any:
     """Densities above; below, their differences from the limits on a larger scale."""
-    parameter = data.figure.parameter
-    chosen = (
-        "exact"
-        if any(c.estimator == "exact" and c.role == "width n" for c in data.curves)
-        else "paper"
-    )
+    estimators = {curve.estimator for curve in data.curves if curve.role == FINITE}
+    main_estimator = "exact" if "exact" in estimators else "paper"
+
     figure = new(3.3)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
-    limits = {(c.case, c.estimator): c for c in data.curves if c.role == "limit"}
-    for order, role in enumerate(("limit", "infinitely many heads", "width n")):
-        for c in data.curves:
-            if c.role != role or (
-                c.estimator != chosen and role != "infinitely many heads"
-            ):
-                continue
-            colour = (
-                BLACK if role == "infinitely many heads" else _colour(parameter, c.case)
-            )
-            line = DOTTED if role == "width n" else "-"
-            top.plot(
-                c.y,
-                c.density,
-                linestyle=line,
-                color=colour,
-                label=_label(parameter, c),
-                zorder=2 + order,
-                lw=1.8 if role == "width n" else 1.0,
-            )
-    # minus the exact limit if it is known, else minus the paper's estimate of it
-    for c in data.curves:
-        reference = limits[
-            c.case.limit, "exact" if (c.case.limit, "exact") in limits else "paper"
-        ]
-        difference = c.density - reference.density
-        if c.role == "width n" and c.estimator == chosen:
-            bottom.plot(
-                c.y,
-                difference,
-                linestyle=DOTTED,
-                color=_colour(parameter, c.case),
-                lw=1.8,
-                zorder=3,
-            )
-        elif c.role == "width n":
-            bottom.plot(
-                c.y,
-                difference,
-                color=_colour(parameter, c.case),
-                lw=0.5,
-                alpha=0.55,
-                zorder=2,
-            )
-        elif c.role == "infinitely many heads":
-            for limit in limits.values():
-                if limit.estimator == reference.estimator:
-                    bottom.plot(
-                        c.y, c.density - limit.density, color=BLACK, lw=1.0, zorder=1
-                    )
-    bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+    _plot_densities(top, data, main_estimator)
+    _plot_differences(bottom, data, main_estimator)
+
     top.set(ylabel="density", ylim=(0, None))
     span = max(abs(v) for v in bottom.get_ylim())
-    bottom.set(
-        xlabel="output coordinate y",
-        ylabel="minus limit",
-        ylim=(-span, span),
-        xlim=(-2.4, 2.4),
-    )
+    bottom.set(xlabel="output coordinate y", ylabel="minus limit")
+    bottom.set(xlim=(-2.4, 2.4), ylim=(-span, span))
     top.legend(loc="upper left", bbox_to_anchor=(0.66, 1.02), borderaxespad=0.0)
-    both = {c.estimator for c in data.curves if c.role == "width n"} == {
-        "paper",
-        "exact",
-    }
-    top.set_title(
-        data.figure.title
-        + ("\nbelow, thin: kernel estimates of the first trial" if both else "")
-    )
+    title = data.figure.title
+    if estimators == {"paper", "exact"}:
+        title += "\nbelow, thin: kernel estimates of the first trial"
+    top.set_title(title)
     return figure
 
 
-def _spread(
+def _plot_densities(axes: Any, data: Densities, main_estimator: str) -> None:
+    """The densities of the main estimator, and the Gaussian."""
+    parameter = data.figure.parameter
+    for order, role in enumerate(DRAWING_ORDER):
+        for curve in data.curves:
+            if curve.role != role:
+                continue
+            if curve.estimator != main_estimator and role != GAUSSIAN:
+                continue
+            axes.plot(
+                curve.y,
+                curve.density,
+                linestyle=DOTTED if role == FINITE else "-",
+                lw=1.8 if role == FINITE else 1.0,
+                color=BLACK if role == GAUSSIAN else _colour(parameter, curve.case),
+                label=_label(parameter, curve),
+                zorder=2 + order,
+            )
+
+
+def _plot_differences(axes: Any, data: Densities, main_estimator: str) -> None:
+    """Differences from the exact limit if it is known, else from the paper's estimate.
+
+    Estimates at finite width that are not by the main estimator are thin.
+    """
+    limits = {
+        (curve.case, curve.estimator): curve
+        for curve in data.curves
+        if curve.role == LIMIT
+    }
+    for curve in data.curves:
+        limit_case = curve.case.limit
+        is_exact = (limit_case, "exact") in limits
+        reference = limits[limit_case, "exact" if is_exact else "paper"]
+        difference = curve.density - reference.density
+        colour = _colour(data.figure.parameter, curve.case)
+        if curve.role == FINITE and curve.estimator == main_estimator:
+            style = {"linestyle": DOTTED, "lw": 1.8, "zorder": 3}
+            axes.plot(curve.y, difference, color=colour, **style)
+        elif curve.role == FINITE:
+            style = {"lw": 0.5, "alpha": 0.55, "zorder": 2}
+            axes.plot(curve.y, difference, color=colour, **style)
+        elif curve.role == GAUSSIAN:
+            for limit in limits.values():
+                if limit.estimator == reference.estimator:
+                    difference = curve.density - limit.density
+                    axes.plot(curve.y, difference, color=BLACK, lw=1.0, zorder=1)
+    axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+
+
+def _plot_trials(
     axes: Any,
     x: list[float],
     trials: list[list[float]],
+    *,
     colour: str,
     label: str,
     marker: str = "s",
 ) -> None:
-    """The paper's estimator: a faint point for each trial, their mean and standard
-    deviation.
+    """The paper's estimator.
+
+    A faint point for each trial, and their mean with the standard deviation.
     """
-    for at, values in zip(x, trials, strict=True):
-        axes.plot(
-            [at] * len(values), values, ".", color=colour, ms=2.0, alpha=0.4, zorder=1
-        )
+    for position, values in zip(x, trials, strict=True):
+        positions = [position] * len(values)
+        axes.plot(positions, values, ".", color=colour, ms=2.0, alpha=0.4, zorder=1)
     mean = np.array([np.mean(values) for values in trials])
     spread = np.array(
         [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in trials]
     )
-    axes.errorbar(
+    _plot_error_bars(
+        axes,
         x,
         mean,
-        yerr=np.minimum(spread, 0.9 * mean),
+        spread,
         fmt=marker,
         mfc="white",
         color=colour,
-        capsize=2,
-        lw=0.8,
         label=label,
         zorder=2,
     )
-    axes.plot(x, mean, linestyle=(0, (4, 2)), color=colour, lw=0.8, zorder=1)
+    axes.plot(x, mean, linestyle=DASHED, color=colour, lw=0.8, zorder=1)
 
 
-def _errors(
-    axes: Any,
-    x: list[float],
-    values: list[Estimate],
-    colour: str,
-    label: str,
-    marker: str = "o",
+def _plot_estimates(
+    axes: Any, x: list[float], estimates: list[Estimate], label: str
 ) -> None:
-    """Ours: a point with its standard error, where it is above 0."""
-    kept = [
-        (at, e.value, e.error) for at, e in zip(x, values, strict=True) if e.value > 0
+    """Our estimator: a point with its standard error, where it is above 0."""
+    positive = [
+        (position, estimate)
+        for position, estimate in zip(x, estimates, strict=True)
+        if estimate.value > 0
     ]
-    if kept:
-        at, value, error = (np.array(column) for column in zip(*kept, strict=True))
-        axes.errorbar(
-            at,
-            value,
-            yerr=np.minimum(error, 0.9 * value),
-            fmt=marker,
-            color=colour,
-            capsize=2,
-            lw=0.8,
-            label=label,
-            zorder=3,
-        )
+    if not positive:
+        return
+    positions = np.array([position for position, _ in positive])
+    value = np.array([estimate.value for _, estimate in positive])
+    error = np.array([estimate.error for _, estimate in positive])
+    _plot_error_bars(
+        axes, positions, value, error, fmt="o", color=BLUE, label=label, zorder=3
+    )
 
 
-def _axis(axes: Any, parameter: str, values: list[float]) -> None:
+def _plot_error_bars(
+    axes: Any, x: Any, value: Array, error: Array, **style: Any
+) -> None:
+    """Points with error bars, which on a logarithmic axis must end above 0."""
+    bars = np.minimum(error, 0.9 * value)
+    axes.errorbar(x, value, yerr=bars, capsize=2, lw=0.8, **style)
+
+
+def _set_kl_axes(axes: Any, parameter: str, ticks: list[float]) -> None:
+    """Logarithmic axes for KL against the width or the number of heads."""
     axes.set(xscale="log", yscale="log", ylabel="KL divergence (nats)")
     axes.set_xlabel("width n" if parameter == "n" else "heads H")
-    axes.set_xticks(values, [f"{v:.0f}" for v in values])
+    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     axes.minorticks_off()
 
 
 def _divergences(data: Divergences) -> Any:
+    """KL of each width from the limit, by both estimators."""
     figure = new(3.0)
     axes = figure.subplots()
     x = data.parameters
     if data.floor:
         floor = float(np.mean([np.mean(trials) for trials in data.floor]))
-        axes.axhline(
-            floor,
-            color=GREY,
-            lw=0.8,
-            ls=(0, (2, 2)),
-            zorder=0,
-            label="paper's, limit against itself",
-        )
+        style = {"color": GREY, "lw": 0.8, "ls": SHORT_DASHES, "zorder": 0}
+        axes.axhline(floor, label="paper's, limit against itself", **style)
     if data.paper:
-        _spread(axes, x, data.paper, VERMILLION, "paper's estimator (kernels)")
+        label = "paper's estimator (kernels)"
+        _plot_trials(axes, x, data.paper, colour=VERMILLION, label=label)
     if data.exact:
         label = "ours (exact, coupled)"
-        slope = data.slope
-        if data.figure.parameter == "n" and slope is not None:
-            label = f"ours (coupled), slope {slope.value:.2f}"
-            if data.last_slope is not None:
-                label += f", {data.last_slope.value:.2f} at the end"
-            label = label.replace("-", "−")
-            mid = np.exp(np.mean(np.log(x)))
-            known = [
-                (n, e.value)
-                for n, e in zip(x, data.exact, strict=True)
-                if e.value > 4 * e.error
-            ]
-            height = np.exp(
-                np.mean([np.log(v) - slope.value * np.log(n / mid) for n, v in known])
-            )
-            axes.plot(
-                x,
-                height * (np.array(x) / mid) ** slope.value,
-                color=BLUE,
-                lw=0.8,
-                zorder=1,
-            )
-        _errors(axes, x, data.exact, BLUE, label)
-    _axis(axes, data.figure.parameter, x)
+        if data.figure.parameter == "n" and data.slope is not None:
+            label = _slope_label(data.slope, data.last_slope)
+            _plot_power_law(axes, data, data.slope.value)
+        _plot_estimates(axes, x, data.exact, label)
+    _set_kl_axes(axes, data.figure.parameter, x)
     figure.legend(loc="outside lower center", ncols=1)
     axes.set_title(data.figure.title)
     return figure
 
 
+def _slope_label(slope: Estimate, last_slope: Estimate | None) -> str:
+    label = f"ours (coupled), slope {slope.value:.2f}"
+    if last_slope is not None:
+        label += f", {last_slope.value:.2f} at the end"
+    return label.replace("-", "−")
+
+
+def _plot_power_law(axes: Any, data: Divergences, slope: float) -> None:
+    """The line of this slope through the points that are well above their errors."""
+    x = data.parameters
+    middle = np.exp(np.mean(np.log(x)))
+    log_heights = [
+        np.log(estimate.value) - slope * np.log(n / middle)
+        for n, estimate in zip(x, data.exact, strict=True)
+        if estimate.value > 4 * estimate.error
+    ]
+    height = np.exp(np.mean(log_heights))
+    line = height * (np.array(x) / middle) ** slope
+    axes.plot(x, line, color=BLUE, lw=0.8, zorder=1)
+
+
 def _scores(data: Scores) -> Any:
+    """Histograms of one score under both scalings, with their limits."""
     figure = new(2.9)
     axes = figure.subplots()
     y = np.linspace(-4.5, 4.5, 401)
-    axes.plot(
-        y,
-        np.exp(-(y**2) / 2) / math.sqrt(2 * np.pi),
-        color=BLUE,
-        label="N(0, 1), the limit of 1/√n",
-    )
-    for h, colour, name in zip(
-        data.histograms, (SKY, ORANGE), ("1/√n", "1/n"), strict=True
-    ):
+    normal = np.exp(-(y**2) / 2) / math.sqrt(2 * np.pi)
+    axes.plot(y, normal, color=BLUE, label="N(0, 1), the limit of 1/√n")
+
+    colours, scalings = (SKY, ORANGE), ("1/√n", "1/n")
+    for h, colour, scaling in zip(data.histograms, colours, scalings, strict=True):
         density = h.counts / (h.counts.sum() * np.diff(h.edges))
+        label = f"n = {h.case.width:.0f}, scaled by {scaling}"
         axes.stairs(density, h.edges, color=colour, fill=True, alpha=0.35, lw=0)
-        axes.stairs(
-            density,
-            h.edges,
-            color=colour,
-            lw=0.8,
-            label=f"n = {h.case.width:.0f}, scaled by {name}",
-        )
-    axes.annotate(
-        "",
-        (0.0, 30.0),
-        (0.0, 9.0),
-        arrowprops={"arrowstyle": "-|>", "color": BLACK, "lw": 1.2},
-    )
-    axes.plot(
-        [],
-        [],
-        color=BLACK,
-        lw=1.2,
-        marker="^",
-        ms=3,
-        label="point mass at 0, the limit of 1/n",
-    )
-    axes.set(
-        xlabel="similarity score $p_{11}$",
-        ylabel="density",
-        yscale="log",
-        ylim=(1e-4, 40),
-        xlim=(-4.5, 4.5),
-    )
+        axes.stairs(density, h.edges, color=colour, lw=0.8, label=label)
+
+    arrow = {"arrowstyle": "-|>", "color": BLACK, "lw": 1.2}
+    axes.annotate("", xy=(0.0, 30.0), xytext=(0.0, 9.0), arrowprops=arrow)
+    arrow_in_legend = {"color": BLACK, "lw": 1.2, "marker": "^", "ms": 3}
+    axes.plot([], [], label="point mass at 0, the limit of 1/n", **arrow_in_legend)
+
+    axes.set(xlabel="similarity score $p_{11}$", xlim=(-4.5, 4.5))
+    axes.set(ylabel="density", yscale="log", ylim=(1e-4, 40))
     figure.legend(loc="outside lower center", ncols=2, columnspacing=1.0)
     axes.set_title(data.figure.title)
     return figure
 
 
 def _heads(data: Heads) -> Any:
+    """KL against the number of heads, to the limit and to the Gaussian."""
     figure = new(3.3)
     axes = figure.subplots()
     x = data.finite.parameters
     if data.finite.paper:
-        _spread(
-            axes,
-            x,
-            data.finite.paper,
-            VERMILLION,
-            "n = 256 and limit, paper's estimator",
-        )
-        _spread(
-            axes,
-            x,
-            data.gaussian.paper,
-            PURPLE,
-            "limit and H = ∞, paper's estimator",
-            "D",
+        label = "n = 256 and limit, paper's estimator"
+        _plot_trials(axes, x, data.finite.paper, colour=VERMILLION, label=label)
+        label = "limit and H = ∞, paper's estimator"
+        _plot_trials(
+            axes, x, data.gaussian.paper, colour=PURPLE, label=label, marker="D"
         )
     if data.finite.exact:
-        _errors(axes, x, data.finite.exact, BLUE, "n = 256 and limit, ours")
-        axes.plot(
-            HEADS,
-            [e.value for e in data.many],
-            color=BLACK,
-            lw=1.0,
-            marker=".",
-            ms=4,
-            label="limit and H = ∞, ours",
-        )
-    _axis(axes, "H", [1, 4, 16, 64, 256])
+        _plot_estimates(axes, x, data.finite.exact, "n = 256 and limit, ours")
+        values = [estimate.value for estimate in data.many]
+        style = {"color": BLACK, "lw": 1.0, "marker": ".", "ms": 4}
+        axes.plot(HEADS, values, label="limit and H = ∞, ours", **style)
+    _set_kl_axes(axes, "H", [1, 4, 16, 64, 256])
     figure.legend(loc="outside lower center", ncols=1)
     axes.set_title(data.figure.title)
     return figure

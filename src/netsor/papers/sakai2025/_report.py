@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ...studies import (
 )
 from .._figures import FILES
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
-from ._claims import Row, Separation
+from ._claims import Other, Row, Separation
 from ._estimators import Divergences, Heads
 from ._layer import layer
 
@@ -62,41 +62,37 @@ BOTH = (
 )
 
 
+# The figures that show how KL falls with the width, the most important first.
+KL_BY_WIDTH = ("1b", "4b", "5b")
+
+
 def document(
     rows: Sequence[Row],
     data: Mapping[str, Any],
-    apart: Sequence[Separation],
+    separated: Sequence[Separation],
     svg: Mapping[str, bytes],
     quick: str,
     both: bool,
     manifest: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The report; `both` if KL was estimated in both ways."""
-    first, *more = summary(rows, data)
-    figures = {
-        n: Figure(
-            n, f"Figure {n}. {data[n].figure.title}.", partial(svg.__getitem__, n)
-        )
-        for n in svg
-    }
-    # how KL falls, on the first screen
-    shown = next((n for n in ("1b", "4b", "5b", *svg) if n in svg), None)
-    main = [] if shown is None else [Figures([figures.pop(shown)])]
-    claims = Table(
-        ["Claim", "Measured", "Verdict", "Figure"],
-        [_row(row) for row in rows],
-        prose=True,
-    )
-    opening: list[Block] = [
-        Paragraph(text, "warning") for text in filter(None, (quick,))
-    ]
-    sections = [
-        Section("", [*map(Paragraph, more), *main, *opening]),
-        Section(
-            "The paper's claims, and our measurements",
-            [claims, Paragraph(RULE_NOTE), *([Paragraph(BOTH)] if both else [])],
-        ),
-        *([_separations(apart)] if apart else []),
+    """The report.
+
+    `quick` is the note on a quick run, or empty; `both` says whether KL was estimated
+    in both ways.
+    """
+    first_sentence, *more = summary(rows, data)
+    figures = {name: _figure(name, data[name].figure.title, svg) for name in svg}
+    opening: list[Block] = [Paragraph(sentence) for sentence in more]
+    main = next((name for name in (*KL_BY_WIDTH, *svg) if name in svg), None)
+    if main is not None:
+        opening.append(Figures([figures.pop(main)]))
+    if quick:
+        opening.append(Paragraph(quick, "warning"))
+
+    sections = [Section("", opening), _claims(rows, both)]
+    if separated:
+        sections.append(_separations(separated))
+    sections += [
         Section("", [Raw(limit_section())]),
         Section("Figures", [Paragraph(FIGURE_NOTE), Figures(list(figures.values()))]),
     ]
@@ -106,20 +102,36 @@ def document(
             f" draws; {manifest['seconds']['sampling']:.1f} core-seconds of sampling."
         )
         sections.append(Section("How", [provenance(manifest, cost, FILES)]))
-    return Document("The paper, reproduced", first, SUBJECT, sections)
+    return Document("The paper, reproduced", first_sentence, SUBJECT, sections)
 
 
-def _row(row: Row) -> list[str | Cell]:
-    figures = Cell(
-        "" if row.figures else "–",
-        links={name: f"#figure-{name}" for name in row.figures},
-    )
-    verdict = Cell(row.verdict, status=CLASSES.get(row.verdict, "open"))
-    return [Cell(row.claim, f"Rule: {row.rule}"), row.measured, verdict, figures]
+def _figure(name: str, title: str, svg: Mapping[str, bytes]) -> Figure:
+    return Figure(name, f"Figure {name}. {title}.", partial(svg.__getitem__, name))
 
 
-def _separations(apart: Sequence[Separation]) -> Section:
-    head = [
+def _claims(rows: Sequence[Row], both: bool) -> Section:
+    header = ["Claim", "Measured", "Verdict", "Figure"]
+    blocks: list[Block] = [
+        Table(header, [_claim_cells(row) for row in rows], prose=True),
+        Paragraph(RULE_NOTE),
+    ]
+    if both:
+        blocks.append(Paragraph(BOTH))
+    return Section("The paper's claims, and our measurements", blocks)
+
+
+def _claim_cells(row: Row) -> list[str | Cell]:
+    links = {name: f"#figure-{name}" for name in row.figures}
+    return [
+        Cell(row.claim, f"Rule: {row.rule}"),
+        row.measured,
+        Cell(row.verdict, status=CLASSES.get(row.verdict, "open")),
+        Cell("" if links else "–", links=links),
+    ]
+
+
+def _separations(separated: Sequence[Separation]) -> Section:
+    header = [
         "Figure",
         "Limit",
         "Nearest width",
@@ -127,39 +139,37 @@ def _separations(apart: Sequence[Separation]) -> Section:
         "Not distinguished from",
         "Draws distinguished from",
     ]
+    table = Table(header, [_separation_cells(s) for s in separated], prose=True)
     title = "Which laws these experiments distinguish"
-    return Section(
-        title,
-        [Paragraph(APART_NOTE), Table(head, list(map(_separated, apart)), prose=True)],
-    )
+    return Section(title, [Paragraph(APART_NOTE), table])
 
 
-def _separated(separation: Separation) -> list[str | Cell]:
+def _separation_cells(separation: Separation) -> list[str | Cell]:
     case = separation.case
-    limit = (
-        f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess"
-        f" kurtosis {separation.kurtosis:.2g}"
-    )
-    by_width = [
-        [other for other in separation.others if other.by_width is separated]
-        for separated in (True, False)
-    ]
-    by_draws = (
-        "; ".join(_heads(other.heads) for other in separation.others if other.by_draws)
-        or "none of these"
-    )
-    unknown = any(other.by_draws is None for other in separation.others)
+    others = separation.others
+    if any(other.by_draws is None for other in others):
+        by_draws = "not compared"
+    else:
+        by_draws = _listed(_heads(other.heads) for other in others if other.by_draws)
     return [
         Cell("", links={separation.figure: f"#figure-{separation.figure}"}),
-        limit,
-        f"n = {case.width:.0f}, at KL {separation.kl}",
-        *(
-            "; ".join(f"{_heads(o.heads)} (KL {o.kl:.2g})" for o in others)
-            or "none of these"
-            for others in by_width
+        (
+            f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess"
+            f" kurtosis {separation.kurtosis:.2g}"
         ),
-        "not compared" if unknown else by_draws,
+        f"n = {case.width:.0f}, at KL {separation.kl}",
+        _listed(_heads_and_kl(other) for other in others if other.by_width),
+        _listed(_heads_and_kl(other) for other in others if not other.by_width),
+        by_draws,
     ]
+
+
+def _listed(laws: Iterable[str]) -> str:
+    return "; ".join(laws) or "none of these"
+
+
+def _heads_and_kl(other: Other) -> str:
+    return f"{_heads(other.heads)} (KL {other.kl:.2g})"
 
 
 def _heads(count: float) -> str:
@@ -170,41 +180,54 @@ def _heads(count: float) -> str:
 
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     """Two sentences: how many claims agree, and how KL falls."""
-    judged = [row for row in rows if row.verdict != ABSENT]
-    words = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided"}
-    count = {
-        word: sum(row.verdict == verdict for row in judged)
-        for verdict, word in words.items()
-    }
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-    first = f"{counted(len(judged), 'claim')} of the paper: {counts}."
-    lines = [first if judged else "No claim of the paper rests on these figures alone."]
-    for name in ("1b", "4b", "5b"):
-        measured = data.get(name)
-        if isinstance(measured, Divergences):
-            n, nearest = measured.parameters[-1], measured.best()[-1]
-            text = (
-                f"KL between width {n:.0f} and the limit is {nearest.value:.2e} ±"
-                f" {nearest.error:.0e} (figure {name})"
-            )
-            if measured.slope is not None and measured.last_slope is not None:
-                every, last = measured.slope.value, measured.last_slope.value
-                text += (
-                    f"; it falls like n^{every:.2f} over all widths and n^{last:.2f} at"
-                    " the end"
-                )
-            return [*lines, text + "."]
-    measured = data.get("heads")
-    if isinstance(measured, Heads) and measured.many:
-        first, last = measured.many[0].value, measured.many[-1].value
-        text = "KL between the limit and the Gaussian of infinitely many heads is"
-        return [*lines, f"{text} {first:.2e} for one head and {last:.2e} for 256."]
-    return [*lines, "To see how KL falls with the width, add figure 1b."]
+    return [_claim_sentence(rows), _kl_sentence(data)]
+
+
+def _claim_sentence(rows: Sequence[Row]) -> str:
+    verdicts = [row.verdict for row in rows if row.verdict != ABSENT]
+    if not verdicts:
+        return "No claim of the paper rests on these figures alone."
+    return (
+        f"{counted(len(verdicts), 'claim')} of the paper:"
+        f" {verdicts.count(AGREES)} agree, {verdicts.count(DISAGREES)} disagree,"
+        f" {verdicts.count(UNDECIDED)} undecided."
+    )
+
+
+def _kl_sentence(data: Mapping[str, Any]) -> str:
+    for name in KL_BY_WIDTH:
+        divergences = data.get(name)
+        if isinstance(divergences, Divergences):
+            return _fall_of_kl(name, divergences)
+    heads = data.get("heads")
+    if isinstance(heads, Heads) and heads.many:
+        first, last = heads.many[0].value, heads.many[-1].value
+        return (
+            "KL between the limit and the Gaussian of infinitely many heads is"
+            f" {first:.2e} for one head and {last:.2e} for 256."
+        )
+    return "To see how KL falls with the width, add figure 1b."
+
+
+def _fall_of_kl(name: str, divergences: Divergences) -> str:
+    width, nearest = divergences.parameters[-1], divergences.best()[-1]
+    text = (
+        f"KL between width {width:.0f} and the limit is {nearest.value:.2e} ±"
+        f" {nearest.error:.0e} (figure {name})"
+    )
+    slope, last_slope = divergences.slope, divergences.last_slope
+    if slope is not None and last_slope is not None:
+        text += (
+            f"; it falls like n^{slope.value:.2f} over all widths and"
+            f" n^{last_slope.value:.2f} at the end"
+        )
+    return text + "."
 
 
 SECTION = """\
 <h2>The limit law</h2>
-<p>Of one token of the layer of figure 1, as the program that was drawn states it ({verdict}); the other figures change
+<p>Of one token of the layer of figure 1, as the program that was drawn states it \
+({verdict}); the other figures change
 the numbers of heads and tokens, the activation or the head dimension.</p>
 {formulas}
 <details><summary>LaTeX, network and law, for a paper</summary>
@@ -215,22 +238,27 @@ BOXED = re.compile(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}")
 
 @cache
 def limit_section() -> str:
-    """The section of the report, made once."""
+    """The section on the limit law, as HTML."""
     net = layer()
     source = net.latex(document=False, style="paper")
-    *_, lines = GATHERED.findall(source)
-    formulas = "\n".join(map(_formula, lines.split(" \\\\\n")))
+    law = GATHERED.findall(source)[-1]  # the last display; the network is before it
     return SECTION.format(
-        verdict=net.check().verdict, formulas=formulas, source=html.escape(source)
+        verdict=net.check().verdict,
+        formulas="\n".join(_formula(line) for line in law.split(" \\\\\n")),
+        source=html.escape(source),
     )
 
 
 def _formula(line: str) -> str:
-    """A line of the law, or the lines of its box; a statement and its covariance stand
-    below each other.
+    """One line of the law, or the lines of its box, as HTML.
+
+    A statement and its covariance are written below each other.
     """
     box = BOXED.fullmatch(line)
-    parts = re.split(r", \\quad | \\\\ ", box[1] if box else line)
-    kind = "formula" if box is None else "formula boxed"
+    if box is None:
+        css_class, content = "formula", line
+    else:
+        css_class, content = "formula boxed", box[1]
+    parts = re.split(r", \\quad | \\\\ ", content)
     paragraphs = "".join(f"<p>{mathml(part, block=True)}</p>" for part in parts)
-    return f'<div class="{kind}">{paragraphs}</div>'
+    return f'<div class="{css_class}">{paragraphs}</div>'

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -34,8 +35,16 @@ from ._report import document, limit_section, summary
 
 ESTIMATORS = ("paper", "exact", "both")
 QUICK = {"samples": 2_500, "trials": 2}
-# seconds: to start the workers, to draw a figure, to measure one draw in it
-START_SECONDS, FIGURE_SECONDS, MEASURE_SECONDS = 1.5, 1.0, 1e-6
+TRIALS = 10  # in the paper
+
+# Rough times for the estimate of a run, in seconds.
+START_SECONDS = 1.5  # to start the workers
+FIGURE_SECONDS = 1.0  # to draw a figure
+MEASURE_SECONDS = 1e-6  # to measure one draw of a figure
+
+# Space on disk.
+BYTES_PER_DRAW = 4.0  # single precision
+BYTES_PER_TRIAL = 2**15  # densities on the grid, with room
 
 
 @dataclass(frozen=True)
@@ -69,48 +78,45 @@ class Request(studies.Request):
     @property
     def chosen(self) -> list[str]:
         """The names of the figures, in the paper's order."""
-        wanted = {
-            figure
-            for name in self.names or NAMES
-            for figure in GROUPS.get(name, (name,))
-        }
+        wanted: set[str] = set()
+        for name in self.names or NAMES:
+            wanted.update(GROUPS.get(name, (name,)))
         return [name for name in NAMES if name in wanted]
 
     @property
     def plan(self) -> Plan:
-        """Which trials that makes."""
+        """The trials that the request needs."""
         quick = QUICK if self.quick else {}
-        samples = self.samples or quick.get("samples")
         return Plan(
-            Store(self.out / "parts"),
-            self.trials or quick.get("trials", 10),
-            samples,
-            self.seed,
-            self.estimator,
-            self.backend,
+            store=Store(self.out / "parts"),
+            trials=self.trials or quick.get("trials", TRIALS),
+            samples=self.samples or quick.get("samples"),
+            seed=self.seed,
+            estimator=self.estimator,
+            backend=self.backend,
         )
 
     @property
     def figures(self) -> list[Figure]:
         """The figures, in the paper's order."""
-        every = figures(self.tokens)
-        return [every[name] for name in self.chosen]
+        figures_by_name = figures(self.tokens)
+        return [figures_by_name[name] for name in self.chosen]
 
     @property
     def title(self) -> str:
         """The work, in a few words."""
         plan = self.plan
-        samples = (
-            "50,000 draws (100,000 for ReLU)"
-            if plan.samples is None
-            else f"{plan.samples:,} draws"
-        )
-        named = (
-            "all figures"
-            if self.chosen == list(NAMES)
-            else f"figure{'s' * (len(self.chosen) > 1)} {', '.join(self.chosen)}"
-        )
-        return f"{named}: {counted(plan.trials, 'trial')} of {samples}"
+        if plan.samples is None:
+            draws = "50,000 draws (100,000 for ReLU)"
+        else:
+            draws = f"{plan.samples:,} draws"
+        if self.chosen == list(NAMES):
+            label = "all figures"
+        elif len(self.chosen) > 1:
+            label = f"figures {', '.join(self.chosen)}"
+        else:
+            label = f"figure {', '.join(self.chosen)}"
+        return f"{label}: {counted(plan.trials, 'trial')} of {draws}"
 
     @property
     def files(self) -> list[str]:
@@ -136,67 +142,99 @@ class Finished(FigureResult):
 
     def __init__(
         self,
+        request: Request,
+        tables: Mapping[str, bytes],
+        figures: Mapping[str, Future[dict[str, bytes]]],
+        *,
+        run: Run,
         rows: Sequence[Row],
         data: dict[str, Any],
-        apart: Sequence[Separation],
-        run: Run,
+        separated: Sequence[Separation],
         seconds: dict[str, float],
         start: float,
-        *files: Any,
     ) -> None:
-        super().__init__(*files)
-        seconds["all"] = round(time.perf_counter() - start, 3)
-        self._rows, self._data, self._apart, self._seconds = rows, data, apart, seconds
+        super().__init__(request, tables, figures)  # waits until they are drawn
+        self._rows = rows
+        self._data = data
+        self._separated = separated
+        self._seconds = seconds
+        self._seconds["all"] = round(time.perf_counter() - start, 3)
         self._parts = [
             {**task.key, "file": run.file(task), **_spent(run[task])}
             for task in run.tasks
         ]
-        plan, draws = self.request.plan, sum(part["samples"] for part in self._parts)
-        self._quick = (
-            ""
-            if not self.request.quick
-            else (
-                f"This is a quick look: {counted(plan.trials, 'trial')} of"
-                f" {plan.samples:,} draws instead of the paper's 10 of 50,000 (100,000"
-                " for ReLU)."
-            )
+        self._quick = self._quick_note()
+        self.summary = (*summary(rows, data), self._work_note(run))
+
+    def _quick_note(self) -> str:
+        """What a quick run does less of; empty for other runs."""
+        if not self.request.quick:
+            return ""
+        plan = self.request.plan
+        return (
+            f"This is a quick look: {counted(plan.trials, 'trial')} of"
+            f" {plan.samples:,} draws instead of the paper's 10 of 50,000 (100,000"
+            " for ReLU)."
         )
-        spent = (
-            f"{draws:,} draws from"
-            f" {sum(part['random_numbers'] for part in self._parts):,} random numbers"
-        )
+
+    def _work_note(self, run: Run) -> str:
+        """The last line of the summary: how much was computed."""
+        draws = self._total("samples")
+        spent = f"{draws:,} draws from {self._total('random_numbers'):,} random numbers"
         if run.kept:
             spent += f" ({len(run.kept)} of {len(run.tasks)} trials were there already)"
-        last = (
-            f"{self._quick} {spent}."
-            if self._quick
-            else f"{spent}, in {seconds['all']:.0f} s."
-        )
-        self.summary = (*summary(rows, data), last)
+        if self._quick:
+            return f"{self._quick} {spent}."
+        return f"{spent}, in {self._seconds['all']:.0f} s."
+
+    def _total(self, key: str) -> Any:
+        return sum(part[key] for part in self._parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        both = self.request.estimator == "both"
         return document(
-            self._rows, self._data, self._apart, self._svg, self._quick, both, manifest
+            rows=self._rows,
+            data=self._data,
+            separated=self._separated,
+            svg=self._svg,
+            quick=self._quick,
+            both=self.request.estimator == "both",
+            manifest=manifest,
         )
 
     def _spent(self) -> dict[str, Any]:
+        sampling = round(self._total("seconds"), 3)
         return {
-            "draws": sum(part["samples"] for part in self._parts),
-            "random_numbers": sum(part["random_numbers"] for part in self._parts),
-            "seconds": {
-                "sampling": round(sum(part["seconds"] for part in self._parts), 3),
-                **self._seconds,
-            },
+            "draws": self._total("samples"),
+            "random_numbers": self._total("random_numbers"),
+            "seconds": {"sampling": sampling, **self._seconds},
             "parts": self._parts,
         }
 
 
 def _spent(arrays: studies.Arrays) -> dict[str, Any]:
+    """The work of one trial, for the manifest."""
     return {
         "random_numbers": int(arrays["numbers"]),
         "seconds": round(float(arrays["seconds"]), 4),
     }
+
+
+@dataclass(frozen=True)
+class _CaseWork:
+    """The trials of one case that are not there yet, for the estimate of a run."""
+
+    missing: int
+    samples: int  # in each trial
+    draw: Draw
+
+    @property
+    def draws(self) -> int:
+        return self.missing * self.samples
+
+    @property
+    def seconds(self) -> float:
+        """Time to compile the program, unless nothing is missing, and to draw."""
+        return self.draw.compiling * (self.missing > 0) + self.draws * self.draw.seconds
 
 
 @dataclass(frozen=True)
@@ -207,120 +245,126 @@ class PaperStudy(Study[Finished]):
 
     @property
     def order(self) -> list[Figure]:
-        """Trials of the last figures take longest, and the first ones are soon
-        measured: so all work to the end.
+        """The figures, in the order in which their trials run: the last ones first.
+
+        These take longest, and the first figures are soon measured, so all workers are
+        busy to the end.
         """
         return self.request.figures[::-1]
 
     def tasks(self) -> list[TrialTask]:
         """The trials of all figures."""
-        return list(
-            dict.fromkeys(
-                task
-                for figure in self.order
-                for task in self.request.plan.parts(figure)
-            )
-        )
+        plan = self.request.plan
+        tasks: dict[TrialTask, None] = {}  # in order, without repetitions
+        for figure in self.order:
+            tasks |= dict.fromkeys(plan.parts(figure))
+        return list(tasks)
+
+    def _cases(self) -> list[Case]:
+        """The cases of all figures."""
+        plan = self.request.plan
+        cases: dict[Case, None] = {}
+        for figure in self.request.figures:
+            cases |= dict.fromkeys(plan.cases(figure))
+        return list(cases)
+
+    def _missing_trials(self, case: Case) -> int:
+        plan = self.request.plan
+        trials = (plan.part(case, trial) for trial in range(plan.trials))
+        return sum(not plan.store.has(task.key) for task in trials)
 
     def estimate(self) -> Cost:
-        """The trials that are not there yet, and all figures; the memory includes all
-        draws, which are read here.
+        """The cost of the trials that are not there yet, and of all figures.
+
+        The memory includes all draws, which are read here.
         """
         request, plan, backend = self.request, self.request.plan, self.request.backend
         remedy = "use fewer samples, trials, tokens or workers"
-        cases = dict.fromkeys(
-            case for figure in request.figures for case in plan.cases(figure)
-        )
-        # bytes, whatever the plan
-        large = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)
-        # it could not even be planned
-        check_memory(large, f"{request.tokens:,} tokens", remedy)
-        left = dict.fromkeys(cases, plan.trials)
-        if plan.store.any():
-            left = {
-                c: sum(
-                    not plan.store.has(plan.part(c, k).key) for k in range(plan.trials)
-                )
-                for c in cases
-            }
-        samples = {case: plan.samples or case.samples for case in cases}
-        draws = {case: _draw(case, backend) for case in cases}
-        one = max(
-            draw.in_worker(samples[case], backend) for case, draw in draws.items()
-        )
-        workers = worker_count(
-            request.workers, max(1, sum(left.values())), one, backend
-        )
-        check_memory(
-            large + workers * one + 64.0 * plan.trials * max(samples.values()),
-            request.title,
-            remedy,
-        )
-        seconds = sum(
-            d.compiling * (left[c] > 0) + left[c] * samples[c] * d.seconds
-            for c, d in draws.items()
-        )
-        numbers = sum(
-            left[case] * samples[case] * draw.numbers for case, draw in draws.items()
-        )
+        cases = self._cases()
+        # The bytes that a trial needs at least, whatever its plan; beyond the memory,
+        # it could not even be planned.
+        planning = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)
+        check_memory(planning, f"{request.tokens:,} tokens", remedy)
+
+        is_new = not plan.store.any()  # then there is no need to look at each trial
+        work = {
+            case: _CaseWork(
+                missing=plan.trials if is_new else self._missing_trials(case),
+                samples=plan.samples or case.samples,
+                draw=_draw(case, backend),
+            )
+            for case in cases
+        }
+        in_worker = max(w.draw.in_worker(w.samples, backend) for w in work.values())
+        missing = sum(w.missing for w in work.values())
+        workers = worker_count(request.workers, max(1, missing), in_worker, backend)
+        largest = max(w.samples for w in work.values())
+        memory = planning + workers * in_worker + 64.0 * plan.trials * largest
+        check_memory(memory, request.title, remedy)
+
         measured = plan.trials * sum(
-            max(samples[case] for case in figure.cases) for figure in request.figures
+            max(work[case].samples for case in figure.cases)
+            for figure in request.figures
         )
-        first = (
-            START_SECONDS
-            + FIGURE_SECONDS * len(request.figures)
-            + MEASURE_SECONDS * measured
+        drawing = FIGURE_SECONDS * len(request.figures)
+        return Cost(
+            seconds=sum(w.seconds for w in work.values()),
+            first=START_SECONDS + drawing + MEASURE_SECONDS * measured,
+            bytes=in_worker,
+            random_numbers=int(sum(w.draws * w.draw.numbers for w in work.values())),
+            workers=workers,
         )
-        return Cost(seconds, first, one, int(numbers), workers)
 
     def check(self) -> None:
-        """Refuse more draws than the disk has room for."""
-        plan, parent = self.request.plan, self.request.out.absolute()
-        while not parent.exists() and parent != parent.parent:
-            parent = parent.parent
-        size = sum(
-            4.0 * plan.trials * (plan.samples or case.samples) + plan.trials * 2**15
-            for case in (
-                case for figure in self.request.figures for case in plan.cases(figure)
-            )
-        )
-        disk = shutil.disk_usage(parent)
+        """Raise an error for more draws than the disk has room for."""
+        plan, out = self.request.plan, self.request.out
+        folder = out.absolute()
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        size = 0.0
+        for figure in self.request.figures:
+            for case in plan.cases(figure):
+                samples = plan.samples or case.samples
+                size += plan.trials * (BYTES_PER_DRAW * samples + BYTES_PER_TRIAL)
+        disk = shutil.disk_usage(folder)
         if disk.total and size > disk.free:
             room = (
-                f"{in_bytes(size)} in {str(self.request.out)!r}, and"
-                f" {in_bytes(disk.free)} are free"
+                f"{in_bytes(size)} in {str(out)!r}, and {in_bytes(disk.free)} are free"
             )
-            raise ArgumentError(
-                "trials",
-                plan.trials,
-                f"fewer, or have fewer samples: they would need {room}",
-            )
+            allowed = f"fewer, or have fewer samples: they would need {room}"
+            raise ArgumentError("trials", plan.trials, allowed)
 
     def result(self, run: Run) -> Finished:
         """Measure figure by figure, as their trials are done."""
         start, plan = time.perf_counter(), self.request.plan
         data: dict[str, Any] = {}
         seconds: dict[str, float] = {}
-        apart, tables, pictures = {}, {}, {}
+        separated, tables, pictures = {}, {}, {}
         ahead = _ahead(plan, self.order)
         for figure in self.order:
-            run.wait(plan.parts(figure), f"figure {figure.name}", ahead)
+            name = figure.name
+            run.wait(plan.parts(figure), f"figure {name}", ahead)
             begun = time.perf_counter()
             measured: Any = MEASURES[figure.kind](plan, figure)
-            data[figure.name] = measured
-            apart[figure.name] = separations(plan, {figure.name: measured})
-            tables[figure.name] = to_csv(measured.rows())
-            seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
-            pictures[figure.name] = run.submit(drawn, measured)
-        names = self.request.chosen
+            data[name] = measured
+            separated[name] = separations(plan, {name: measured})
+            tables[name] = to_csv(measured.rows())
+            seconds[f"figure {name}"] = round(time.perf_counter() - begun, 3)
+            pictures[name] = run.submit(drawn, measured)
+
+        names = self.request.chosen  # back in the paper's order
         data = {name: data[name] for name in names}
-        rows, every = judged(data), [each for name in names for each in apart[name]]
-        files = (
+        return Finished(
             self.request,
             {name: tables[name] for name in names},
             {name: pictures[name] for name in names},
+            run=run,
+            rows=judged(data),
+            data=data,
+            separated=[item for name in names for item in separated[name]],
+            seconds=seconds,
+            start=start,
         )
-        return Finished(rows, data, every, run, seconds, start, *files)
 
 
 @lru_cache(maxsize=256)
@@ -329,9 +373,7 @@ def _draw(case: Case, backend: Backend) -> Draw:
 
 
 def _ahead(plan: Plan, order: Sequence[Figure]) -> Iterator[None]:
-    """Make what needs no trials, piece by piece, while these are drawn; it is
-    remembered.
-    """
+    """Compute and cache, piece by piece, what needs no trials, while these run."""
     limit_section()
     yield
     for figure in order:
