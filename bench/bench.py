@@ -89,10 +89,10 @@ class Counted:
         for step in plan.steps:
             # of ReLU vectors, sizes are most of what is drawn
             if step.kind in ("normals", "positive"):
-                self.normals += step.numbers
+                self.normals += step.random_numbers
             elif step.kind == "chi":
                 for f in step.params["freedom"]:
-                    share = step.numbers // len(step.params["freedom"])
+                    share = step.random_numbers // len(step.params["freedom"])
                     self.gammas[float(f)] = self.gammas.get(float(f), 0) + share
 
     def floor(self):

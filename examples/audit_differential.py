@@ -31,13 +31,8 @@ def net(tokens=6, blocks=2, heads=2, d=8):
     x = ns.probe("embedding", ns.gaussian(n, tokens))
     for _ in range(blocks):
         x = x + differential(ns.rms_norm(x), heads, d)
-        x = ns.probe(
-            "stream",
-            x
-            + ns.probe(
-                "mlp", ns.nn.mlp(ns.rms_norm(x), 2 * n, activation=ns.silu, gate=True)
-            ),
-        )
+        f = ns.nn.mlp(ns.rms_norm(x), 2 * n, activation=ns.silu, gate=True)
+        x = ns.probe("stream", x + ns.probe("mlp", f))
     return ns.probe("logits", ns.nn.logits(ns.rms_norm(x), 50))
 
 

@@ -21,21 +21,17 @@ def attend(x, heads, sigma, d=32):
 
 @ns.program
 def net(tokens=8, blocks=4, heads=4, width=256):
-    """x ← x + attention(norm(x)) + mlp(norm(x)): both branches read the same
-    vectors.
-    """
-    # entries N(0, σ²/fan-in) = N(0, STD²)
-    x, sigma = ns.gaussian(n, tokens, cov=STD**2), STD * width**0.5
+    """x ← x + attention(norm(x)) + mlp(norm(x)), two branches of the same vectors."""
+    sigma = STD * width**0.5  # entries N(0, σ²/fan-in) = N(0, STD²)
+    x = ns.gaussian(n, tokens, cov=STD**2)
     ns.probe("embedding", x)
     for _ in range(blocks):
         u = ns.rms_norm(x)
         a = attend(u, heads, sigma)
         f = ns.nn.mlp(u, 4 * n, activation=ns.gelu, sigma_w=sigma, sigma_out=2 * sigma)
-        (
-            ns.probe("scores", a.scores),
-            ns.probe("weights", a.weights),
-            ns.probe("attention", a.output),
-        )
+        ns.probe("scores", a.scores)
+        ns.probe("weights", a.weights)
+        ns.probe("attention", a.output)
         x = ns.probe("stream", x + a.output + ns.probe("mlp", f))
     return ns.probe("logits", ns.nn.logits(ns.rms_norm(x), 1000, sigma=sigma))
 

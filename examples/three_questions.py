@@ -1,6 +1,4 @@
-"""Three questions to one head: how sharp is it, how do two tokens go together, what do
-three outputs tell?
-"""
+"""Three questions to one head: is it sharp, what do tokens share, what do three say?"""
 
 import matplotlib.pyplot as plt
 from scipy.special import entr
@@ -16,26 +14,21 @@ def net(tokens=4):
     x = ns.gaussian(n, tokens)
     q, k, v = (ns.weight(n, n, std=1.5) @ x for _ in range(3))
     a = ns.softmax(ns.dot(q, k))
-    return ns.weight(n, n) @ (a @ v), ns.apply(
-        lambda row: entr(row).sum(axis=-1), a[0], axes=1
-    )
+    entropy = ns.apply(lambda row: entr(row).sum(axis=-1), a[0], axes=1)
+    return ns.weight(n, n) @ (a @ v), entropy
 
 
 if __name__ == "__main__":
-    wide, limit = (net()[1].law(n=width, draws=20_000) for width in (64, ns.inf))
+    wide = net()[1].law(n=64, draws=20_000)
+    limit = net()[1].law(n=ns.inf, draws=20_000)
     print("Wasserstein-1 distance of the entropies:", ns.wasserstein1(wide, limit))
     ns.plot(wide, limit, labels=["n = 64", "n = ∞"])
     plt.savefig("entropy.png", dpi=200)
     outputs = net()[0].law(n=64, draws=20_000)
-    outputs.plot(plt.figure().gca(), entries=(0, 1)).figure.savefig(
-        "outputs.png", dpi=200
-    )
+    axes = outputs.plot(plt.figure().gca(), entries=(0, 1))
+    axes.figure.savefig("outputs.png", dpi=200)
     given = outputs.condition({0: 1.5, 1: -0.5, 2: 0.5}, noise=0.1)
-    print(
-        "log evidence",
-        given.log_evidence,
-        "with an effective sample of",
-        round(given.effective),
-    )
+    print("log evidence:", given.log_evidence)
+    print("effective sample:", round(given.effective))
     ns.plot(outputs[3], given[3], labels=["before", "given three"])
     plt.savefig("posterior.png", dpi=200)

@@ -64,7 +64,7 @@ def test_example_runs(name, capsys, monkeypatch, tmp_path):
 
 # a PyTorch module
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])
-def test_network_is_at_most_ten_lines(name):
+def test_network_is_short(name):
     needs(name)
     net = importlib.import_module(f"examples.{name}").net
     assert isinstance(net(), ns.Program)
@@ -74,8 +74,8 @@ def test_network_is_at_most_ten_lines(name):
         for line in source
         if line.strip() and not line.strip().startswith(("@", '"""'))
     ]
-    assert len(code) <= 10
+    assert len(code) <= 14
 
 
 def test_the_script_of_a_user_is_short():
-    assert len((FOLDER / "three_questions.py").read_text().splitlines()) <= 30
+    assert len((FOLDER / "three_questions.py").read_text().splitlines()) <= 40

@@ -150,7 +150,7 @@ def test_chunks_side_by_side_are_whole_and_as_many_as_workers_need():
 
 def test_streams_of_several_chunks_are_those_of_each():
     plan = block()[1].plan(n=6, d=3)
-    drawn = [step for step in plan.steps if step.numbers]
+    drawn = [step for step in plan.steps if step.random_numbers]
     assert {step.kind for step in drawn} == {"normals", "chi"}
     together = _numpy.Streams(3, [range(8), range(8, 20), range(20, 21)])
     apart = [_numpy.Streams(3, start) for start in (0, 8, 20)]

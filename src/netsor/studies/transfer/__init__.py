@@ -336,7 +336,11 @@ class Request(TrainingRequest):
         """The learning rates that every width has: those given, or a few to begin
         with.
         """
-        middle = NAMED[self.optimiser].sweep_centre if isinstance(self.optimiser, str) else 1.0
+        middle = (
+            NAMED[self.optimiser].sweep_centre
+            if isinstance(self.optimiser, str)
+            else 1.0
+        )
         return tuple(self.lr or (middle * GRID).tolist())
 
     @property
