@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from ._grad import Parameter, Parameters, Term, as_loss
 from ._graph import topological_order
 from ._parameters import Weight
 from ._scalar import Scalar
-from ._tangent_kernel import clipped, gradients
+from ._tangent_kernel import Gradients, clipped, gradients
+from ._vector import Vector
 from ._width import Width
 
-NAMELESS = "a parameter without a name"
-MATRICES = "matrices"  # the key of all weights without their own key
+NAMELESS = "a parameter without a name"  # in messages
+# The key, in a dictionary of optimisers, of all weights that have no key of their own.
+MATRICES = "matrices"
 
 
 @also_spelled(optimizer="optimiser")
@@ -109,124 +111,42 @@ def step(
     >>> f = ns.mean_dot(r, h)
     >>> after = ns.step(h, (f - 1.0) ** 2, lr=0.5)
     >>> moved = ns.Program(ns.mean_dot(after - h, after - h))
-    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f}, {moved.law(n=ns.inf).with_error.mean()} at infinite width")
+    >>> limit = moved.law(n=ns.inf).with_error.mean()
+    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f}, {limit} at infinite width")
     0.19, 0.187627 ± 5.7e-05 at infinite width
     """
     several = isinstance(outputs, list | tuple)
-    listed = list(outputs) if several else [outputs]
-    if not all(isinstance(value, Value) for value in listed):
+    values = list(outputs) if several else [outputs]
+    if not all(isinstance(value, Value) for value in values):
         raise TraceError(
             "step", "outputs", outputs, "a value of the program, or a list of them"
         )
     p = as_loss(loss, "step", "loss")
-    factor = 1.0
-    by: Scalar | None = None
-    if isinstance(lr_factor, Scalar):
-        by = lr_factor
-    else:
-        factor = real(lr_factor, "lr_factor", "step", least=0)
-    chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
-    options = {
-        "eps": eps,
-        "newton_schulz": newton_schulz,
-        "weight_decay": weight_decay,
-        "scale": scale,
-    }
-    if isinstance(optimiser, Optimiser | Mapping):
-        for name, option in {"lr": lr, **options}.items():
-            if option is not None and not (isinstance(option, float) and option == 0):
-                raise TraceError(
-                    "step",
-                    f"{name}={shown(option)} is for an optimiser by name: give it to"
-                    " the object",
-                )
-        optimisers = _ByParameter(optimiser, "optimiser")
-    else:
-        first, rates = (
-            _without_memory(optimiser, **options),
-            lr if isinstance(lr, Mapping) else {None: lr},
-        )
-        optimisers = _ByParameter(
-            {key: replace(first, lr=rate) for key, rate in rates.items()}, "lr"
-        )
-
-    def rule(of: Weight | Value) -> tuple[ops.OptimiserStep, tuple[Scalar, ...]]:
-        """The step of one parameter, and the scalars of the program in it."""
-        name, own = _source(of).name or NAMELESS, optimisers.of(of)
-        if own.matrices_only and not isinstance(of, Weight):
-            optimiser = type(own).__name__
-            spelled = f"ns.optim.{optimiser}" if isinstance(own, Muon) else optimiser
-            remedy = (
-                f"optimiser={{'{MATRICES}': {spelled}(…), None: ns.optim.AdamW(…)}}"
-            )
-            raise TraceError(
-                "step",
-                f"weights={of!r} is not a matrix, and {optimiser} updates only"
-                f" matrices: give {remedy}",
-            )
-        lr = (
-            by
-            if not isinstance(own.lr, Scalar)
-            else own.lr
-            if by is None
-            else by * own.lr
-        )
-        there = isinstance(lr, Scalar), isinstance(own.weight_decay, Scalar)
-        scalars = tuple(
-            number for number in (lr, own.weight_decay) if isinstance(number, Scalar)
-        )
-        for number in scalars:
-            if number.shape:
-                raise TraceError(
-                    "step",
-                    f"lr or weight_decay {number!r} must be a single scalar: index it",
-                )
-        one = Width(1)  # a vector in R^n is n × 1
-        fans = (
-            (of.in_width, of.out_width)
-            if isinstance(of, Weight)
-            else (one, getattr(of, "width", one))
-        )
-        return ops.OptimiserStep(name, own, factor, there, *fans), scalars
-
-    moved = gradients(p, listed, chosen)
-    if not moved.terms and not moved.leaves:
+    if not isinstance(lr_factor, Scalar):
+        lr_factor = real(lr_factor, "lr_factor", "step", least=0)
+    chosen = Parameters(weights, topological_order([p, *values], past=False), "step")
+    optimisers = _optimisers(
+        optimiser,
+        lr,
+        eps=eps,
+        newton_schulz=newton_schulz,
+        weight_decay=weight_decay,
+        scale=scale,
+    )
+    gradient = gradients(p, values, chosen)
+    if not gradient.terms and not gradient.leaves:
         raise TraceError(
             "step",
             f"loss={p!r} depends on no weight: name the parameters to update,"
             " weights=[…]",
         )
     optimisers.check(
-        {source.name for source in moved.latest}
-        | {_source(leaf).name for leaf in moved.leaves}
+        {source.name for source in gradient.latest}
+        | {_source(leaf).name for leaf in gradient.leaves}
     )
     if clip_norm is not None:
-        moved = clipped(moved, real(clip_norm, "clip_norm", "step", above=0))
-    matrices = {
-        source: (*rule(terms[0].used.drawn), terms)
-        for source, terms in moved.terms.items()
-    }
-    new: dict[Value, Value] = {}
-    for leaf, parts in moved.leaves.items():
-        units, d = zip(*parts, strict=True)
-        own, scalars = rule(leaf)
-        new[leaf] = replace(leaf, op=ops.SteppedParameter(leaf, d, scalars, units, own))
-    # rebuild the outputs from the updated parameters
-    for value in topological_order(listed, past=False):
-        op: Any = value.op
-        if value in new or isinstance(op, ops.SteppedParameter):
-            new.setdefault(value, value)
-            continue
-        current = ops.current_inputs(op)
-        new[value] = value.with_inputs(
-            *(new[x] for x in current), *op.inputs[len(current) :]
-        )
-        source = op.weight.source if isinstance(op, ops.Acting) else None
-        if source in matrices and ops.steps_of(op) == moved.latest[source]:
-            new[value] = replace(
-                new[value], op=_stepped(new[value].op, *matrices[source])
-            )
-    stepped = [new[output] for output in listed]
+        gradient = clipped(gradient, real(clip_norm, "clip_norm", "step", above=0))
+    stepped = _with_updated_parameters(values, gradient, optimisers, lr_factor)
     return type(outputs)(stepped) if several else stepped[0]
 
 
@@ -240,8 +160,9 @@ def train(
     schedule: Callable[[int], float | Scalar] | None = None,
     clip_norm: float | None = None,
 ) -> list[Any]:
-    """The outputs after 0, 1, …, `steps` steps of one optimiser. The other parameters
-    are those of `step`.
+    """The outputs after 0, 1, …, `steps` steps of one optimiser.
+
+    The other parameters are those of `step`.
 
     Parameters
     ----------
@@ -263,14 +184,13 @@ def train(
     >>> f = ns.dot(r, ns.tanh(w @ ns.data([[1.0, 0.5], [-0.3, 0.8]])))
     >>> loss = ((f - np.array([1.0, -1.0])) ** 2).mean()
     >>> adam = ns.optim.AdamW(ns.hyperparameter("lr"))
-    >>> net = ns.Program(ns.train(loss, loss, adam, 4, [w, r], schedule=lambda t: (t + 1) / 4, clip_norm=1.0)[-1])
+    >>> losses = ns.train(
+    ...     loss, loss, adam, 4, [w, r], schedule=lambda t: (t + 1) / 4, clip_norm=1.0
+    ... )
+    >>> net = ns.Program(losses[-1])
     >>> [f"{net.draw(n=64, draws=100, lr=lr).mean():.2f}" for lr in (0.0, 0.05, 0.1)]
     ['1.22', '0.19', '0.16']
     """
-    several = isinstance(outputs, list | tuple)
-    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
-    now = [*(outputs if several else [outputs]), *losses]
-    history = [outputs]
     if schedule is not None and not _takes_one_argument(schedule):
         raise TraceError(
             "train",
@@ -278,18 +198,21 @@ def train(
             schedule,
             "a function of the step, 0, 1, …, that returns a factor",
         )
+    several = isinstance(outputs, list | tuple)
+    values = list(outputs) if several else [outputs]
+    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    history = [outputs]
     for t in range(whole(steps, "steps", "train", most=MAX_STEPS)):
-        factor = 1.0 if schedule is None else schedule(t)
-        by = now[len(now) - len(losses) + t % len(losses)]
-        now = step(
-            now,
-            by,
+        stepped = step(
+            [*values, *losses],
+            losses[t % len(losses)],
             optimiser=optimiser,
             weights=weights,
-            lr_factor=factor,
+            lr_factor=1.0 if schedule is None else schedule(t),
             clip_norm=clip_norm,
         )
-        history.append(type(outputs)(now[: -len(losses)]) if several else now[0])
+        values, losses = stepped[: len(values)], stepped[len(values) :]
+        history.append(type(outputs)(values) if several else values[0])
     return history
 
 
@@ -308,126 +231,242 @@ def _takes_one_argument(function: object) -> bool:
     return True
 
 
-def _stepped(
-    op: Any, rule: ops.OptimiserStep, scalars: tuple[Scalar, ...], terms: list[Term]
-) -> Any:
-    """An operation with its matrices updated."""
+# The updated program
+
+
+def _with_updated_parameters(
+    outputs: Sequence[Value],
+    gradient: Gradients,
+    optimisers: _OptimiserTable,
+    lr_factor: float | Scalar,
+) -> list[Value]:
+    """The outputs of a program whose parameters have taken one more step."""
+    matrix_steps = {}
+    for source, terms in gradient.terms.items():
+        update = _update_of(terms[0].used.drawn, optimisers, lr_factor)
+        matrix_steps[source] = (update, terms)
+    new: dict[Value, Value] = {}
+    for leaf, parts in gradient.leaves.items():
+        units, cotangents = zip(*parts, strict=True)
+        update = _update_of(leaf, optimisers, lr_factor)
+        new[leaf] = replace(
+            leaf,
+            op=ops.SteppedParameter(
+                x=leaf,
+                d=cotangents,
+                scalars=update.scalars,
+                units=units,
+                rule=update.rule,
+            ),
+        )
+    for value in topological_order(outputs, past=False):
+        op = value.op
+        if value in new:
+            continue
+        if isinstance(op, ops.SteppedParameter):  # one that takes no step now
+            new[value] = value
+            continue
+        current = ops.current_inputs(op)
+        past = op.inputs[len(current) :]
+        new[value] = value.with_inputs(*(new[x] for x in current), *past)
+        if not isinstance(op, ops.Acting):
+            continue
+        source = op.weight.source
+        if source in matrix_steps and ops.steps_of(op) == gradient.latest[source]:
+            stepped = _with_step(new[value].op, *matrix_steps[source])
+            new[value] = replace(new[value], op=stepped)
+    return [new[output] for output in outputs]
+
+
+class _Update(NamedTuple):
+    """The step of one parameter, and the scalars of the program that it depends on."""
+
+    rule: ops.OptimiserStep
+    scalars: tuple[Scalar, ...]  # the learning rate, then the weight decay
+
+
+def _update_of(
+    parameter: Weight | Value, optimisers: _OptimiserTable, lr_factor: float | Scalar
+) -> _Update:
+    name = _source(parameter).name or NAMELESS
+    optimiser = optimisers.of(parameter)
+    if optimiser.matrices_only and not isinstance(parameter, Weight):
+        kind = type(optimiser).__name__
+        spelled = f"ns.optim.{kind}" if isinstance(optimiser, Muon) else kind
+        remedy = f"optimiser={{'{MATRICES}': {spelled}(…), None: ns.optim.AdamW(…)}}"
+        raise TraceError(
+            "step",
+            f"weights={parameter!r} is not a matrix, and {kind} updates only matrices:"
+            f" give {remedy}",
+        )
+    lr = _scalar_rate(optimiser.lr, lr_factor)
+    decay = optimiser.weight_decay
+    scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
+    for number in scalars:
+        if number.shape:
+            raise TraceError(
+                "step",
+                f"lr or weight_decay {number!r} must be a single scalar: index it",
+            )
+    if isinstance(parameter, Weight):
+        in_width, out_width = parameter.in_width, parameter.out_width
+    else:  # a vector in R^n is n × 1, a scalar 1 × 1
+        in_width = Width(1)
+        out_width = parameter.width if isinstance(parameter, Vector) else Width(1)
+    rule = ops.OptimiserStep(
+        name=name,
+        optimiser=optimiser,
+        factor=1.0 if isinstance(lr_factor, Scalar) else lr_factor,
+        scalars=(isinstance(lr, Scalar), isinstance(decay, Scalar)),
+        in_width=in_width,
+        out_width=out_width,
+    )
+    return _Update(rule, scalars)
+
+
+def _scalar_rate(lr: Rate | Scalar, lr_factor: float | Scalar) -> Scalar | None:
+    """The part of the learning rate that is a scalar of the program, if any."""
+    if not isinstance(lr_factor, Scalar):
+        return lr if isinstance(lr, Scalar) else None
+    return lr_factor * lr if isinstance(lr, Scalar) else lr_factor
+
+
+def _with_step(op: Any, update: _Update, terms: Sequence[Term]) -> ops.SteppedMatMul:
+    """The same product with matrices that have taken one more step."""
     if not isinstance(op, ops.SteppedMatMul):
-        op = ops.SteppedMatMul(op.weight, op.x, op.each, (), (), (), (), ())
+        op = ops.SteppedMatMul(
+            weight=op.weight,
+            x=op.x,
+            each=op.each,
+            left=(),
+            right=(),
+            scalars=(),
+            parts=(),
+            steps=(),
+        )
     number = len(op.steps)
+    gradient_terms = [
+        ops.GradientTerm(
+            step=number, members=term.members, used=term.used, unit=term.unit
+        )
+        for term in terms
+    ]
     return replace(
         op,
         left=(*op.left, *(term.left for term in terms)),
         right=(*op.right, *(term.right for term in terms)),
-        scalars=(*op.scalars, *scalars),
-        parts=(
-            *op.parts,
-            *(ops.GradientTerm(number, t.members, t.used, t.unit) for t in terms),
-        ),
-        steps=(*op.steps, rule),
+        scalars=(*op.scalars, *update.scalars),
+        parts=(*op.parts, *gradient_terms),
+        steps=(*op.steps, update.rule),
     )
 
 
-class _ByParameter:
-    """The optimiser of each parameter, from the user's argument `name`."""
+# Which optimiser updates which parameter
 
-    def __init__(self, given: Any, name: str) -> None:
-        self.name = name
-        self.given: dict[Source | str | None, Optimiser] = {}
-        for key, own in (
-            given if isinstance(given, Mapping) else {None: given}
-        ).items():
-            match key:
-                case Weight() if len(np.unique(key.members)) < key.count:
-                    raise TraceError(
-                        "step",
-                        f"{name} has the key {key!r}, a part of a batch: give the whole"
-                        " batch",
-                    )
-                case (
-                    Weight(source=source)
-                    | Value(op=ops.Gaussian(source=source) | ops.Normal(source=source))
-                ):
-                    key = source
-                case _ if not isinstance(key, str | None):
-                    raise TraceError(
-                        "step",
-                        f"{name} has the key {shown(key)}: give weights, names or None",
-                    )
-            if not isinstance(own, Optimiser):
+
+class _OptimiserTable:
+    """The optimiser of each parameter, from the user's argument called `argument`."""
+
+    def __init__(self, entries: Any, argument: str) -> None:
+        self.argument = argument
+        self.by_key: dict[Source | str | None, Optimiser] = {}
+        if not isinstance(entries, Mapping):
+            entries = {None: entries}
+        for key, optimiser in entries.items():
+            checked = self._checked_key(key)
+            if not isinstance(optimiser, Optimiser):
                 allowed = (
                     "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or"
                     " 'adam'"
                 )
-                raise TraceError("step", name, own, allowed)
-            self.given[key] = own
+                raise TraceError("step", argument, optimiser, allowed)
+            self.by_key[checked] = optimiser
+
+    def _checked_key(self, key: Any) -> Source | str | None:
+        """A weight or an initial value by its source; names and None as they are."""
+        match key:
+            case Weight() if len(np.unique(key.members)) < key.count:
+                raise TraceError(
+                    "step",
+                    f"{self.argument} has the key {key!r}, a part of a batch: give the"
+                    " whole batch",
+                )
+            case Weight(source=source):
+                return source
+            case Value(op=ops.Gaussian(source=source) | ops.Normal(source=source)):
+                return source
+            case str() | None:
+                return key
+        raise TraceError(
+            "step",
+            f"{self.argument} has the key {shown(key)}: give weights, names or None",
+        )
 
     def check(self, names: Collection[str | None]) -> None:
         """Reject a name that no parameter has, as it is probably misspelt."""
-        for key in self.given:
-            if isinstance(key, str) and key not in {*names, MATRICES}:
-                known = (
-                    ", ".join(sorted(name for name in names if name))
-                    or "none has a name"
-                )
-                raise TraceError(
-                    "step",
-                    f"{self.name} has the key {key!r}, but the weights are called:"
-                    f" {known}",
-                )
+        for key in self.by_key:
+            if not isinstance(key, str) or key == MATRICES or key in names:
+                continue
+            known = ", ".join(sorted(name for name in names if name))
+            raise TraceError(
+                "step",
+                f"{self.argument} has the key {key!r}, but the weights are called:"
+                f" {known or 'none has a name'}",
+            )
 
     def of(self, parameter: Weight | Value) -> Optimiser:
+        """That of the parameter itself, of its name, of all matrices, or of None."""
         source = _source(parameter)
-        keys = source, source.name, MATRICES if isinstance(parameter, Weight) else None
-        for key in (*filter(None, keys), None):
-            if key in self.given:
-                return self.given[key]
+        keys = [source]
+        if source.name:
+            keys.append(source.name)
+        if isinstance(parameter, Weight):
+            keys.append(MATRICES)
+        for key in (*keys, None):
+            if key in self.by_key:
+                return self.by_key[key]
         remedy = "add its name, the weight itself, or None for all others"
         raise TraceError(
             "step",
-            f"{self.name} has no entry for {source.name or NAMELESS}, {parameter!r}:"
-            f" {remedy}",
+            f"{self.argument} has no entry for {source.name or NAMELESS},"
+            f" {parameter!r}: {remedy}",
         )
 
 
+def _optimisers(optimiser: Any, lr: Any, **options: Any) -> _OptimiserTable:
+    """The optimisers of `step`: objects, or a name with a learning rate and options."""
+    if not isinstance(optimiser, Optimiser | Mapping):
+        without_rate = _without_memory(optimiser, **options)
+        rates = lr if isinstance(lr, Mapping) else {None: lr}
+        entries = {key: replace(without_rate, lr=rate) for key, rate in rates.items()}
+        return _OptimiserTable(entries, "lr")
+    for name, option in {"lr": lr, **options}.items():
+        left_out = option is None or (isinstance(option, float) and option == 0)
+        if not left_out:
+            raise TraceError(
+                "step",
+                f"{name}={shown(option)} is for an optimiser by name: give it to"
+                " the object",
+            )
+    return _OptimiserTable(optimiser, "optimiser")
+
+
 def _without_memory(
-    kind: Any, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any
+    kind: Any, *, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any
 ) -> Any:
     """The optimiser that a string names, without its learning rate."""
     one_of(kind, "optimiser", "step", tuple(NAMED))
     eps = real(eps, "eps", "step", least=0)
-    factor = (
-        1.0
-        if scale is None or callable(scale)
-        else real(scale, "scale", "step", least=0)
-    )
-    adjustment, iterations = (
-        scale if callable(scale) else lambda fan_in, fan_out: factor,
-        None,
-    )
-    if newton_schulz is not None:
-        count = as_whole(newton_schulz)
-        coefficients, steps = (
-            (newton_schulz, 5) if count is None else (Muon.ns_coefficients, count)
-        )
-        allowed = (
-            f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three"
-            " coefficients for five steps"
-        )
-        problem = f"newton_schulz={shown(newton_schulz)} must be {allowed}"
-        iterations = newton_schulz_steps("step", problem, coefficients, steps)
-    given = {
-        "eps": eps > 0,
-        "newton_schulz": newton_schulz is not None,
-        "scale": scale is not None,
-    }
-    for name, option in {
-        "eps": eps,
+    adjustment = _adjustment(scale)
+    iterations = None if newton_schulz is None else _newton_schulz(newton_schulz)
+    options = {
+        "eps": eps if eps > 0 else None,
         "newton_schulz": newton_schulz,
         "scale": scale,
-    }.items():
-        if given[name] and name not in NAMED[kind].takes:
-            owner = next(each for each, known in NAMED.items() if name in known.takes)
+    }
+    for name, option in options.items():
+        if option is not None and name not in NAMED[kind].takes:
+            owner = next(other for other in NAMED if name in NAMED[other].takes)
             raise TraceError(
                 "step",
                 f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}",
@@ -440,10 +479,33 @@ def _without_memory(
     )
 
 
-def _source(parameter: Weight | Value) -> Any:
-    drawn: Any = (
-        parameter
-        if isinstance(parameter, Weight)
-        else ops.initial_value(parameter)[0].op
+def _adjustment(scale: Any) -> Callable[[float, float], float]:
+    """The factor of an update, as a function of fan-in and fan-out."""
+    if callable(scale):
+        adjustment: Callable[[float, float], float] = scale
+        return adjustment
+    factor = 1.0 if scale is None else real(scale, "scale", "step", least=0)
+    return lambda fan_in, fan_out: factor
+
+
+def _newton_schulz(argument: Any) -> Any:
+    """The coefficients of each Newton–Schulz step, from the argument of `step`."""
+    count = as_whole(argument)
+    if count is None:
+        coefficients, steps = argument, 5
+    else:
+        coefficients, steps = Muon.ns_coefficients, count
+    allowed = (
+        f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three"
+        " coefficients for five steps"
     )
+    problem = f"newton_schulz={shown(argument)} must be {allowed}"
+    return newton_schulz_steps("step", problem, coefficients, steps)
+
+
+def _source(parameter: Weight | Value) -> Any:
+    """The identity of a matrix, or of an initial value before its steps."""
+    if isinstance(parameter, Weight):
+        return parameter.source
+    drawn: Any = ops.initial_value(parameter)[0].op
     return drawn.source

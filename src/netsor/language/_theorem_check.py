@@ -20,6 +20,7 @@ import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ from ._stop_gradient import ScaledGradient, without_stops
 from ._vector import Vector
 
 PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
+# What a report writes before each point, in order: the worst verdict comes last.
 MARKS = {PROVED: "holds", CONJECTURED: "open", NO_LIMIT: "fails"}
 COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
 
@@ -102,55 +104,54 @@ class Report:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The findings behind the verdict; empty if the limit is proved."""
-        return tuple(
-            f
-            for point in self.points
-            if point.verdict == self.verdict
-            for f in point.findings
-        )
+        return tuple(chain.from_iterable(point.findings for point in self._decisive()))
 
-    def _because(self) -> str:
+    def _decisive(self) -> list[Point]:
+        """The points that the verdict rests on."""
+        return [point for point in self.points if point.verdict == self.verdict]
+
+    def _summary(self) -> str:
         """The verdict and its reason."""
-        names = ", ".join(
-            point.name for point in self.points if point.verdict == self.verdict
-        )
-        return {
-            PROVED: f"limit proved ({self.theorem})",
-            CONJECTURED: f"limit conjectured; open: {names}",
-            NO_LIMIT: f"no limit; fails: {names}",
-        }[self.verdict]
+        if self.verdict == PROVED:
+            return f"limit proved ({self.theorem})"
+        names = ", ".join(point.name for point in self._decisive())
+        if self.verdict == CONJECTURED:
+            return f"limit conjectured; open: {names}"
+        return f"no limit; fails: {names}"
 
     def __repr__(self) -> str:
         return (
-            f"<Report on {self.program}: {self._because()}; print it for every point>"
+            f"<Report on {self.program}: {self._summary()}; print it for every point>"
         )
 
     def __str__(self) -> str:
         lines = [
-            _wrapped(f"{self.program}: {self._because()}", "  "),
+            _wrapped(f"{self.program}: {self._summary()}", "  "),
             "",
             "Assumption 3.1",
         ]
+        indent = " " * 11  # below the name of a point
         for point in self.points:
             lines.append(f"  {MARKS[point.verdict]:6} {point.name}")
-            lines += [
-                _wrapped(f"{11 * ' '}{finding}", 11 * " ") for finding in point.findings
-            ]
+            lines += [_wrapped(indent + finding, indent) for finding in point.findings]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            "<tr><td"
-            f' style="{CELL}">{verdict(MARKS[point.verdict], COLOURS[point.verdict])}</td>'
-            f'<td style="{TEXT_CELL_STYLE}">{"<br>".join(map(html.escape, (point.name, *point.findings)))}</td></tr>'
-            for point in self.points
-        )
-        body = f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
+        rows = "".join(_html_row(point) for point in self.points)
         return (
-            title(self.program)
-            + f"<div><strong>{verdict_of(self)}</strong></div><div>Assumption"
-            f" 3.1</div>{body}"
+            f"{title(self.program)}<div><strong>{verdict_of(self)}</strong></div>"
+            "<div>Assumption 3.1</div>"
+            f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
         )
+
+
+def _html_row(point: Point) -> str:
+    mark = verdict(MARKS[point.verdict], COLOURS[point.verdict])
+    text = "<br>".join(map(html.escape, (point.name, *point.findings)))
+    return (
+        f'<tr><td style="{CELL}">{mark}</td>'
+        f'<td style="{TEXT_CELL_STYLE}">{text}</td></tr>'
+    )
 
 
 def _wrapped(text: str, indent: str) -> str:
@@ -166,7 +167,7 @@ def _wrapped(text: str, indent: str) -> str:
 
 def verdict_of(report: Report) -> str:
     """The verdict of a report as HTML."""
-    return verdict(report._because(), COLOURS[report.verdict])
+    return verdict(report._summary(), COLOURS[report.verdict])
 
 
 # The operations that the theorems of the paper and of Yang (2019, 2020) cover, directly
@@ -184,9 +185,23 @@ COVERED: frozenset[type[Operation]] = frozenset(
         Nonlin,
         Dot,
         Apply,
+        Add,
+        Scale,
+        Mix,
+        ops.Concat,
+        ops.Split,
+        Take,
+        Join,
+        ScaledGradient,
     }
-    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join, ScaledGradient}
 )
+
+
+def _function_is_bounded(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
+    if op.f.lipschitz and inputs:  # pseudo-Lipschitz: bounded on bounded sets
+        return True
+    return op.f.bounded
+
 
 # Whether the result of an operation is bounded: `rule(op, inputs)`, where `inputs` says
 # whether all its inputs are. None means unknown, also for an operation without a rule.
@@ -196,14 +211,11 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Gaussian: lambda op, inputs: not op.factor.any(),
     MatMul: lambda op, inputs: False,
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
-    # a pseudo-Lipschitz function is bounded on bounded sets
-    **dict.fromkeys(
-        (Nonlin, Apply),
-        lambda op, inputs: True if op.f.lipschitz and inputs else op.f.bounded,
-    ),
+    Nonlin: _function_is_bounded,
+    Apply: _function_is_bounded,
 }
 
-# The points of Assumption 3.1
+# The points of Assumption 3.1, by the names that the code below uses.
 POINTS = {
     "matmul": "factors of scores are MatMul outputs",
     "tied": "the two factors of a score have different matrices",
@@ -216,52 +228,34 @@ POINTS = {
     "mean": "no mean enters a program with scores",
     "alike": "coordinates are treated alike",
     "widths": "every width goes to infinity",
-    # listed only where it fails
     "unknown": "every operation is one that the theorems speak of",
 }
+LISTED_ONLY_IF_IT_FAILS = "unknown"
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
-    """Check Assumption 3.1; `correlated`, from the engine, finds the scores whose
-    factors have E[Z^x Z^y] ≠ 0.
+    """Check Assumption 3.1 for a program.
+
+    `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0.
     """
-    outputs = compose_indices(without_stops(outputs))
-    facts = _Facts(outputs)
-    against = facts.against()
-    diverging = () if against["unknown"] else correlated(outputs, list(facts.scores))
-    growth = (
-        "E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a"
-        " limit"
-    )
-    for score in (score for score in facts.scores if score in diverging):
-        against["correlated"].append(
-            f"{facts.at(score)}: its factors are correlated, {growth}"
-        )
+    checker = _Checker(compose_indices(without_stops(outputs)))
+    findings = checker.check_all_but_correlations()
+    if not findings["unknown"]:
+        findings["correlated"] = checker.correlation_findings(correlated)
     points = []
-    for key, findings in against.items():
-        fails = NO_LIMIT if key == "correlated" else CONJECTURED
-        if findings or key != "unknown":
-            points.append(
-                Point(POINTS[key], fails if findings else PROVED, tuple(findings))
-            )
-    without_scores = (
-        "Yang 2020, Netsor with transposes"
-        if facts.expansion.transposed
-        else "Yang 2019"
-    )
-    return Report(
-        name,
-        tuple(points),
-        "Theorem 3.1" if facts.scores else f"{without_scores}: there are no scores",
-    )
+    for key, violations in findings.items():
+        if violations:
+            verdict_if_violated = NO_LIMIT if key == "correlated" else CONJECTURED
+            points.append(Point(POINTS[key], verdict_if_violated, tuple(violations)))
+        elif key != LISTED_ONLY_IF_IT_FAILS:
+            points.append(Point(POINTS[key], PROVED))
+    return Report(name, tuple(points), checker.theorem)
 
 
-class _Facts:
-    """The facts behind the points: expansions of vectors, dependence on scores,
-    bounds.
-    """
+class _Checker:
+    """Facts about a program, and the findings against each point that follow."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self.outputs = outputs
@@ -270,216 +264,301 @@ class _Facts:
         self.readouts = readouts(
             self.values, outputs, functions_of_outputs(self.values)
         )
-        dots = {
-            v: v.op for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5
-        }
-        self.scores = {
-            value: op for value, op in dots.items() if value not in self.readouts
-        }
-        self.expansion = Expansion(self.values)
-        self.depends = dict.fromkeys(self.values, False)  # depends on a score
-        # linear in vectors that do not depend on scores
-        self.linear = dict.fromkeys(self.values, True)
-        self.bounded: dict[Value, bool | None] = {}
-        self.fixed: set[Value] = set()  # data, numbers, and functions of only these
-        for value in self.values:
-            op, inputs = value.op, value.op.inputs
-            self.depends[value] = value in self.scores or any(
-                self.depends[x] for x in inputs
-            )
-            rule = BOUNDED.get(type(op))
-            known = {self.bounded[x] for x in inputs}
-            every = False if False in known else None if None in known else True
-            self.bounded[value] = rule(op, every) if rule else None
-            if isinstance(value, Vector) and self.depends[value]:
-                passed = all(self.linear[x] for x in inputs if isinstance(x, Vector))
-                self.linear[value] = passed and not isinstance(op, Nonlin)
-            random = isinstance(op, Gaussian | MatMul | Dot | Normal)
-            if not random and all(x in self.fixed for x in inputs):
-                self.fixed.add(value)
-        self.used: set[Value] = set()  # used by an operation other than indexing
-        for value in reversed(self.values):
-            moved = isinstance(value.op, Take | Join)
-            self.used |= {x for x in value.op.inputs if not moved or value in self.used}
-        factors = [x for op in self.scores.values() for x in op.inputs]
-        self.factor_columns = {
-            int(k) for x in factors for k in self.expansion.columns(x)
-        }
-        self.factor_matrices = {
-            int(m) for x in factors for m in self.expansion.matrices(x)
-        } - {-1}
-        # E_k has the law of W (1, …, 1), so that the expansion gives it a matrix
-        initial = [v for v in self.values if isinstance(v.op, Gaussian)]
-        self.initial_matrices = {
-            int(m) for v in initial for m in self.expansion.matrices(v)
-        }
-
-    def at(self, value: Value) -> str:
-        return f"{self.names[value]} ({value.where})"
-
-    def against(self) -> dict[str, list[str]]:
-        """The findings against each point."""
-        found: dict[str, list[str]] = {point: [] for point in POINTS}
-        products = {v: v.op.x for v in self.values if isinstance(v.op, MatMul)}
-        columns = {v: set(self.expansion.columns(v).tolist()) for v in products}
-        # the inputs x of the factors W x of all scores
-        score_inputs = {
-            x: None
-            for v, x in products.items()
-            if not self.factor_columns.isdisjoint(columns[v])
-        }
-        for x in score_inputs:
-            if self.bounded[x] is not True:
-                known = (
-                    "bounded"
-                    if self.bounded[x] is False
-                    else "known to be bounded (declare bounded=)"
-                )
-                why = "the paper assumes it for convenience, and uses ReLU itself"
-                found["bounded"].append(f"{self.at(x)} is not {known}; {why}")
+        self.scores: dict[Value, Dot] = {}
         for value in self.values:
             op = value.op
+            is_score = isinstance(op, Dot) and op.power == 0.5
+            if is_score and value not in self.readouts:
+                self.scores[value] = op
+        self.expansion = Expansion(self.values)
+        self.depends_on_score = self._dependence_on_scores()
+        self.linear_in_scores = self._linearity_in_scores()
+        self.bounded = self._boundedness()
+        self.fixed = self._fixed_values()
+        self.used = self._used_values()
 
-            def add(point: str, finding: str, value: Value = value) -> None:
-                found[point].append(f"{self.at(value)}{finding}")
+        factors = list(chain.from_iterable(op.inputs for op in self.scores.values()))
+        columns = (self.expansion.columns(x) for x in factors)
+        self.factor_columns = set(chain.from_iterable(c.tolist() for c in columns))
+        self.factor_matrices = self._matrices_of(factors) - {-1}
+        # E_k has the law of W (1, …, 1), so that the expansion gives it a matrix
+        self.initial_matrices = self._matrices_of(
+            [v for v in self.values if isinstance(v.op, Gaussian)]
+        )
+        self.score_inputs = self._score_inputs()
+        self.findings: dict[str, list[str]] = {point: [] for point in POINTS}
 
-            match op:
-                # a product W y, which is an output
-                case Dot() if value in self.readouts:
-                    y = self.readouts[value].y
-                    if self.depends[y] and not self.linear[y]:
-                        add(
-                            "deep",
-                            f": multiplies {self.names[y]}, which depends on a score"
-                            " (the deep case)",
-                        )
-                case Dot(x, y, 0.5):
-                    limit = "the score has a limit only if its factors are uncorrelated"
-                    for factor in dict.fromkeys((x, y)):
-                        # also if its matrix acts transposed
-                        if -1 in self.expansion.matrices(factor):
-                            what = (
-                                f"{self.names[factor]} is not a combination of MatMul"
-                                " outputs by fixed numbers"
-                            )
-                            add("matmul", f": the factor {what}; {limit}")
-                    if self._tied(value, op):
-                        add(
-                            "tied",
-                            ": tied factors W x, W x' have a limit only if E[Z^x"
-                            " Z^x'] = 0",
-                        )
-                case Dot() if self.scores and value in self.used:
-                    add(
-                        "mean",
-                        ": a mean used by the program; Yang (2019) covers it only"
-                        " without scores",
-                    )
-                case Dot() if self.depends[value] and self.bounded[value] is not True:
-                    add(
-                        "mean",
-                        ": a mean that depends on a score, of vectors not known to be"
-                        " bounded",
-                    )
-                case MatMul(weight, x):
-                    if self.scores and weight.transposed:
-                        what = f"made by the transpose of {self.names[weight.source]}"
-                        add(
-                            "transposed",
-                            f": {what}; Yang (2020) covers it only without scores",
-                        )
-                    # W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention
-                    # is not a second multiplication. A product after a nonlinearity, or
-                    # for the factors of another score, is.
-                    if self.depends[x] and (x in score_inputs or not self.linear[x]):
-                        add(
-                            "deep",
-                            f": multiplies {self.names[x]}, which depends on a score"
-                            " (the deep case)",
-                        )
-                case Nonlin(f) | Apply(f) if f.lipschitz is not True:
-                    known = (
-                        "is not"
-                        if f.lipschitz is False
-                        else "is not known to be (declare lipschitz=)"
-                    )
-                    add("lipschitz", f": {f.name} {known} pseudo-Lipschitz")
-                case Rotate():
-                    add(
-                        "alike",
-                        " rotates pairs of coordinates, which the paper does not cover",
-                    )
-                case _ if type(op) not in COVERED:
-                    add(
-                        "unknown",
-                        f" is made by {type(op).__name__}, which no theorem of the"
-                        " checker covers",
-                    )
-            # their uses are checked instead
-            passes_on = value in self.scores or value in self.expansion.combinations
-            summed = isinstance(op, MatMul | Dot)
-            for v in dict.fromkeys(op.inputs):
-                if not passes_on and self._made_for_scores(v):
-                    add("elsewhere", f" uses {self.names[v]}, {self._made_by(v)}")
-                # a finite width matters only if its coordinates are summed over; a
-                # read-out into R^1 is harmless
-                if (
-                    summed
-                    and isinstance(v, Vector)
-                    and v.width.name is None
-                    and v not in self.fixed
-                ):
-                    add(
-                        "widths",
-                        f" sums over the coordinates of {self.names[v]} in R^{v.width},"
-                        " which is finite",
-                    )
-        for output in filter(self._made_for_scores, self.outputs):
-            found["elsewhere"].append(
-                f"{self.at(output)} is an output, {self._made_by(output)}"
-            )
-        return found
+    @property
+    def theorem(self) -> str:
+        """The theorem that proves the limit if all points hold."""
+        if self.scores:
+            return "Theorem 3.1"
+        if self.expansion.transposed:
+            return "Yang 2020, Netsor with transposes: there are no scores"
+        return "Yang 2019: there are no scores"
+
+    # Facts
+
+    def _dependence_on_scores(self) -> dict[Value, bool]:
+        """Whether each value depends on a score, or is one."""
+        depends: dict[Value, bool] = {}
+        for value in self.values:
+            inherited = any(depends[x] for x in value.op.inputs)
+            depends[value] = inherited or value in self.scores
+        return depends
+
+    def _linearity_in_scores(self) -> dict[Value, bool]:
+        """Whether no nonlinearity lies between a score and each vector.
+
+        Such a vector is linear in vectors that do not depend on scores.
+        """
+        linear: dict[Value, bool] = {}
+        for value in self.values:
+            if isinstance(value, Vector) and self.depends_on_score[value]:
+                vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+                inherited = all(linear[x] for x in vectors)
+                linear[value] = inherited and not isinstance(value.op, Nonlin)
+            else:
+                linear[value] = True
+        return linear
+
+    def _boundedness(self) -> dict[Value, bool | None]:
+        """Whether each value is bounded; None if that is not known."""
+        bounded: dict[Value, bool | None] = {}
+        for value in self.values:
+            known = {bounded[x] for x in value.op.inputs}
+            inputs_bounded: bool | None = True
+            if False in known:
+                inputs_bounded = False
+            elif None in known:
+                inputs_bounded = None
+            rule = BOUNDED.get(type(value.op))
+            bounded[value] = rule(value.op, inputs_bounded) if rule else None
+        return bounded
+
+    def _fixed_values(self) -> set[Value]:
+        """Data, numbers, and functions of only these."""
+        fixed: set[Value] = set()
+        for value in self.values:
+            random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
+            if not random and fixed.issuperset(value.op.inputs):
+                fixed.add(value)
+        return fixed
+
+    def _used_values(self) -> set[Value]:
+        """Values that an operation other than indexing reads."""
+        used: set[Value] = set()
+        for value in reversed(self.values):
+            is_index = isinstance(value.op, Take | Join)
+            if not is_index or value in used:
+                used.update(value.op.inputs)
+        return used
+
+    def _matrices_of(self, vectors: Sequence[Value]) -> set[int]:
+        """The matrices that made the vectors, with −1 if one has another origin."""
+        numbers = (self.expansion.matrices(x).tolist() for x in vectors)
+        return set(chain.from_iterable(numbers))
+
+    def _score_inputs(self) -> dict[Value, None]:
+        """The inputs x of the factors W x of all scores, in order."""
+        inputs: dict[Value, None] = {}
+        for value in self.values:
+            if not isinstance(value.op, MatMul):
+                continue
+            columns = self.expansion.columns(value).tolist()
+            if not self.factor_columns.isdisjoint(columns):
+                inputs[value.op.x] = None
+        return inputs
 
     @cached_property
     def _asked(self) -> dict[Value, Bools]:
         """For each value, the entries that the outputs depend on."""
         return asked_entries(self.outputs)
 
-    def _tied(self, score: Value, op: Dot) -> bool:
-        """Whether one matrix made both factors of an entry that the outputs depend
-        on.
+    # Findings
+
+    def check_all_but_correlations(self) -> dict[str, list[str]]:
+        """The findings against each point; those against "correlated" are not there."""
+        for x in self.score_inputs:
+            self._check_bounded(x)
+        for value in self.values:
+            self._check_operation(value)
+            self._check_inputs(value)
+        for output in self.outputs:
+            if self._shares_matrix_with_factors(output):
+                origin = self._shared_origin(output)
+                self._add("elsewhere", output, f" is an output, {origin}")
+        return self.findings
+
+    def correlation_findings(self, correlated: Correlated) -> list[str]:
+        """The findings against uncorrelated factors, as the engine finds them."""
+        diverging = correlated(self.outputs, list(self.scores))
+        return [
+            f"{self._located(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and"
+            " n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
+            for score in self.scores
+            if score in diverging
+        ]
+
+    def _located(self, value: Value) -> str:
+        """The name of a value, and the line that made it."""
+        return f"{self.names[value]} ({value.where})"
+
+    def _add(self, point: str, value: Value, finding: str) -> None:
+        self.findings[point].append(f"{self._located(value)}{finding}")
+
+    def _check_bounded(self, x: Value) -> None:
+        """Check the input of a score factor."""
+        if self.bounded[x] is True:
+            return
+        if self.bounded[x] is False:
+            property_ = "bounded"
+        else:
+            property_ = "known to be bounded (declare bounded=)"
+        why = "the paper assumes it for convenience, and uses ReLU itself"
+        self._add("bounded", x, f" is not {property_}; {why}")
+
+    def _check_operation(self, value: Value) -> None:
+        op = value.op
+        match op:
+            case Dot() if value in self.readouts:
+                # the same as a product W y, which is an output
+                y = self.readouts[value].y
+                self._check_multiplication(value, y, for_score=False)
+            case Dot(power=0.5):
+                self._check_score(value, op)
+            case Dot():
+                self._check_mean(value)
+            case MatMul(x=x):
+                self._check_transpose(value, op)
+                for_score = x in self.score_inputs
+                self._check_multiplication(value, x, for_score)
+            case Nonlin(f) | Apply(f) if f.lipschitz is not True:
+                if f.lipschitz is False:
+                    problem = "is not"
+                else:
+                    problem = "is not known to be (declare lipschitz=)"
+                self._add("lipschitz", value, f": {f.name} {problem} pseudo-Lipschitz")
+            case Rotate():
+                self._add(
+                    "alike",
+                    value,
+                    " rotates pairs of coordinates, which the paper does not cover",
+                )
+            case _ if type(op) not in COVERED:
+                self._add(
+                    "unknown",
+                    value,
+                    f" is made by {type(op).__name__}, which no theorem of the checker"
+                    " covers",
+                )
+
+    def _check_multiplication(self, value: Value, x: Value, for_score: bool) -> None:
+        """Check a product W x.
+
+        W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention is not a second
+        multiplication. A product after a nonlinearity, or for the factors of another
+        score, is.
         """
+        if self.depends_on_score[x] and (for_score or not self.linear_in_scores[x]):
+            self._add(
+                "deep",
+                value,
+                f": multiplies {self.names[x]}, which depends on a score (the deep"
+                " case)",
+            )
+
+    def _check_score(self, score: Value, op: Dot) -> None:
+        for factor in dict.fromkeys((op.x, op.y)):
+            # a vector made by a matrix that acts transposed counts as none of these
+            if -1 in self.expansion.matrices(factor):
+                self._add(
+                    "matmul",
+                    score,
+                    f": the factor {self.names[factor]} is not a combination of MatMul"
+                    " outputs by fixed numbers; the score has a limit only if its"
+                    " factors are uncorrelated",
+                )
+        if self._tied(score, op):
+            self._add(
+                "tied",
+                score,
+                ": tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0",
+            )
+
+    def _check_mean(self, mean: Value) -> None:
+        if self.scores and mean in self.used:
+            self._add(
+                "mean",
+                mean,
+                ": a mean used by the program; Yang (2019) covers it only without"
+                " scores",
+            )
+        elif self.depends_on_score[mean] and self.bounded[mean] is not True:
+            self._add(
+                "mean",
+                mean,
+                ": a mean that depends on a score, of vectors not known to be bounded",
+            )
+
+    def _check_transpose(self, value: Value, op: MatMul) -> None:
+        if self.scores and op.weight.transposed:
+            matrix = self.names[op.weight.source]
+            self._add(
+                "transposed",
+                value,
+                f": made by the transpose of {matrix}; Yang (2020) covers it only"
+                " without scores",
+            )
+
+    def _check_inputs(self, value: Value) -> None:
+        """Check what else reads the factors of scores, and sums over finite widths."""
+        # the uses of a score and of a combination are checked instead of their own
+        passes_on = value in self.scores or value in self.expansion.combinations
+        sums_coordinates = isinstance(value.op, MatMul | Dot)
+        for x in dict.fromkeys(value.op.inputs):
+            if not passes_on and self._shares_matrix_with_factors(x):
+                origin = self._shared_origin(x)
+                self._add("elsewhere", value, f" uses {self.names[x]}, {origin}")
+            # A finite width only matters if its coordinates are summed over. A readout
+            # into R^1 is harmless.
+            if not sums_coordinates or not isinstance(x, Vector) or x in self.fixed:
+                continue
+            if x.width.name is None:
+                self._add(
+                    "widths",
+                    value,
+                    f" sums over the coordinates of {self.names[x]} in R^{x.width},"
+                    " which is finite",
+                )
+
+    def _tied(self, score: Value, op: Dot) -> bool:
+        """Whether one matrix made both factors of an entry that the outputs need."""
         x, y = op.x, op.y
-        if not (
-            np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y)) >= 0
-        ).any():
+        common = np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y))
+        if not (common >= 0).any():
             return False
         asked = self._asked[score]
-        i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
-        places = (
-            np.broadcast_to(k, score.shape)[asked]
-            for k in (i[..., :, None], j[..., None, :])
-        )
-        return bool(
-            asked.any()
-            and (self.expansion.used(x) @ self.expansion.used(y).T)[*places].any()
-        )
+        if not asked.any():
+            return False
+        share_a_matrix = self.expansion.used(x) @ self.expansion.used(y).T
+        rows = np.arange(x.size).reshape(x.shape)[..., :, None]
+        columns = np.arange(y.size).reshape(y.shape)[..., None, :]
+        asked_rows = np.broadcast_to(rows, score.shape)[asked]
+        asked_columns = np.broadcast_to(columns, score.shape)[asked]
+        return bool(share_a_matrix[asked_rows, asked_columns].any())
 
-    def _made_for_scores(self, x: Value) -> bool:
+    def _shares_matrix_with_factors(self, x: Value) -> bool:
         """Whether a vector was made by a matrix that also made factors of scores."""
-        return isinstance(x, Vector) and not self.factor_matrices.isdisjoint(
-            self.expansion.matrices(x).tolist()
-        )
+        if not isinstance(x, Vector):
+            return False
+        return not self.factor_matrices.isdisjoint(self._matrices_of([x]))
 
-    def _made_by(self, x: Value) -> str:
-        """What a vector has in common with the factors of scores: a matrix, or an
-        initial vector.
-        """
-        matrices = set(self.expansion.matrices(x).tolist()) & self.factor_matrices
-        if not matrices <= self.initial_matrices:
+    def _shared_origin(self, x: Value) -> str:
+        """What a vector has in common with factors of scores, in words."""
+        shared = self._matrices_of([x]) & self.factor_matrices
+        if not shared <= self.initial_matrices:
             return "made by a matrix of a score factor"
-        return (
-            "an initial vector that scores use"
-            if isinstance(x.op, Gaussian)
-            else "made of an initial vector of a score"
-        )
+        if isinstance(x.op, Gaussian):
+            return "an initial vector that scores use"
+        return "made of an initial vector of a score"
