@@ -528,7 +528,7 @@ def test_the_number_of_nodes_is_bounded(spread):
     with one large one.
     """
     count, moment = 0, 0.0
-    for z, weight in _correction._sets(np.array(spread)):
+    for z, weight in _correction._node_sets(np.array(spread)):
         count += len(weight)
         moment += z[:, 0] ** 2 @ weight / _correction.SETS
     assert count < 1.5 * _correction.POINTS
