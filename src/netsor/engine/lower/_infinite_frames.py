@@ -127,7 +127,7 @@ class LimitFrame(Frame):
         rows: Sequence[Register],
         reached: Sequence[int],
         params: Sequence[Register],
-        rests: ResidualBasis,
+        basis: ResidualBasis,
     ) -> ResidualFeatures:
         """φ(u_1, …; p) for k vectors of each frame, given the directions along which
         arguments can have coordinates.
@@ -138,7 +138,7 @@ class LimitFrame(Frame):
         centred = tuple(linear and not reach & ones for reach, linear in sources)
         nested = not all(linear for _, linear in sources)
         return ResidualFeatures(
-            f, tuple(rows), supports, tuple(params), centred, nested, rests
+            f, tuple(rows), supports, tuple(params), centred, nested, basis
         )
 
     def sources(self, some: int) -> tuple[int, bool]:
@@ -232,7 +232,7 @@ class InfiniteWidthFrame(LimitFrame):
         if new.nested or jump:
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, linear)
-        rows = new.rests.add(
+        rows = new.basis.add(
             self.builder, new, number, self.directions, linear, self.group.constant
         )
         self.unit(number, rows.shape[-1] - self.directions, new, along)
@@ -248,7 +248,7 @@ class InfiniteWidthFrame(LimitFrame):
         """
         ones, found = int(self.group.constant), new.slopes if linear else 0
         for block in self.blocks:
-            if block.feature is not None and block.feature.rests is new.rests:
+            if block.feature is not None and block.feature.basis is new.basis:
                 shared = found & block.along & ~new.slopes
                 found |= block.bits if shared or new.related(block.feature) else 0
         return found | (ones if not has_mean_zero(new.signs) else 0)

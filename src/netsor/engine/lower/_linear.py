@@ -12,9 +12,8 @@ equation 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -55,208 +54,225 @@ from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
 
-# relative to the size of its terms: a known coordinate of a vector that is smaller is 0
+# A known coordinate of a vector that is smaller than this, relative to the size of its
+# terms, is rounding: it becomes 0
 SUM_RTOL = 1e-12
-# the same for scalars: a program may divide by them, so nothing but rounding may become
-# 0
+
+# The same for scalars: a program may divide by them, so nothing but rounding may
+# become 0
 SCALAR_RTOL = 1e-13
 
 
 def lower_linear(state: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and sets."""
-    vectors, by = parts_of(value)
-    given = [state.vectors[x] for x in vectors]
-    weights = None if by is None else state.scalars[by]
-    lead = apply_linear(state, value, [x.lead for x in given], weights)
+    vectors, coefficients = parts_of(value)
+    lowered = [state.vectors[x] for x in vectors]
+    leads = [x.lead for x in lowered]
+    weights = None if coefficients is None else state.scalars[coefficients]
+    lead = apply_linear(state, value, leads, weights)
     if value in state.analysis.infinite and lead.value is not None:
-        terms = apply_linear(
-            state,
-            value,
-            [state.size_of_terms(x.lead) for x in given],
-            weights and state.size_of_terms(weights),
-        )
+        sizes = [state.size_of_terms(x) for x in leads]
+        weight_sizes = None if weights is None else state.size_of_terms(weights)
+        terms = apply_linear(state, value, sizes, weight_sizes)
         lead = without_rounding(state, lead, terms, SUM_RTOL)
     sample = None
-    if any(x.sample is not None for x in given):
-        sample = apply_linear(state, value, [state.sample(x) for x in vectors], weights)
+    if any(x.sample is not None for x in lowered):
+        samples = [state.sample(x) for x in vectors]
+        sample = apply_linear(state, value, samples, weights)
     if value not in state.analysis.infinite:
         return LoweredVector(lead, sample)
-    sets = combined(
-        value,
-        [state.sets(x) for x in vectors],
-        None if by is None else state.order_one(by),
-    )
+    marks = None if coefficients is None else state.order_one(coefficients)
+    sets = combined(value, [state.sets(x) for x in vectors], marks)
     if lead.value is not None:
         sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
     return LoweredVector(lead, sample, sets)
 
 
 def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:
-    """A function of scalars, or a rearrangement; known sums are 0 where their terms
-    cancel up to rounding.
+    """A function of scalars, or a rearrangement.
+
+    Known sums are 0 where their terms cancel up to rounding.
     """
-    made, op = apply_linear(state, value, arrays, None), value.op
-    if (
-        made.value is None
-        or not state.analysis.infinite
-        or (isinstance(op, Apply) and op.f not in SUMS + PRODUCTS)
-    ):
-        return made
-    added = (
-        Scalar(replace(op, f=ADD), value.shape)
-        if isinstance(op, Apply) and op.f is SUBTRACT
-        else value
-    )
-    sizes, numbers = (
-        [state.size_of_terms(state.scalars[p], p) for p in op.inputs],
-        [state.size_of_terms(a) for a in arrays],
-    )
-    # both factors have rounding errors
-    is_product = isinstance(op, Apply) and op.f in PRODUCTS
-    terms = [[sizes[0], numbers[1]], [numbers[0], sizes[1]]] if is_product else [sizes]
+    op = value.op
+    result = apply_linear(state, value, arrays, None)
+    is_sum = not isinstance(op, Apply) or op.f in SUMS + PRODUCTS
+    if result.value is None or not state.analysis.infinite or not is_sum:
+        return result
+    size = _size_of_result(state, value, arrays)
+    return without_rounding(state, result, size, SCALAR_RTOL, value)
+
+
+def _size_of_result(
+    state: State, value: Scalar, arrays: Sequence[Register]
+) -> Register:
+    """The sum of the sizes of all terms of a known sum or product of scalars."""
+    op = value.op
+    term_sizes = [state.size_of_terms(state.scalars[p], p) for p in op.inputs]
+    added = value
+    terms = [term_sizes]
+    if isinstance(op, Apply) and op.f is SUBTRACT:
+        added = Scalar(replace(op, f=ADD), value.shape)
+    number_sizes = [state.size_of_terms(array) for array in arrays]
+    if isinstance(op, Apply) and op.f in PRODUCTS:
+        # both factors have rounding errors
+        terms = [[term_sizes[0], number_sizes[1]], [number_sizes[0], term_sizes[1]]]
     with np.errstate(over="ignore"):  # no number is 0 relative to such a size
-        size = state.builder.fold(
-            "add", [apply_linear(state, added, some, None) for some in terms]
+        return state.builder.fold(
+            "add", [apply_linear(state, added, sizes, None) for sizes in terms]
         )
-    return without_rounding(state, made, size, SCALAR_RTOL, value)
 
 
 def without_rounding(
     state: State,
-    made: Register,
+    known: Register,
     terms: Register,
     rtol: float,
     keep: Value | None = None,
 ) -> Register:
-    """Known numbers, 0 if they are small relative to the size of their terms, which is
-    kept for a value if given.
+    """Known numbers, 0 if they are small relative to the size of their terms.
+
+    That size is kept for the value `keep`, if given.
     """
-    found, size = (np.asarray(a.value)[0] for a in (made, terms))
-    zero = ((np.abs(found) < rtol * size) & (size < np.inf)) | (found == 0)
+    numbers, size = np.asarray(known.value)[0], np.asarray(terms.value)[0]
+    is_rounding = (np.abs(numbers) < rtol * size) & (size < np.inf)
+    zero = is_rounding | (numbers == 0)
     if keep is not None:  # a zero is exact
         state.terms[keep] = state.builder.constant(np.where(zero, 0.0, size))
-    return (
-        state.builder.constant(np.where(zero, 0.0, found))
-        if found[zero].any()
-        else made
-    )
+    if not numbers[zero].any():
+        return known
+    return state.builder.constant(np.where(zero, 0.0, numbers))
 
 
 def apply_linear(
-    state: State, value: Value, arrays: Sequence[Register], by: Register | None
+    state: State,
+    value: Value,
+    arrays: Sequence[Register],
+    coefficients: Register | None,
 ) -> Register:
-    """The rule of a linear operation, on arrays instead of what it combines and its
-    coefficients.
+    """Apply the rule of a linear operation to arrays.
+
+    They are in place of what it combines linearly, and of its coefficients.
     """
     if isinstance(value, Vector):
-        width = max(a.shape[-1] for a in arrays)
-        arrays = [state.builder.pad_or_cut(a, width) for a in arrays]
-    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
-        state, value, value.op, list(arrays), by
-    )
+        width = max(array.shape[-1] for array in arrays)
+        arrays = [state.builder.pad_or_cut(array, width) for array in arrays]
+    rule = rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")
+    return rule(state, value, value.op, list(arrays), coefficients)
 
 
 def factors_of(
     value: Value,
 ) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
-    """What an operation combines linearly, and the coefficients, if any: of a product
-    of scalars, the second one.
+    """What an operation combines linearly, and the coefficients, if any.
+
+    Of a product of scalars, the coefficients are the second factor.
     """
     if isinstance(value, Vector):
         return parts_of(value)
     scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
-    return (
-        (scalars[:1], scalars[1])
-        if isinstance(value.op, Apply) and value.op.f in PRODUCTS
-        else (scalars, None)
-    )
+    if isinstance(value.op, Apply) and value.op.f in PRODUCTS:
+        return scalars[:1], scalars[1]
+    return scalars, None
 
 
 def marks_of(
-    value: Value, given: Sequence[npt.NDArray[Any]], by: Bools | None
+    value: Value, marks: Sequence[npt.NDArray[Any]], coefficients: Bools | None
 ) -> npt.NDArray[Any]:
-    """The sets of directions of vectors, or marks of scalars, that a linear operation
-    makes of given ones.
+    """What a linear operation makes of sets of directions, or of marks of scalars.
+
+    `coefficients` marks those that count.
     """
     if isinstance(value, Vector):
-        return combined(value, given, by)
+        return combined(value, marks, coefficients)
     if isinstance(value.op, Apply):
-        return through(value.op, given if by is None else [*given, by])
-    found = rearranged(value.op, [marks[..., None] for marks in given])
-    assert found is not None
-    return found[..., 0]
+        return through(
+            value.op, marks if coefficients is None else [*marks, coefficients]
+        )
+    rearranged_marks = rearranged(value.op, [m[..., None] for m in marks])
+    assert rearranged_marks is not None
+    return rearranged_marks[..., 0]
 
 
-# One rule an operation, `rule(s, value, op, arrays, by)`
+# One rule for each operation, `rule(state, value, op, arrays, coefficients)`
 
 
 def _add(
-    state: State, value: Value, op: Add, arrays: list[Register], by: None
+    state: State, value: Value, op: Add, arrays: list[Register], coefficients: None
 ) -> Register:
-    first, second = (
-        state.align_axes(a, x.ndim, value.ndim)
-        for a, x in zip(arrays, (op.x, op.y), strict=True)
+    x, y = arrays
+    return state.builder.step(
+        "add",
+        state.align_axes(x, op.x.ndim, value.ndim),
+        state.align_axes(y, op.y.ndim, value.ndim),
     )
-    return state.builder.step("add", first, second)
 
 
 def _scale(
-    state: State, value: Value, op: Scale, arrays: list[Register], by: Register
+    state: State,
+    value: Value,
+    op: Scale,
+    arrays: list[Register],
+    coefficients: Register,
 ) -> Register:
-    factor = state.align_axes(by, op.c.ndim, value.ndim)
-    scaled = state.align_axes(arrays[0], op.x.ndim, value.ndim)
-    return state.builder.step(
-        "multiply", scaled, state.builder.reshape(factor, *factor.shape, 1, 1)
-    )
+    factor = state.align_axes(coefficients, op.c.ndim, value.ndim)
+    vectors = state.align_axes(arrays[0], op.x.ndim, value.ndim)
+    factor = state.builder.reshape(factor, *factor.shape, 1, 1)
+    return state.builder.step("multiply", vectors, factor)
 
 
 def _mix(
-    state: State, value: Value, op: Mix, arrays: list[Register], by: Register
+    state: State, value: Value, op: Mix, arrays: list[Register], coefficients: Register
 ) -> Register:
     return state.mix_rows(
-        state.align_axes(by, op.a.ndim, value.ndim + 1),
+        state.align_axes(coefficients, op.a.ndim, value.ndim + 1),
         state.align_axes(arrays[0], op.x.ndim, value.ndim),
     )
 
 
 def _concat(
-    state: State, value: Value, op: Concat, arrays: list[Register], by: None
+    state: State, value: Value, op: Concat, arrays: list[Register], coefficients: None
 ) -> Register:
     """The values along an axis become blocks of one."""
-    (a,), axis = arrays, op.axis
-    order = [k for k in range(len(a.shape)) if k != axis]
-    order.insert(len(order) - 2, axis)
-    made = state.builder.step("permute", a, axes=tuple(order))
-    *front, count, blocks, directions = made.shape
-    return state.builder.reshape(made, *front, count * blocks, directions)
+    (array,) = arrays
+    order = [k for k in range(len(array.shape)) if k != op.axis]
+    order.insert(len(order) - 2, op.axis)
+    moved = state.builder.step("permute", array, axes=tuple(order))
+    *leading, count, blocks, directions = moved.shape
+    return state.builder.reshape(moved, *leading, count * blocks, directions)
 
 
 def _split(
-    state: State, value: Value, op: Split, arrays: list[Register], by: None
+    state: State, value: Value, op: Split, arrays: list[Register], coefficients: None
 ) -> Register:
     """The blocks of a value become values along a new axis."""
-    (a,), axis, count = arrays, op.axis, op.count
-    *front, blocks, directions = a.shape
-    parts = state.builder.reshape(a, *front, count, blocks // count, directions)
+    (array,) = arrays
+    *leading, blocks, directions = array.shape
+    parts = state.builder.reshape(
+        array, *leading, op.count, blocks // op.count, directions
+    )
     order = list(range(len(parts.shape)))
-    order.insert(axis, order.pop(len(front)))
+    order.insert(op.axis, order.pop(len(leading)))
     return state.builder.step("permute", parts, axes=tuple(order))
 
 
 def _apply(
-    state: State, value: Value, op: Apply, arrays: list[Register], by: Register | None
+    state: State,
+    value: Value,
+    op: Apply,
+    arrays: list[Register],
+    coefficients: Register | None,
 ) -> Register:
-    given = arrays if by is None else [*arrays, by]
+    """A function of scalars, all of which are in one list."""
+    arguments = arrays if coefficients is None else [*arrays, coefficients]
     aligned = [
-        state.align_axes(a, p.ndim, op.leading + op.axes)
-        for a, p in zip(given, op.scalars, strict=True)
+        state.align_axes(argument, p.ndim, op.leading + op.axes)
+        for argument, p in zip(arguments, op.scalars, strict=True)
     ]
-    words = f"{named(op.f)} of scalars"
     return state.builder.step(
         "apply",
         *aligned,
         made=value.shape,
-        words=words,
+        words=f"{named(op.f)} of scalars",
         f=op.f,
         shape=value.shape,
         axes=op.axes,
@@ -264,13 +280,25 @@ def _apply(
 
 
 def _take(
-    state: State, value: Value, op: Take, arrays: list[Register], by: None
+    state: State, value: Value, op: Take, arrays: list[Register], coefficients: None
 ) -> Register:
-    (a,), rest = arrays, arrays[0].shape[op.x.ndim :]
-    entries = state.builder.reshape(a, op.x.size, *rest)
-    return state.builder.reshape(
-        state.builder.take(entries, op.flat.ravel(), axis=0), *op.flat.shape, *rest
-    )
+    (array,) = arrays
+    trailing = array.shape[op.x.ndim :]
+    entries = state.builder.reshape(array, op.x.size, *trailing)
+    taken = state.builder.take(entries, op.flat.ravel(), axis=0)
+    return state.builder.reshape(taken, *op.flat.shape, *trailing)
+
+
+def _join(
+    state: State, value: Value, op: Join, arrays: list[Register], coefficients: None
+) -> Register:
+    return state.builder.step("join", *arrays, axis=0)
+
+
+def _append(
+    state: State, value: Value, op: Append, arrays: list[Register], coefficients: None
+) -> Register:
+    return state.builder.step("join", *arrays, axis=value.ndim - 1)
 
 
 LINEAR: dict[
@@ -283,23 +311,15 @@ LINEAR: dict[
     Concat: _concat,
     Split: _split,
     Take: _take,
-    Join: lambda state, value, op, arrays, by: state.builder.step(
-        "join", *arrays, axis=0
-    ),
-    Append: lambda state, value, op, arrays, by: state.builder.step(
-        "join", *arrays, axis=value.ndim - 1
-    ),
+    Join: _join,
+    Append: _append,
 }
 
 
 def rotated(state: State, value: Vector, op: Rotate) -> LoweredVector:
-    """R_{t_i} x_i, the tokens along the last axis."""
-    builder, x, blocks = (
-        state.builder,
-        state.vectors[op.x],
-        state.analysis.blocks[value],
-    )
-    if value in state.analysis.infinite:
+    """R_{t_i} x_i for rotary positions t_i, the tokens along the last axis."""
+    builder, analysis = state.builder, state.analysis
+    if value in analysis.infinite:
         raise ExactError(
             value,
             "rotary positions of vectors at width inf",
@@ -308,153 +328,157 @@ def rotated(state: State, value: Vector, op: Rotate) -> LoweredVector:
                 " wide"
             ),
         )
-    width = int(state.analysis.widths[value])
+    blocks, width = analysis.blocks[value], int(analysis.widths[value])
     key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
     if key not in state.rotations:
-        angles = op.angles(blocks * width)
-        state.rotations[key] = tuple(
-            builder.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin)
-        )
+        angles = op.angles(blocks * width)[:, None, :]
+        cos = builder.constant(np.cos(angles))
+        state.rotations[key] = cos, builder.constant(np.sin(angles))
     cos, sin = state.rotations[key]
-    whole = builder.reshape(
-        builder.pad_or_cut(x.lead, width), *value.shape, 1, blocks * width
-    )
-    words = "coordinates turned by positions"
+    coordinates = builder.pad_or_cut(state.vectors[op.x].lead, width)
+    whole = builder.reshape(coordinates, *value.shape, 1, blocks * width)
+    label = "coordinates turned by positions"
     lead = builder.step(
-        "rotate", whole, cos, sin, words=words, interleaved=op.interleaved
+        "rotate", whole, cos, sin, words=label, interleaved=op.interleaved
     )
     return LoweredVector(builder.reshape(lead, *value.shape, blocks, width))
+
+
+# Inner products
 
 
 def mean(
     state: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL
 ) -> Register:
     """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
-    made, by = products(state, x, y, value.ndim, "⟨x, x'⟩/n"), 1 / state.norm(x) ** 2
+    builder = state.builder
+    inner = products(state, x, y, value.ndim, "⟨x, x'⟩/n")
+    scale = 1 / state.norm(x) ** 2
     # no quadrature error for a known 0
     if any(isinstance(state.frames[group], NodeFrame) for group in state.groups_of(x)):
-        made = state.builder.step(
-            "multiply",
-            made,
-            state.builder.constant(state.meets(x, y, value.ndim) * 1.0),
-        )
-    made = state.builder.step("scale", made, by=by)
-    if x not in state.analysis.infinite or made.value is None:
-        return made
-    first, second = (state.size_of_terms(state.vectors[v].lead) for v in (x, y))
-    terms = state.builder.step(
-        "scale", paired_products(state, first, second, x, y, value.ndim), by=by
-    )
+        meets = builder.constant(state.meets(x, y, value.ndim) * 1.0)
+        inner = builder.step("multiply", inner, meets)
+    result = builder.step("scale", inner, by=scale)
+    if x not in state.analysis.infinite or result.value is None:
+        return result
+    x_size = state.size_of_terms(state.vectors[x].lead)
+    y_size = state.size_of_terms(state.vectors[y].lead)
+    inner_size = paired_products(state, x_size, y_size, x, y, value.ndim)
+    terms = builder.step("scale", inner_size, by=scale)
     # not a score or a correction that is made of it
     is_mean = isinstance(value.op, Dot) and value.op.power == 1
-    return without_rounding(state, made, terms, rtol, value if is_mean else None)
+    return without_rounding(state, result, terms, rtol, value if is_mean else None)
 
 
-def products(state: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
-    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so
-    many axes.
+def products(state: State, x: Vector, y: Vector, ndim: int, label: str) -> Register:
+    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·].
+
+    The result has `ndim` axes.
     """
-    return paired_products(
-        state, state.vectors[x].lead, state.vectors[y].lead, x, y, ndim, words
-    )
+    x_lead, y_lead = state.vectors[x].lead, state.vectors[y].lead
+    return paired_products(state, x_lead, y_lead, x, y, ndim, label)
 
 
 def paired_products(
     state: State,
-    a: Register,
-    b: Register,
+    x_array: Register,
+    y_array: Register,
     x: Vector,
     y: Vector,
     ndim: int,
-    words: str = "",
+    label: str = "",
 ) -> Register:
-    """The same of arrays instead of the coordinates of x and y."""
-    width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
-    rows = [
-        state.align_axes(state.rows(array, width), v.ndim, ndim - 1)
-        for array, v in ((a, x), (b, y))
-    ]
-    return state.builder.step("gram", *rows, words=words)
+    """`products` of arrays in place of the coordinates of x and y."""
+    width = min(x_array.shape[-1], y_array.shape[-1])  # beyond, one of them is 0
+    x_rows = state.align_axes(state.rows(x_array, width), x.ndim, ndim - 1)
+    y_rows = state.align_axes(state.rows(y_array, width), y.ndim, ndim - 1)
+    return state.builder.step("gram", x_rows, y_rows, words=label)
 
 
 def products_of_coordinates(state: State, value: Scalar) -> Register | None:
-    """X^T X/n instead of the means X X^T/n of vectors with themselves, if it is
-    smaller: same eigenvalues, but for 0.
+    """X^T X/n instead of the means X X^T/n of vectors with themselves.
 
-    None if it is not smaller, or if the value is not such means.
+    They have the same eigenvalues, but for 0. None if X^T X is not smaller, or if the
+    value is not such means.
     """
     op = value.op
-    if (
-        not isinstance(op, Dot)
-        or op.power != 1
-        or op.x is not op.y
-        or op.x in state.analysis.infinite
-    ):
+    if not isinstance(op, Dot) or op.power != 1 or op.x is not op.y:
         return None
-    x = state.rows(state.vectors[op.x].lead, state.vectors[op.x].lead.shape[-1])
+    if op.x in state.analysis.infinite:
+        return None
+    lead = state.vectors[op.x].lead
+    x = state.rows(lead, lead.shape[-1])
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = state.builder.step("transposed", x)
-    return state.builder.step(
-        "scale",
-        state.builder.step("gram", columns, columns, words="X^T X/n"),
-        by=1 / state.norm(op.x) ** 2,
-    )
+    gram = state.builder.step("gram", columns, columns, words="X^T X/n")
+    return state.builder.step("scale", gram, by=1 / state.norm(op.x) ** 2)
+
+
+# Scores at infinite width
 
 
 def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
-    """Σ_ab x_a N_ab y_b, summed over blocks."""
-    more, other = (x, y) if x.size <= y.size else (y, x)
-    start, stop = state.direction_range(other)
-    rows = (
-        _crossed(state, more, other, start, stop),
-        state.builder.step("part", state.vectors[other].lead, start=start, stop=stop),
-    )
-    return paired_products(
-        state, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩"
-    )
+    """Σ_ab x_a N_ab y_b, summed over blocks.
+
+    The normals N act on the side with fewer vectors.
+    """
+    x_rows, y_rows = state.vectors[x].lead, state.vectors[y].lead
+    if x.size <= y.size:
+        start, stop = state.direction_range(y)
+        x_rows = _crossed(state, x, y, start, stop)
+        y_rows = state.builder.step("part", y_rows, start=start, stop=stop)
+    else:
+        start, stop = state.direction_range(x)
+        y_rows = _crossed(state, y, x, start, stop)
+        x_rows = state.builder.step("part", x_rows, start=start, stop=stop)
+    return paired_products(state, x_rows, y_rows, x, y, ndim, "p = ⟨q, k⟩")
 
 
 def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
-    """Σ_a x_a N_ab for the directions b of y in a range, instead of the coordinates of
-    x.
-    """
-    builder, lead, parts = state.builder, state.vectors[x].lead, []
-
-    def terms(group: FrameBatch) -> Iterator[Register]:
-        frame = state.frames[group]
-        rows = state.gather(lead, group.positions[x], frame.directions)
-        if isinstance(frame, NodeFrame):
-            yield builder.pad_or_cut(
-                builder.step("multiply", rows, frame.white_noise()), stop
-            )
-            return
-        assert isinstance(frame, InfiniteWidthFrame)
-        here, there = (union(state.sets(v).ravel()[group.positions[v]]) for v in (x, y))
-        ours, theirs = (
-            [(k, b) for k, b in enumerate(frame.blocks) if b.bits & some]
-            for some in (here, there)
-        )
-        for (j, b), (i, a) in product(theirs, ours):
-            normals = frame.normals(i, j, i == j and bool(here & there & a.bits))
-            made = builder.step(
-                "product",
-                builder.step("part", rows, start=a.start, stop=a.stop),
-                normals,
-            )
-            low, high = max(b.start, start), min(b.stop, stop)
-            made = builder.step("part", made, start=low - b.start, stop=high - b.start)
-            yield builder.step("pad", made, before=low - start, after=stop - high)
-
+    """Σ_a x_a N_ab for the directions b of y in a range, in place of x."""
+    builder = state.builder
+    lead = state.vectors[x].lead
+    parts = []
     for group in state.groups_of(x):
-        places = group.positions[x]
-        found = list(terms(group)) if y in group.positions else []
-        parts.append(
-            (
-                places,
-                builder.fold(
-                    "add", found or [builder.constant(np.zeros((*places.shape, 0)))]
-                ),
-            )
-        )
+        positions = group.positions[x]
+        terms: list[Register] = []
+        if y in group.positions:
+            terms = _crossed_in_group(state, x, y, group, start, stop)
+        if not terms:
+            terms.append(builder.constant(np.zeros((*positions.shape, 0))))
+        parts.append((positions, builder.fold("add", terms)))
     return state.scatter(parts, *lead.shape[:-1])
+
+
+def _crossed_in_group(
+    state: State, x: Vector, y: Vector, group: FrameBatch, start: int, stop: int
+) -> list[Register]:
+    """The terms of Σ_a x_a N_ab for the vectors of a group, (frames, vectors, ·)."""
+    builder, frame = state.builder, state.frames[group]
+    rows = state.gather(state.vectors[x].lead, group.positions[x], frame.directions)
+    if isinstance(frame, NodeFrame):
+        product = builder.step("multiply", rows, frame.white_noise())
+        return [builder.pad_or_cut(product, stop)]
+    assert isinstance(frame, InfiniteWidthFrame)
+    x_set = union(state.sets(x).ravel()[group.positions[x]])
+    y_set = union(state.sets(y).ravel()[group.positions[y]])
+    terms = []
+    for j, b in enumerate(frame.blocks):
+        if not b.bits & y_set:
+            continue
+        for i, a in enumerate(frame.blocks):
+            if not a.bits & x_set:
+                continue
+            squares = i == j and bool(x_set & y_set & a.bits)
+            normals = frame.normals(i, j, squares)
+            x_part = builder.step("part", rows, start=a.start, stop=a.stop)
+            product = builder.step("product", x_part, normals)
+            low, high = max(b.start, start), min(b.stop, stop)
+            product = builder.step(
+                "part", product, start=low - b.start, stop=high - b.start
+            )
+            terms.append(
+                builder.step("pad", product, before=low - start, after=stop - high)
+            )
+    return terms

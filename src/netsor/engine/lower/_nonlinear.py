@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._array_api import Floats
 from ...activations import Function
@@ -22,7 +24,7 @@ from .._expectation_ops import NODES
 from .._ir import Register
 from .._ir_builder import named
 from ..passes._operations import OuterProductSum
-from ..passes._orders import CONSTANT, Bools, union
+from ..passes._orders import CONSTANT, Bools, Sets, union
 from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
@@ -32,23 +34,33 @@ from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_argu
 from ._residual_features import ResidualBasis, unnamed
 from ._state import LoweredVector, State
 
-# Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of
-# independent vectors vanishes like n^(−1/2), with either sign at every width, so
-# sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit. So where the
-# limit of an argument is a fixed number but the argument is not, the function is tried
-# on both sides of that number, and refused if it jumps.
-TRIALS = 8  # moves of the arguments, in random directions
-TINY = 1e-150  # a move away from 0 whose square is not 0
-# relative to a limit: how far rounding may have put it from where the function jumps
+# Functions that jump where the limit of their argument is one number
+#
+# ⟨x, y⟩/n of independent vectors vanishes like n^(−1/2), with either sign at every
+# width, so sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit. So
+# where the limit of an argument is a fixed number but the argument is not, the function
+# is tried on both sides of that number, and rejected if it jumps.
+
+# Number of times that all arguments are moved, in random directions
+TRIALS = 8
+
+# Size of a move away from 0: its square is not 0 in double precision
+TINY = 1e-150
+
+# Size of a move, relative to the limit: rounding may have put the limit this far from
+# where the function jumps
 ROUNDED = 1e-14
-# relative to the size of a function at ordinary arguments: a change that is none of
-# rounding
+
+# Smallest change of a function that is a jump and not rounding, relative to its size at
+# ordinary arguments
 JUMP = 1e-6
 
 
 def check_jumps(state: State, value: Vector | Scalar) -> None:
-    """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it
-    jumps there.
+    """Reject a function that jumps at the limit of its arguments as n → ∞.
+
+    Only arguments count that tend to fixed numbers and differ from them at finite
+    widths.
     """
     op = value.op
     assert isinstance(op, Apply | Nonlin)
@@ -58,13 +70,12 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
         return
     if op.f.lipschitz:
         return
-    points = [_limits(state, x) for x in op.inputs]
-    moves = [np.isfinite(p) for p in points]
-    moves = [
-        m & _varies(state, x) if m.any() else m
-        for m, x in zip(moves, op.inputs, strict=True)
-    ]
-    if any(m.any() for m in moves) and _jumps(op.f, points, moves):
+    limits = [_limits(state, x) for x in op.inputs]
+    moves: list[Bools] = []
+    for x, limit in zip(op.inputs, limits, strict=True):
+        is_number = np.isfinite(limit)
+        moves.append(is_number & _varies(state, x) if is_number.any() else is_number)
+    if any(move.any() for move in moves) and _jumps(op.f, limits, moves):
         raise ExactError(
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every"
@@ -73,20 +84,22 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
 
 
 def _check_muon(state: State, value: Vector | Scalar, op: Apply) -> None:
-    """Refuse Muon's step along a gradient that vanishes as n → ∞: its singular vectors
-    are those of fluctuations.
+    """Reject Muon's step along a gradient that vanishes as n → ∞.
+
+    The singular vectors of such a gradient are those of fluctuations.
     """
     if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
         return
-    counts, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
-    for gram in op.scalars:  # of the l_k, and of the r_k
-        counts = counts & np.diagonal(state.order_one(gram), axis1=-2, axis2=-1)
-        varies = varies | (
-            _varies(state, gram.op.x)
-            if isinstance(gram.op, Dot)
-            else gram in state.random
-        )
-    if (varies.any(axis=-1) & ~counts.any(axis=-1)).any():
+    has_limit, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
+    # the gradient is Σ_k l_k r_k^T, and the arguments are the Gram matrices of l and r
+    for gram in op.scalars:
+        of_order_one = state.order_one(gram)
+        has_limit = has_limit & np.diagonal(of_order_one, axis1=-2, axis2=-1)
+        if isinstance(gram.op, Dot):
+            varies = varies | _varies(state, gram.op.x)
+        else:
+            varies = varies | (gram in state.random)
+    if (varies.any(axis=-1) & ~has_limit.any(axis=-1)).any():
         raise ScoreError(
             value,
             "Muon orthogonalises a gradient whose limit is 0: as n → ∞ its directions"
@@ -95,159 +108,221 @@ def _check_muon(state: State, value: Vector | Scalar, op: Apply) -> None:
 
 
 def _limits(state: State, x: Value) -> Floats:
-    """The limits of arguments that are fixed numbers, of each coordinate of a vector;
-    NaN for all others.
+    """The limits of arguments, NaN for those that tend to no fixed number.
+
+    For vectors, the limit that all their coordinates have in common.
     """
-    if isinstance(x, Scalar):
-        known = state.scalars[x].value
-        if known is not None:
-            return np.broadcast_to(
-                np.asarray(known, dtype=np.float64)[0], x.shape
-            ).copy()
+    if isinstance(x, Vector):
+        return _limits_of_coordinates(state, x)
+    assert isinstance(x, Scalar)
+    known = state.scalars[x].value
+    if known is None:
         return np.where(state.order_one(x), np.nan, 0.0)
-    assert isinstance(x, Vector)
+    numbers = np.asarray(known, dtype=np.float64)[0]
+    return np.broadcast_to(numbers, x.shape).copy()
+
+
+def _limits_of_coordinates(state: State, x: Vector) -> Floats:
+    """0 for vectors that vanish, and c for multiples c · (1, …, 1); NaN for others."""
     lead, sets = state.vectors[x].lead, state.sets(x)
-    some = sets.astype(bool).any(axis=-1)
-    found = np.where(some, np.nan, 0.0)
+    of_order_one = sets.astype(bool).any(axis=-1)
+    limits = np.where(of_order_one, np.nan, 0.0)
     if lead.value is not None and all(group.constant for group in state.groups_of(x)):
-        means = (
-            np.asarray(lead.value)[0][..., 0]
-            / np.asarray(state.ones(x).value)[0][..., 0]
-        )
-        equal = (sets <= CONSTANT).all(axis=-1) & (means == means[..., :1]).all(axis=-1)
-        found = np.where(equal & some, means[..., 0], found)
-    return found
+        # coordinates along (1, …, 1), the first direction, in units of its length
+        along_ones = np.asarray(lead.value)[0][..., 0]
+        means = along_ones / np.asarray(state.ones(x).value)[0][..., 0]
+        same_in_blocks = (means == means[..., :1]).all(axis=-1)
+        is_constant = (sets <= CONSTANT).all(axis=-1) & same_in_blocks
+        limits = np.where(is_constant & of_order_one, means[..., 0], limits)
+    return limits
 
 
 def _varies(state: State, x: Value) -> Bools:
-    """Whether arguments are other than their limits at some widths."""
+    """Whether arguments differ from their limits at some widths."""
     if x not in state.random:
         return np.zeros(x.shape, dtype=bool)
-    return (
-        state.nonzero(x, means=False)
-        if isinstance(x, Vector)
-        else np.ones(x.shape, dtype=bool)
-    )
+    if isinstance(x, Vector):
+        return state.nonzero(x, means=False)
+    return np.ones(x.shape, dtype=bool)
 
 
-def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
+def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> bool:
+    """Whether a function jumps if the marked arguments leave their limits a little.
+
+    Arguments without a limit (NaN) are random numbers.
+    """
     rng = np.random.default_rng(0)
-    most = max(p.ndim for p in points)
-    points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
-    moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
-    base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
+    ndim = max(limit.ndim for limit in limits)
+    limits = [_with_leading_axes(limit, ndim) for limit in limits]
+    moves = [_with_leading_axes(move, ndim) for move in moves]
+    base = [
+        np.where(np.isnan(limit), rng.standard_normal(limit.shape), limit)
+        for limit in limits
+    ]
     with np.errstate(all="ignore"):
-        here = np.asarray(f(*base))
-        ordinary = np.asarray(f(*(rng.standard_normal(p.shape) for p in points)))
-        size = np.abs(ordinary[np.isfinite(ordinary)]).max(
-            initial=np.abs(here[np.isfinite(here)]).max(initial=0.0)
-        )
+        at_base = np.asarray(f(*base))
+        ordinary = np.asarray(f(*(rng.standard_normal(b.shape) for b in base)))
+        size_at_base = np.abs(at_base[np.isfinite(at_base)]).max(initial=0.0)
+        size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=size_at_base)
         for trial in range(TRIALS):
-            share = 0.0 if trial % 2 else ROUNDED
-            moved = [
-                np.where(
-                    m,
-                    b
-                    + np.maximum(TINY, share * np.abs(b))
-                    * rng.standard_normal(b.shape),
-                    b,
-                )
-                for b, m in zip(base, moves, strict=True)
-            ]
-            there = np.asarray(f(*moved))
-            if (np.isfinite(here) & ~(np.abs(there - here) <= JUMP * size)).any():
+            relative = 0.0 if trial % 2 else ROUNDED
+            moved = []
+            for b, move in zip(base, moves, strict=True):
+                step = np.maximum(TINY, relative * np.abs(b))
+                away = b + step * rng.standard_normal(b.shape)
+                moved.append(np.where(move, away, b))
+            change = np.abs(np.asarray(f(*moved)) - at_base)
+            if (np.isfinite(at_base) & ~(change <= JUMP * size)).any():
                 return True
     return False
 
 
+def _with_leading_axes(array: npt.NDArray[Any], ndim: int) -> npt.NDArray[Any]:
+    """The array with axes of size 1 set in front."""
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
+
+
+# Nonlinearities
+
+
 def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
-    builder, f, vectors, blocks, infinite = (
-        state.builder,
-        op.f,
-        op.vectors,
-        state.analysis.blocks[value],
-        value in state.analysis.infinite,
-    )
-    leads = [state.vectors[x].lead for x in vectors]
-    numbers = [
-        state.align_axes(state.scalars[p], p.ndim, value.ndim) for p in op.scalars
-    ]
-    numbers = [builder.reshape(p, *p.shape, 1, 1) for p in numbers]
+    """h_α = φ(x^1_α, …; p_1, …), coordinate by coordinate.
 
-    def applied(
-        rows: Sequence[Register], arrays: Sequence[Register], last: int
-    ) -> Register:
-        """f of arrays; `rows` are the vectors that these are coordinates of."""
-        all_rows, lined = (
-            [
-                state.align_axes(a, x.ndim, value.ndim)
-                for a, x in zip(some, vectors, strict=True)
-            ]
-            for some in (rows, arrays)
-        )
-        lined = tie_equal_arguments(builder, f, all_rows, lined)
-        if f is MULTIPLY and len(lined) == 2:
-            return builder.step("multiply", *lined, words="product of coordinates")
-        shape, words = (*value.shape, blocks, last), f"{named(f)} of coordinates"
-        return builder.step(
-            "apply", *lined, *numbers, made=shape, words=words, f=f, shape=shape, axes=0
-        )
-
-    if not infinite:
+    At finite width, φ of all coordinates of the arguments. At infinite width, the
+    coordinates of h along the directions of its frames, from Gaussian expectations.
+    """
+    builder = state.builder
+    leads = [state.vectors[x].lead for x in op.vectors]
+    scalars = _scalar_arguments(state, value, op)
+    if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
-        arrays = [builder.pad_or_cut(a, width) for a in leads]
-        return LoweredVector(applied(arrays, arrays, width))
+        arrays = [builder.pad_or_cut(lead, width) for lead in leads]
+        return LoweredVector(_apply(state, value, op, arrays, arrays, scalars))
     check_jumps(state, value)
     sample = None
     if value in state.analysis.coordinates:
-        most, count = max(a.shape[-1] for a in leads), len(state.analysis.picked)
-        columns = [builder.pad_or_cut(state.sample(x), count) for x in vectors]
-        sample = applied([builder.pad_or_cut(a, most) for a in leads], columns, count)
-    parts, sets = [], np.zeros((*value.shape, blocks), dtype=object)
+        directions = max(lead.shape[-1] for lead in leads)
+        count = len(state.analysis.picked)
+        samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
+        rows = [builder.pad_or_cut(lead, directions) for lead in leads]
+        sample = _apply(state, value, op, rows, samples, scalars)
+    sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
+    parts = []
     for group in state.groups_of(value):
-        places, frame = group.positions[value], state.frames[group]
-        assert isinstance(frame, LimitFrame)
-        rests, linear = state.feature_components[group, value]
-        at = {x: state.argument_positions(x, value, places) for x in op.inputs}
-        rows = [
-            state.gather(state.vectors[x].lead, at[x], frame.directions)
-            for x in vectors
-        ]
-        reached = [union(state.sets(x).ravel()[at[x]]) for x in vectors]
-        flat = [
-            builder.take(
-                builder.reshape(state.scalars[p], p.size), at[p].ravel(), axis=0
-            )
-            for p in op.scalars
-        ]
-        params = [builder.reshape(p, *places.shape) for p in flat]
-        new = frame.features(
-            unnamed(f) if "named" in state.analysis.without else f,
-            rows,
-            reached,
-            params,
-            rests,
-        )
-        lead, sets.reshape(-1)[places] = frame.apply(
-            new, _number(state, value, group), linear
-        )
-        if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
-            state.epsilon_parts.clear()
-        parts.append((places, lead))
+        positions = group.positions[value]
+        lead, directions_of_group = _features_in_group(state, value, op, group)
+        sets.reshape(-1)[positions] = directions_of_group
+        parts.append((positions, lead))
     return LoweredVector(state.scatter(parts, *sets.shape), sample, sets)
+
+
+def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]:
+    """The scalar arguments of a nonlinearity, in shapes that broadcast to its values.
+
+    The last two axes are those of blocks and coordinates.
+    """
+    scalars = []
+    for p in op.scalars:
+        aligned = state.align_axes(state.scalars[p], p.ndim, value.ndim)
+        scalars.append(aligned)
+    return [state.builder.reshape(p, *p.shape, 1, 1) for p in scalars]
+
+
+def _apply(
+    state: State,
+    value: Vector,
+    op: Nonlin,
+    rows: Sequence[Register],
+    arrays: Sequence[Register],
+    scalars: Sequence[Register],
+) -> Register:
+    """φ of arrays (*shape, blocks, ·) of some coordinates of the arguments.
+
+    `rows` are the vectors that these are coordinates of: arguments that are one vector
+    get the same numbers.
+    """
+    builder = state.builder
+
+    def aligned(registers: Sequence[Register]) -> list[Register]:
+        return [
+            state.align_axes(register, x.ndim, value.ndim)
+            for register, x in zip(registers, op.vectors, strict=True)
+        ]
+
+    last = arrays[0].shape[-1]
+    arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
+    if op.f is MULTIPLY and len(arguments) == 2:
+        return builder.step("multiply", *arguments, words="product of coordinates")
+    shape = (*value.shape, state.analysis.blocks[value], last)
+    return builder.step(
+        "apply",
+        *arguments,
+        *scalars,
+        made=shape,
+        words=f"{named(op.f)} of coordinates",
+        f=op.f,
+        shape=shape,
+        axes=0,
+    )
+
+
+def _features_in_group(
+    state: State, value: Vector, op: Nonlin, group: FrameBatch
+) -> tuple[Register, int]:
+    """The outputs of a nonlinearity in the frames of a group, at infinite width.
+
+    Returns their coordinates (frames, vectors, directions), and the set of directions
+    along which there can be some.
+    """
+    builder, frame = state.builder, state.frames[group]
+    assert isinstance(frame, LimitFrame)
+    positions = group.positions[value]
+    positions_of = {x: state.argument_positions(x, value, positions) for x in op.inputs}
+    rows = [
+        state.gather(state.vectors[x].lead, positions_of[x], frame.directions)
+        for x in op.vectors
+    ]
+    reached = [union(state.sets(x).ravel()[positions_of[x]]) for x in op.vectors]
+    entries = []
+    for p in op.scalars:
+        flat = builder.reshape(state.scalars[p], p.size)
+        entries.append(builder.take(flat, positions_of[p].ravel(), axis=0))
+    params = [builder.reshape(p, *positions.shape) for p in entries]
+    component = state.feature_components[group, value]
+    features = frame.features(
+        f=unnamed(op.f) if "named" in state.analysis.without else op.f,
+        rows=rows,
+        reached=reached,
+        params=params,
+        basis=component.basis,
+    )
+    seed_key = _seed_key(state, value, group)
+    lead, directions = frame.apply(features, seed_key, component.meets_linear)
+    if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
+        state.epsilon_parts.clear()
+    return lead, directions
+
+
+def _seed_key(state: State, value: Vector, group: FrameBatch) -> SeedKey:
+    """What the random numbers of a value in a group are seeded with."""
+    return *state.analysis.seed_key[value], state.groups_of(value).index(group)
+
+
+# Functions of all coordinates
 
 
 def pooled(state: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
     builder, lead = state.builder, state.vectors[op.x].lead
     if op.x not in state.analysis.infinite:
-        found = builder.pad_or_cut(lead, int(state.analysis.widths[op.x]))
-        flat, words = (
-            builder.reshape(found, found.size),
-            f"{named(op.f)} of all coordinates",
-        )
+        coordinates = builder.pad_or_cut(lead, int(state.analysis.widths[op.x]))
         return builder.step(
-            "apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape
+            "apply",
+            builder.reshape(coordinates, coordinates.size),
+            made=value.shape,
+            words=f"{named(op.f)} of all coordinates",
+            f=op.f,
+            shape=value.shape,
         )
     if op.f is not COORDINATES:
         problem = f"a function of all coordinates, {op.f.name}, at width inf"
@@ -255,86 +330,107 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     # The values at some of the nodes of each block: not at their mirror images, where
     # odd functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
     # repeats a quarter of these.
-    nodes, each = _nodes(state, op.x), op.count // math.prod(lead.shape[:-1])
-    kept = min(each, max(1, each * nodes // NODES))
-    values = builder.take(
-        builder.pad_or_cut(lead, nodes), np.arange(each) % kept, axis=2
-    )
-    return builder.reshape(builder.step("scale", values, by=nodes**0.5), op.count)
+    nodes = _nodes(state, op.x)
+    count = op.count // math.prod(lead.shape[:-1])
+    kept = min(count, max(1, count * nodes // NODES))
+    at_nodes = builder.pad_or_cut(lead, nodes)
+    values = builder.take(at_nodes, np.arange(count) % kept, axis=2)
+    scaled = builder.step("scale", values, by=nodes**0.5)
+    return builder.reshape(scaled, op.count)
 
 
 def _nodes(state: State, x: Vector) -> int:
-    """The number of nodes in the frames of vectors of infinite width, which have to be
-    frames of nodes.
+    """The number of nodes in the frames of vectors of infinite width.
+
+    These must be frames of nodes; if not, lowering begins again.
     """
-    frames = [(group.number, state.frames[group]) for group in state.groups_of(x)]
-    if other := frozenset(
-        number for number, frame in frames if not isinstance(frame, NodeFrame)
-    ):
-        raise NodesNeeded(other)
-    return frames[0][1].directions
+    groups = state.groups_of(x)
+    without_nodes = frozenset(
+        group.number
+        for group in groups
+        if not isinstance(state.frames[group], NodeFrame)
+    )
+    if without_nodes:
+        raise NodesNeeded(without_nodes)
+    return state.frames[groups[0]].directions
 
 
 def outer_product_sum(
     state: State, value: Vector, op: OuterProductSum
 ) -> LoweredVector:
-    """A function of the entries of outer products, times vectors: all coordinates of
-    all of them, or all nodes.
-    """
-    builder, blocks, infinite = (
-        state.builder,
-        state.analysis.blocks[value],
-        value in state.analysis.infinite,
-    )
-    given, start = [], 0
-    for shape in op.shapes:
-        stop = start + math.prod(shape)
-        given.append(
-            builder.reshape(
-                builder.step("part", state.scalars[op.given], start=start, stop=stop),
-                *shape,
-            )
-        )
-        start = stop
+    """A function of the entries of outer products, times vectors.
 
-    def made(left: Register, width: int) -> Register:
-        left = builder.reshape(
-            builder.pad_or_cut(left, width), *op.left.shape, blocks * width
+    It reads all coordinates of all of these vectors, or their values at all nodes.
+    """
+    builder, blocks = state.builder, state.analysis.blocks[value]
+    right, x = _split_coordinates(state, op)
+
+    def result(left: Register, width: int) -> Register:
+        padded = builder.pad_or_cut(left, width)
+        shape = (*value.shape, blocks * width)
+        product = builder.step(
+            "outer",
+            builder.reshape(padded, *op.left.shape, blocks * width),
+            right,
+            x,
+            made=shape,
+            words="entries of the gradient",
+            sizes=op.sizes,
+            eps=op.eps,
         )
-        shape, words = (*value.shape, blocks * width), "entries of the gradient"
-        found = builder.step(
-            "outer", left, *given, made=shape, words=words, sizes=op.sizes, eps=op.eps
-        )
-        return builder.reshape(found, *value.shape, blocks, width)
+        return builder.reshape(product, *value.shape, blocks, width)
 
     lead = state.vectors[op.left].lead
-    if not infinite:
-        return LoweredVector(made(lead, int(state.analysis.widths[value])))
+    if value not in state.analysis.infinite:
+        return LoweredVector(result(lead, int(state.analysis.widths[value])))
     nodes, varies = _nodes(state, op.left), _varies(state, op.left)
-    if ((_limits(state, op.left) == 0).all(axis=-1) & varies.any(axis=-1)).any():
+    vanishes = (_limits(state, op.left) == 0).all(axis=-1)
+    if (vanishes & varies.any(axis=-1)).any():
         raise ExactError(value, vanishing_signs(op.optimiser))
     sample = None
     if value in state.analysis.coordinates:
-        sample = made(state.sample(op.left), len(state.analysis.picked))
-    sets = np.zeros((*value.shape, blocks), dtype=object)
-    for group in state.groups_of(value):
-        frame, places = state.frames[group], group.positions[value]
-        assert isinstance(frame, NodeFrame)
-        rows = builder.constant(np.zeros((*places.shape, 0)))
-        reached = union(state.sets(op.left).ravel()[group.positions[op.left]])
-        new = frame.features(SIGN, [rows], [reached], [], ResidualBasis())
-        sets.reshape(-1)[places] = frame.add_outputs(new, _number(state, value, group))
+        sample = result(state.sample(op.left), len(state.analysis.picked))
+    sets = _sets_of_signs(state, value, op)
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
-    left = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
-    check = partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser)
-    left = builder.step(
-        "apply", left, given[0], made=left.shape, f=check, shape=left.shape
+    at_nodes = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
+    checked = builder.step(
+        "apply",
+        at_nodes,
+        right,
+        made=at_nodes.shape,
+        f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
+        shape=at_nodes.shape,
     )
-    return LoweredVector(
-        builder.step("scale", made(left, nodes), by=nodes**-0.5), sample, sets
-    )
+    scaled = builder.step("scale", result(checked, nodes), by=nodes**-0.5)
+    return LoweredVector(scaled, sample, sets)
 
 
-def _number(state: State, value: Vector, group: FrameBatch) -> SeedKey:
-    """The number of a value in a group, for seeds."""
-    return *state.analysis.seed_key[value], state.groups_of(value).index(group)
+def _split_coordinates(state: State, op: OuterProductSum) -> list[Register]:
+    """The coordinates of the right factors r, and of the vectors x."""
+    builder = state.builder
+    parts = []
+    stop = 0
+    for shape in op.shapes:
+        start, stop = stop, stop + math.prod(shape)
+        part = builder.step("part", state.scalars[op.given], start=start, stop=stop)
+        parts.append(builder.reshape(part, *shape))
+    return parts
+
+
+def _sets_of_signs(state: State, value: Vector, op: OuterProductSum) -> Sets:
+    """New directions for the signs of the left factors, in frames of nodes."""
+    sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
+    for group in state.groups_of(value):
+        frame, positions = state.frames[group], group.positions[value]
+        assert isinstance(frame, NodeFrame)
+        left_sets = state.sets(op.left).ravel()[group.positions[op.left]]
+        features = frame.features(
+            f=SIGN,
+            rows=[state.builder.constant(np.zeros((*positions.shape, 0)))],
+            reached=[union(left_sets)],
+            params=[],
+            basis=ResidualBasis(),
+        )
+        seed_key = _seed_key(state, value, group)
+        sets.reshape(-1)[positions] = frame.add_outputs(features, seed_key)
+    return sets

@@ -1,10 +1,10 @@
-"""The results of a plan: mean and coefficients of the coordinates asked for, given all
-that was drawn.
-
-docs/theory.md, "The last product is integrated out".
+"""The results of a plan: the mean and the coefficients of each coordinate asked for,
+given all that is drawn (docs/theory.md, "The last product is integrated out").
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,143 +21,162 @@ NOTE = (
 )
 
 
+class _Coordinate(NamedTuple):
+    """One coordinate of each vector of an output, as mean + coefficients · N(0, I)."""
+
+    mean: Register  # (vectors,)
+    coefficients: Register  # (vectors, Gaussian variables)
+
+
 def results(state: State) -> tuple[Register, Register]:
-    """For all outputs, side by side: mean and coefficients, so that a coordinate is
-    mean + coefficients · N(0, I).
+    """For all outputs, side by side: each coordinate is mean + coefficients · N(0, I).
 
     Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have
-    none. Coordinates are i.i.d. given the rest as far as such sources go, so each has a
-    set of columns of its own (see `_sets`). Entries are in numpy's order, the
-    coordinates last.
+    none. Coordinates are i.i.d. given what is drawn as far as such sources go, so each
+    has its own columns of coefficients (see `_column_blocks`). Entries are in numpy's
+    order, the coordinates last.
     """
-    builder, means, columns = state.builder, [], []
-    count, own = len(state.analysis.picked), state.columns - len(state.analysis.picked)
-    for written, output in zip(
-        state.analysis.original_outputs, state.analysis.outputs, strict=True
+    builder, analysis = state.builder, state.analysis
+    count = len(analysis.picked)
+    variables = _variables(state)
+    means, columns = [], []
+    for original, output in zip(
+        analysis.original_outputs, analysis.outputs, strict=True
     ):
         # a scalar has the law of one coordinate, whichever are asked for
-        several = isinstance(written, Vector)
-        if (
-            several
-            and not state.analysis.picked_by_user
-            and _differ(state, output)
-            and NOTE not in state.notes
-        ):
-            state.notes.append(NOTE)
-        parts = [_coordinate(state, output, k) for k in range(count if several else 1)]
-        rows = [builder.reshape(mean, output.size, 1) for mean, _ in parts]
-        wide = [
-            builder.step("pad", gaussian, before=k * own, after=(count - 1 - k) * own)
-            for k, (_, gaussian) in zip(_sets(state, output), parts, strict=False)
+        is_vector = isinstance(original, Vector)
+        if is_vector and not analysis.picked_by_user:
+            _note_if_coordinates_differ(state, output)
+        coordinates = [
+            _coordinate(state, output, k) for k in range(count if is_vector else 1)
         ]
-        wide = [builder.reshape(g, output.size, 1, count * own) for g in wide]
-        size = output.size * len(parts)
+        size = output.size * len(coordinates)
+        rows = [builder.reshape(c.mean, output.size, 1) for c in coordinates]
+        padded = []
+        for block, coordinate in zip(
+            _column_blocks(state, output), coordinates, strict=False
+        ):
+            before, after = block * variables, (count - 1 - block) * variables
+            padded.append(
+                builder.step("pad", coordinate.coefficients, before=before, after=after)
+            )
+        wide = [builder.reshape(p, output.size, 1, count * variables) for p in padded]
         means.append(builder.reshape(builder.step("join", *rows, axis=1), size))
         columns.append(
-            builder.reshape(builder.step("join", *wide, axis=1), size, count * own)
+            builder.reshape(
+                builder.step("join", *wide, axis=1), size, count * variables
+            )
         )
     guards = [builder.reshape(guard, 1) for guard in state.guards]
-    return builder.fold(
-        "add", [builder.step("join", *means, axis=0), *guards]
-    ), builder.step("join", *columns, axis=0)
+    mean = builder.fold("add", [builder.step("join", *means, axis=0), *guards])
+    return mean, builder.step("join", *columns, axis=0)
 
 
-def _sets(state: State, output: Value) -> list[int]:
-    """The column block of each coordinate: the same index in two concatenated blocks
-    shares one row of the matrix.
+def _variables(state: State) -> int:
+    """The number of Gaussian variables of a coordinate that are never drawn."""
+    return state.columns - len(state.analysis.picked)
+
+
+def _column_blocks(state: State, output: Value) -> list[int]:
+    """For each coordinate asked for, which block of columns it has.
+
+    The same index in two concatenated blocks shares one row of the matrix, and so one
+    block of columns.
     """
-    if output in state.scalars or output in state.analysis.infinite:
-        return list(range(len(state.analysis.picked)))
-    places = [
-        place % int(state.analysis.widths[output]) for place in state.analysis.picked
-    ]
-    return [places.index(place) for place in places]
+    analysis = state.analysis
+    if output in state.scalars or output in analysis.infinite:
+        return list(range(len(analysis.picked)))
+    indices = [index % int(analysis.widths[output]) for index in analysis.picked]
+    return [indices.index(index) for index in indices]
 
 
-def _differ(state: State, output: Value) -> bool:
-    """Whether something in the space of an output, known in its frame, is not alike in
-    all coordinates.
+def _note_if_coordinates_differ(state: State, output: Value) -> None:
+    """Note, once, that the law depends on which coordinate is asked for."""
+    if _coordinates_differ(state, output) and NOTE not in state.notes:
+        state.notes.append(NOTE)
+
+
+def _coordinates_differ(state: State, output: Value) -> bool:
+    """Whether data or rotary positions in the space of an output tell coordinates
+    apart.
     """
-    if (output in state.analysis.infinite) or not state.vectors[output].lead.shape[-1]:
+    in_frame = state.vectors[output].lead.shape[-1] > 0
+    if output in state.analysis.infinite or not in_frame:
         return False
-    given = [value.op for group in state.groups_of(output) for value in group.positions]
-    data = [op.vectors for op in given if isinstance(op, Data)]
-    return any(op.acts is VectorAccess.ON_PLACES for op in given) or any(
-        np.ptp(vectors, axis=-1).any() for vectors in data
-    )
+    operations = [
+        value.op for group in state.groups_of(output) for value in group.positions
+    ]
+    for op in operations:
+        if op.acts is VectorAccess.ON_PLACES:
+            return True
+        if isinstance(op, Data) and np.ptp(op.vectors, axis=-1).any():
+            return True
+    return False
 
 
-def _coordinate(state: State, output: Value, k: int) -> tuple[Register, Register]:
-    """Coordinate number k of those asked for: what is drawn of it, (vectors,), and
-    coefficients (vectors, ·).
-    """
-    builder, own = state.builder, state.columns - len(state.analysis.picked)
-    gaussian = builder.constant(np.zeros((output.size, own)))
+def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
+    """Coordinate number k of those asked for."""
+    builder, analysis = state.builder, state.analysis
+    variables = _variables(state)
+    coefficients = builder.constant(np.zeros((output.size, variables)))
     if output in state.scalars:
-        return builder.reshape(state.scalars[output], output.size), gaussian
-    found, blocks, width = (
-        state.vectors[output],
-        state.analysis.blocks[output],
-        state.analysis.widths[output],
-    )
-    infinite = output in state.analysis.infinite
-    place = 0 if infinite else state.analysis.picked[k] % int(blocks * width)
-    rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
+        mean = builder.reshape(state.scalars[output], output.size)
+        return _Coordinate(mean, coefficients)
+    vector = state.vectors[output]
+    blocks, width = analysis.blocks[output], analysis.widths[output]
+    block, index = 0, 0
+    if output not in analysis.infinite:
+        block, index = divmod(analysis.picked[k] % int(blocks * width), int(width))
+    rows = np.arange(output.size) * blocks + block
 
-    # of (*shape, blocks, ·) the block that has this coordinate
-    def picked(a: Register) -> Register:
-        return builder.take(
-            builder.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0
-        )
+    def in_block(array: Register) -> Register:
+        """Of (*shape, blocks, ·), the block that has the coordinate."""
+        flat = builder.reshape(array, output.size * blocks, array.shape[-1])
+        return builder.take(flat, rows, axis=0)
 
     mean = builder.constant(np.zeros(output.size))
-    if found.sample is not None:
-        flat = builder.pad_or_cut(
-            picked(found.sample),
-            max(found.sample.shape[-1], len(state.analysis.picked)),
-        )
-        mean = builder.reshape(
-            builder.step("part", flat, start=k, stop=k + 1), output.size
-        )
-        gaussian = builder.pad_or_cut(
-            builder.step(
-                "part", flat, start=len(state.analysis.picked), stop=flat.shape[-1]
-            ),
-            own,
-        )
-    if not infinite and found.lead.shape[-1]:
-        mean = builder.step(
-            "add",
-            mean,
-            _in_frame(state, output, picked(found.lead), rows, place % int(width)),
-        )
-    return mean, gaussian
+    if vector.sample is not None:
+        count = len(analysis.picked)
+        width_of_sample = max(vector.sample.shape[-1], count)
+        sample = builder.pad_or_cut(in_block(vector.sample), width_of_sample)
+        known = builder.step("part", sample, start=k, stop=k + 1)
+        mean = builder.reshape(known, output.size)
+        never_drawn = builder.step("part", sample, start=count, stop=sample.shape[-1])
+        coefficients = builder.pad_or_cut(never_drawn, variables)
+    if output not in analysis.infinite and vector.lead.shape[-1]:
+        drawn = _in_frame(state, output, in_block(vector.lead), rows, index)
+        mean = builder.step("add", mean, drawn)
+    return _Coordinate(mean, coefficients)
 
 
 def _in_frame(
-    state: State, output: Value, lead: Register, rows: Ints, at: int
+    state: State, output: Value, lead: Register, rows: Ints, index: int
 ) -> Register:
-    """A coordinate of vectors whose coordinates in a frame are known, by the
-    orientation of the frame.
+    """A coordinate of vectors whose coordinates in a frame are known.
+
+    It is the inner product with the orientation of the frame: that coordinate of each
+    direction.
     """
     builder = state.builder
-    if all(state.frames[group].is_standard_basis for group in state.groups_of(output)):
-        return builder.reshape(
-            builder.step("part", lead, start=at, stop=at + 1), output.size
-        )
+    groups = state.groups_of(output)
+    if all(state.frames[group].is_standard_basis for group in groups):
+        entry = builder.step("part", lead, start=index, stop=index + 1)
+        return builder.reshape(entry, output.size)
     parts = []
-    for group in state.groups_of(output):
-        places, oriented = group.positions[output], state.frames[group].orientation()
-        which = local_coordinates(group, state.analysis.picked).index(at)
-        one = builder.take(oriented, np.array([which]), axis=1)
-        parts.append(
-            (
-                places,
-                builder.step("spread", one, shape=(*places.shape, oriented.shape[-1])),
-            )
+    for group in groups:
+        positions, orientation = (
+            group.positions[output],
+            state.frames[group].orientation(),
         )
-    o = builder.take(state.scatter(parts), rows, axis=0)
-    width = max(o.shape[-1], lead.shape[-1])
-    row = builder.reshape(builder.pad_or_cut(lead, width), output.size, 1, width)
-    column = builder.reshape(builder.pad_or_cut(o, width), output.size, 1, width)
-    return builder.reshape(builder.step("gram", row, column), output.size)
+        which = local_coordinates(group, state.analysis.picked).index(index)
+        row = builder.take(orientation, np.array([which]), axis=1)
+        shape = (*positions.shape, orientation.shape[-1])
+        parts.append((positions, builder.step("spread", row, shape=shape)))
+    directions = builder.take(state.scatter(parts), rows, axis=0)
+    width = max(directions.shape[-1], lead.shape[-1])
+
+    def as_row(array: Register) -> Register:
+        return builder.reshape(builder.pad_or_cut(array, width), output.size, 1, width)
+
+    inner = builder.step("gram", as_row(lead), as_row(directions))
+    return builder.reshape(inner, output.size)

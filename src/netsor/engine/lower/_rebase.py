@@ -15,157 +15,211 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ...language._array import Value
 from ...language._operation import Mix
 from .. import _cost_model
+from .._ir import Register
 from ..passes._orders import bit_range
 from ._analysis import local_coordinates
 from ._components import FrameBatch
-from ._state import State
+from ._state import Ints, State
 
-# in use: a frame with more directions than that is rebased before it grows
+# Rebase a frame before it grows, if it has more directions than this for each vector
+# in use.
 DIRECTIONS_PER_VECTOR = 2
-# a frame of a narrower space may grow to full dimension: rebasing it costs more
+
+# A frame of a space with at most this many coordinates for each vector in use may grow
+# to full dimension: rebasing it costs more.
 FULL_WIDTH_PER_VECTOR = 8
 
 
+class _VectorsInUse(NamedTuple):
+    """The vectors of a group that are still used."""
+
+    values: list[Value]  # those that have coordinates
+    count: int  # in each frame; (1, …, 1) counts too
+
+
 def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> None:
-    """Rebase the frames of a group after its last nonlinearity, at a place in the
-    program.
-    """
-    frame = state.frames[group]
-    if "turn" in state.analysis.without or not frame.is_standard_basis:
+    """Rebase the frames of a group after its last nonlinearity, the value `index`."""
+    if not state.frames[group].is_standard_basis or "turn" in state.analysis.without:
         return
-    vectors, count = _in_use(state, group, index)
-    outputs = any(output in group.positions for output in state.analysis.outputs)
-    grows = any(
+    vectors = _vectors_in_use(state, group, index)
+    if not vectors.values or not _has_room(state, group, vectors.count):
+        return
+    grows = _grows_after(state, group, index)
+    if grows:
+        must_stay = group in state.analysis.coordinates_cheaper
+    else:
+        must_stay = _has_output(state, group)
+    if must_stay or not (grows or _is_mixed_after(state, group, index)):
+        return
+    # else products with the new directions cost more than they save
+    few = vectors.count < _cost_model.FEWEST
+    if few or DIRECTIONS_PER_VECTOR * vectors.count <= group.width:
+        _span(state, group, vectors.values)
+
+
+def _has_room(state: State, group: FrameBatch, vectors: int) -> bool:
+    """Whether the width has room for the vectors and the requested coordinates.
+
+    Dependent vectors leave directions without a vector, and these must be orthogonal to
+    the coordinates.
+    """
+    requested = 1
+    if _has_output(state, group):
+        requested = len(local_coordinates(group, state.analysis.picked))
+    return vectors + requested <= group.width
+
+
+def _has_output(state: State, group: FrameBatch) -> bool:
+    """Whether vectors of the group are an output."""
+    return any(output in group.positions for output in state.analysis.outputs)
+
+
+def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
+    """Whether a value after `index` draws sources in the group."""
+    return any(
         state.analysis.position[value] > index and value in state.analysis.drawn
         for value in group.slots
     )
-    asked = len(local_coordinates(group, state.analysis.picked)) if outputs else 1
-    if (
-        not vectors
-        or count + asked > group.width
-        or (group in state.analysis.coordinates_cheaper if grows else outputs)
-    ):
-        return
-    later = state.analysis.values[
-        index + 1 : max(state.analysis.last_use[v] for v in group.positions) + 1
-    ]
-    # it would not pay
-    if not (
-        grows or any(isinstance(v.op, Mix) and v.op.x in group.positions for v in later)
-    ):
-        return
-    # else products cost too much
-    if count < _cost_model.FEWEST or DIRECTIONS_PER_VECTOR * count <= group.width:
-        _span(state, group, vectors)
+
+
+def _is_mixed_after(state: State, group: FrameBatch, index: int) -> bool:
+    """Whether vectors of the group are mixed after value `index`.
+
+    If not, and if no source follows, rebasing does not pay.
+    """
+    last = max(state.analysis.last_use[value] for value in group.positions)
+    return any(
+        isinstance(value.op, Mix) and value.op.x in group.positions
+        for value in state.analysis.values[index + 1 : last + 1]
+    )
 
 
 def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
-    """Rebase frames that have many more directions than vectors in use, before value
-    `index` adds sources.
+    """Rebase frames with many more directions than vectors, before value `index`.
 
-    The first directions stay if most vectors lie in them: in a backward pass, those of
-    the forward pass.
+    The value adds sources to them. The first directions stay if most vectors lie in
+    them: in a backward pass, those of the forward pass.
     """
     frame = state.frames[group]
-    if "turn" in state.analysis.without or not frame.can_rebase:
+    if not frame.can_rebase or "turn" in state.analysis.without:
         return
-    vectors, count = _in_use(state, group, index - 1)
-    if not vectors:
+    vectors = _vectors_in_use(state, group, index - 1)
+    if not vectors.values:
         return
-    first = int(group.constant) if math.isinf(group.width) else 0
-    if group.width < math.inf and not any(
-        output in group.positions for output in state.analysis.outputs
-    ):
-        sizes = [
-            (state.vectors[v].lead.shape[-1], group.positions[v].shape[1])
-            for v in vectors
-        ]
-        if frame.constant is not None:
-            sizes.append((frame.constant.shape[-1], 1))
-        beyond = {
-            at: sum(size for reach, size in sizes if reach > at)
-            for at in {0, *(reach for reach, _ in sizes)}
-        }
-        first = min(
-            (at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at)
-        )
-        count = beyond[first]
-    if (
-        frame.directions - first > DIRECTIONS_PER_VECTOR * count
-        and group.width > FULL_WIDTH_PER_VECTOR * count
-    ):
-        _span(state, group, vectors, first)
+    kept, new = int(group.constant), vectors.count
+    if group.width < math.inf:
+        kept = 0
+        if not _has_output(state, group):
+            kept, new = _fewest_directions(state, group, vectors.values)
+    many = frame.directions - kept > DIRECTIONS_PER_VECTOR * new
+    if many and group.width > FULL_WIDTH_PER_VECTOR * new:
+        _span(state, group, vectors.values, kept)
 
 
-def _in_use(state: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
-    """The values of a group that are used after a place in the program, and how many
-    vectors of a frame they are.
+def _fewest_directions(
+    state: State, group: FrameBatch, values: Sequence[Value]
+) -> tuple[int, int]:
+    """How many of the first directions to keep, and how many new ones replace the rest.
+
+    There is a new direction for each vector that reaches beyond those that are kept.
     """
-    held = state.in_use[group] = [
-        v for v in state.in_use[group] if state.analysis.last_use[v] > index
+    # (directions that they reach, vectors)
+    extents = [
+        (state.vectors[value].lead.shape[-1], group.positions[value].shape[1])
+        for value in values
     ]
-    vectors = [v for v in held if state.vectors[v].lead.shape[-1]]
-    return vectors, sum(group.positions[v].shape[1] for v in vectors) + (
-        state.frames[group].constant is not None
+    constant = state.frames[group].constant
+    if constant is not None:
+        extents.append((constant.shape[-1], 1))
+
+    def vectors_beyond(kept: int) -> int:
+        return sum(vectors for reach, vectors in extents if reach > kept)
+
+    candidates = {0, *(reach for reach, _ in extents)}
+    kept = min(
+        (kept for kept in candidates if vectors_beyond(kept)),
+        # the fewest directions in all; of these, most of the old ones
+        key=lambda kept: (kept + vectors_beyond(kept), -kept),
     )
+    return kept, vectors_beyond(kept)
+
+
+def _vectors_in_use(state: State, group: FrameBatch, index: int) -> _VectorsInUse:
+    """The vectors of a group that values after `index` read; others are let go."""
+    last_use = state.analysis.last_use
+    in_use = [value for value in state.in_use[group] if last_use[value] > index]
+    state.in_use[group] = in_use
+    values = [value for value in in_use if state.vectors[value].lead.shape[-1]]
+    count = sum(group.positions[value].shape[1] for value in values)
+    if state.frames[group].constant is not None:
+        count += 1
+    return _VectorsInUse(values, count)
 
 
 def _span(
-    state: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0
+    state: State, group: FrameBatch, vectors: Sequence[Value], kept: int = 0
 ) -> None:
-    """Exchange the directions from `first` on for as many as vectors, and (1, …, 1),
-    reach beyond it.
+    """Replace the directions after the first `kept` by as many as vectors need.
+
+    These are the vectors, and (1, …, 1), that reach beyond them.
     """
-    builder, frame, frames = state.builder, state.frames[group], group.frames
-    chosen = [v for v in vectors if state.vectors[v].lead.shape[-1] > first]
+    builder, frame = state.builder, state.frames[group]
+    beyond = [v for v in vectors if state.vectors[v].lead.shape[-1] > kept]
     rows = [
         state.gather(state.vectors[v].lead, group.positions[v], frame.directions)
-        for v in chosen
+        for v in beyond
     ]
-    ones = (
-        frame.constant
-        if frame.constant is not None and frame.constant.shape[-1] > first
-        else None
+    constant = frame.constant
+    constant_moves = constant is not None and constant.shape[-1] > kept
+    if constant is not None and constant_moves:
+        padded = builder.pad_or_cut(constant, frame.directions)
+        rows.append(builder.reshape(padded, group.frames, 1, frame.directions))
+    new_frame, spanned = frame.spanning(
+        builder.step("join", *rows, axis=1), _has_output(state, group), kept
     )
-    if ones is not None:
-        rows.append(
-            builder.reshape(
-                builder.pad_or_cut(ones, frame.directions), frames, 1, frame.directions
-            )
-        )
-    outputs = any(output in group.positions for output in state.analysis.outputs)
-    new, spanned = frame.spanning(builder.step("join", *rows, axis=1), outputs, first)
-    new.directions = spanned.shape[-1]
-    ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-    made = [
-        builder.step("take", spanned, places=np.arange(*ends[k : k + 2]), axis=1)
-        for k in range(len(rows))
-    ]
-    new.constant = (
-        frame.constant
-        if ones is None
-        else builder.reshape(made.pop(), frames, new.directions)
-    )
-    state.frames[group] = new
-    for v, part in zip(chosen, made, strict=True):
-        old, sets, places = (
-            state.vectors[v].lead,
-            state.vectors[v].sets,
-            group.positions[v],
-        )
-        parts, count = [(places, part)], math.prod(old.shape[:-1])
-        if places.size < count:  # vectors in other groups stay as they are
-            rest = np.setdiff1d(np.arange(count), places)[None]
-            parts.append((rest, state.gather(old, rest, old.shape[-1])))
-        if sets is not None:
-            sets = sets.copy()
-            sets.reshape(-1)[places] = bit_range(0, part.shape[-1])
-        state.vectors[v] = replace(
-            state.vectors[v], lead=state.scatter(parts, *old.shape[:-1]), sets=sets
-        )
+    new_frame.directions = spanned.shape[-1]
+    new_rows = _cut_like(state, spanned, rows)
+    if constant_moves:
+        constant = builder.reshape(new_rows.pop(), group.frames, new_frame.directions)
+    new_frame.constant = constant
+    state.frames[group] = new_frame
+    for value, coordinates in zip(beyond, new_rows, strict=True):
+        _replace_coordinates(state, value, group.positions[value], coordinates)
+
+
+def _cut_like(
+    state: State, spanned: Register, rows: Sequence[Register]
+) -> list[Register]:
+    """Vectors in a new frame, in the parts in which they were joined."""
+    parts = []
+    stop = 0
+    for row in rows:
+        start, stop = stop, stop + row.shape[1]
+        places = np.arange(start, stop)
+        parts.append(state.builder.step("take", spanned, places=places, axis=1))
+    return parts
+
+
+def _replace_coordinates(
+    state: State, value: Value, positions: Ints, coordinates: Register
+) -> None:
+    """Give the vectors of a value at these positions new coordinates."""
+    vector = state.vectors[value]
+    lead, sets = vector.lead, vector.sets
+    count = math.prod(lead.shape[:-1])
+    parts = [(positions, coordinates)]
+    if positions.size < count:  # vectors in other groups stay as they are
+        others = np.setdiff1d(np.arange(count), positions)[None]
+        parts.append((others, state.gather(lead, others, lead.shape[-1])))
+    if sets is not None:
+        sets = sets.copy()
+        sets.reshape(-1)[positions] = bit_range(0, coordinates.shape[-1])
+    new_lead = state.scatter(parts, *lead.shape[:-1])
+    state.vectors[value] = replace(vector, lead=new_lead, sets=sets)

@@ -85,7 +85,7 @@ class ResidualFeatures:
     params: tuple[Register, ...]  # (frames, k) each
     centred: tuple[bool, ...]  # of each argument, whether its mean is 0
     nested: bool  # whether an argument is made of outputs of nonlinearities
-    rests: ResidualBasis  # the component that they are in
+    basis: ResidualBasis  # the component that they are in
 
     @property
     def count(self) -> int:

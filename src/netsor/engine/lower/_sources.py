@@ -14,10 +14,10 @@ the span of earlier ones draws nothing new.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._scalar import Scalar
 from ...language._vector import Vector
@@ -33,146 +33,113 @@ from ._infinite_frames import LimitFrame
 from ._linear import mean, paired_products, products
 from ._state import Ints, LoweredVector, State
 
-
-def draws_matrix(
-    state: State, value: Vector, copies: int, vectors: int, directions: int
-) -> bool:
-    """Whether a product of a matrix, with so many inputs in each of some copies, draws
-    a source for each direction.
-    """
-    if (
-        value in state.analysis.infinite
-        or value not in state.analysis.drawn
-        or directions <= vectors
-        or vectors < _cost_model.FEWEST
-    ):
-        return False
-    assert isinstance(value.op, MatMul)
-    prices, acts = (
-        state.analysis.prices,
-        [(group, *group.slots[value].shape) for group in state.groups_from(value)],
-    )
-
-    def seconds(sources: int) -> float:
-        """What so many sources of each slot take: their normals in all frames, and
-        their part in all combinations.
-        """
-        reached = (
-            frames * n * min(group.width, state.frames[group].directions + n * sources)
-            for group, frames, n in acts
-        )
-        return float(
-            sources * sum(reached) * (prices.normal + vectors * prices.product)
-        )
-
-    # the factor is made once for all matrices that act on these inputs
-    factor = (
-        prices.factor(copies, vectors, directions)
-        / state.analysis.matrices_on[value.op.x]
-    )
-    return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
-
-
 # Sources that are never drawn, in all and for each vector: with more, a factor of the
-# vectors' Gram matrix costs less
+# Gram matrix of the vectors costs less
 MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 
 
-# lead, sample, and the set of each at infinite width
-Sources = tuple[Register, Register | None, Sets]
+class Sources(NamedTuple):
+    """Fresh standard isotropic vectors E, k for each slot (member and block)."""
+
+    lead: Register  # coordinates in the frames, (slots, k, directions)
+    sample: Register | None  # see `LoweredVector`, (slots, k, ·)
+    sets: Sets  # at infinite width, (slots, k, 1)
 
 
-def _sources(state: State, value: Value, slots: int, sources: int) -> Sources:
-    """Fresh standard isotropic vectors, so many for each slot (member and block): lead
-    and sample (slots, k, ·).
+# Fresh sources
 
-    And their sets (slots, k, 1) at infinite width.
-    """
-    builder, number = state.builder, state.analysis.seed_key[value]
-    infinite = value in state.analysis.infinite
-    own = np.zeros((slots, sources), dtype=object)
-    if slots and (
-        value in state.analysis.drawn or value in state.analysis.merged_sources
-    ):
-        parts = []
-        for which, group in enumerate(state.groups_from(value)):
-            places = group.slots[value]
-            frame, count = state.frames[group], places.shape[1] * sources
-            made = frame.add_sources(
-                (*number, which),
-                count,
-                value in state.analysis.leaves,
-                state.label(value),
-            )
-            parts.append(
-                (places, builder.reshape(made, *places.shape, sources, made.shape[-1]))
-            )
-            if isinstance(frame, LimitFrame):
-                new = [
-                    1 << k for k in range(frame.blocks[-1].start, frame.blocks[-1].stop)
-                ]
-                own[places] = np.array(new, dtype=object).reshape(
-                    places.shape[1], sources
-                )
-        lead = state.scatter(parts)
+
+def _sources(state: State, value: Vector, slots: int, sources: int) -> Sources:
+    """Fresh standard isotropic vectors for a value, so many for each slot."""
+    analysis = state.analysis
+    sets = np.zeros((slots, sources), dtype=object)
+    if slots and (value in analysis.drawn or value in analysis.merged_sources):
+        lead = _drawn_sources(state, value, sources, sets)
     else:
-        lead = builder.constant(np.zeros((slots, sources, 0)))
+        lead = state.builder.constant(np.zeros((slots, sources, 0)))
     sample = None
-    if (
-        slots
-        and value in state.analysis.coordinates
-        and (infinite or value not in state.analysis.drawn)
-    ):
-        if value in state.analysis.feeds_nonlinearity and (
-            infinite or "undrawn" in state.analysis.without
-        ):
-            shape = (slots, sources, len(state.analysis.picked))
-            sample = builder.draw(
-                "normals",
-                (*number, 0, SAMPLE, 0),
-                shape,
-                f"{state.label(value)}: one coordinate",
+    # at finite width, the coordinate of a drawn source follows from its frame
+    sampled = value in analysis.infinite or value not in analysis.drawn
+    if slots and sampled and value in analysis.coordinates:
+        sample = _sample_of_sources(state, value, slots, sources)
+    return Sources(lead, sample, sets[..., None])
+
+
+def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Register:
+    """The coordinates of fresh sources; at infinite width, fills in their sets."""
+    parts = []
+    for which, group in enumerate(state.groups_from(value)):
+        slots, frame = group.slots[value], state.frames[group]
+        coordinates = frame.add_sources(
+            (*state.analysis.seed_key[value], which),
+            slots.shape[1] * sources,
+            value in state.analysis.leaves,
+            state.label(value),
+        )
+        shape = (*slots.shape, sources, coordinates.shape[-1])
+        parts.append((slots, state.builder.reshape(coordinates, *shape)))
+        if isinstance(frame, LimitFrame):
+            new = frame.blocks[-1]
+            directions = [1 << k for k in range(new.start, new.stop)]
+            sets[slots] = np.array(directions, dtype=object).reshape(
+                slots.shape[1], sources
             )
-        else:  # a Gaussian variable each, never drawn
-            size = 8.0 * slots * sources * (state.columns + slots * sources)
-            check_memory(
-                size,
-                f"{state.label(value)}, {slots * sources} sources,",
-                "take fewer vectors or a smaller width",
-            )
-            unit = np.eye(
-                slots * sources, state.columns + slots * sources, state.columns
-            )
-            state.columns = unit.shape[-1]
-            sample = builder.constant(unit.reshape(slots, sources, -1))
-    return lead, sample, own[..., None]
+    return state.scatter(parts)
+
+
+def _sample_of_sources(
+    state: State, value: Vector, slots: int, sources: int
+) -> Register:
+    """The coordinate α of fresh sources, or a Gaussian variable that is never drawn.
+
+    It is drawn only if a nonlinearity needs it.
+    """
+    builder, analysis = state.builder, state.analysis
+    count = slots * sources
+    may_be_drawn = value in analysis.infinite or "undrawn" in analysis.without
+    if may_be_drawn and value in analysis.feeds_nonlinearity:
+        return builder.draw(
+            "normals",
+            (*analysis.seed_key[value], 0, SAMPLE, 0),
+            (slots, sources, len(analysis.picked)),
+            f"{state.label(value)}: one coordinate",
+        )
+    check_memory(
+        8.0 * count * (state.columns + count),
+        f"{state.label(value)}, {count} sources,",
+        "take fewer vectors or a smaller width",
+    )
+    unit = np.eye(count, state.columns + count, state.columns)
+    state.columns = unit.shape[-1]
+    return builder.constant(unit.reshape(slots, sources, -1))
+
+
+# Initial vectors
 
 
 def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
-    builder, blocks, rank = (
-        state.builder,
-        state.analysis.blocks[value],
-        op.factor.shape[-1],
-    )
+    builder, blocks = state.builder, state.analysis.blocks[value]
+    rank = op.factor.shape[-1]
     c, std = op.factor.reshape(1, value.size, rank), 1.0
     # the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
-    lead, sample, own = _sources(state, value, rank * blocks, 1)
+    fresh = _sources(state, value, rank * blocks, 1)
 
-    def scaled(e: Register) -> Register:
-        return builder.step(
-            "scale", builder.reshape(e, 1, rank, blocks * e.shape[-1]), by=std
-        )
+    def scaled(sources: Register) -> Register:
+        rows = builder.reshape(sources, 1, rank, blocks * sources.shape[-1])
+        return builder.step("scale", rows, by=std)
 
-    sources = scaled(lead), sample and scaled(sample), own.reshape(1, rank, blocks)
-    found = _combined(state, value, builder.constant(c), sources, (1, 1))
-    return (
-        _shifted(state, value, found, builder.constant(op.mean[..., None, None]))
-        if op.mean.any()
-        else found
+    sources = Sources(
+        lead=scaled(fresh.lead),
+        sample=None if fresh.sample is None else scaled(fresh.sample),
+        sets=fresh.sets.reshape(1, rank, blocks),
     )
+    centred = _combined(state, value, builder.constant(c), sources, (1, 1))
+    if not op.mean.any():
+        return centred
+    return _shifted(state, value, centred, builder.constant(op.mean[..., None, None]))
 
 
 def _shifted(
@@ -183,99 +150,213 @@ def _shifted(
     width = max(one.shape[-1], x.lead.shape[-1])
     shift = builder.step("multiply", builder.pad_or_cut(one, width), mean)
     lead = builder.step("add", builder.pad_or_cut(x.lead, width), shift)
-    sample, sets = x.sample, x.sets
-    if value in state.analysis.infinite:
-        if value in state.analysis.coordinates:
-            wide = builder.step(
-                "spread", mean, shape=(*mean.shape[:-1], len(state.analysis.picked))
-            )
-            old = sample or builder.constant(np.zeros((*x.lead.shape[:-1], 1)))
-            sample = builder.step(
-                "add",
-                builder.pad_or_cut(old, state.columns),
-                builder.pad_or_cut(wide, state.columns),
-            )
-        assert sets is not None
-        sets = sets | CONSTANT
-    return LoweredVector(lead, sample, sets)
+    if value not in state.analysis.infinite:
+        return LoweredVector(lead, x.sample, x.sets)
+    sample = x.sample
+    if value in state.analysis.coordinates:
+        sample = _shifted_sample(state, x, mean)
+    assert x.sets is not None
+    return LoweredVector(lead, sample, x.sets | CONSTANT)
 
 
-def _reduced(state: State, rows: Register, words: str) -> Register:
-    """C with the products of the rows: the rows, or a factor of their Gram matrix if
-    that takes fewer sources.
+def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
+    """The sample of x with the mean added to each coordinate asked for."""
+    builder = state.builder
+    shape = (*mean.shape[:-1], len(state.analysis.picked))
+    shift = builder.step("spread", mean, shape=shape)
+    sample = x.sample
+    if sample is None:
+        sample = builder.constant(np.zeros((*x.lead.shape[:-1], 1)))
+    return builder.step(
+        "add",
+        builder.pad_or_cut(sample, state.columns),
+        builder.pad_or_cut(shift, state.columns),
+    )
+
+
+# Products with a matrix: the row law
+
+
+def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
+    """(W x^1, …, W x^k) = C E, with C C^T = σ² G for the Gram matrix G of the inputs.
+
+    E are fresh isotropic sources: one for each column of C.
+    """
+    builder, weight, x = state.builder, op.weight, op.x
+    members, blocks = weight.members.size, state.analysis.blocks[value]
+    slots = members, blocks
+    if isinstance(x.op, Span):  # orthonormal, so that C is the identity
+        identity = builder.constant(np.eye(x.shape[-1])[None])
+        sources = _sources(state, value, members * blocks, x.shape[-1])
+        label = f"{state.label(value)} = C E"
+        return _combined(state, value, identity, sources, slots, label)
+    vector = state.vectors[x].lead
+    start, _ = state.direction_range(x)
+    lead = builder.step("part", vector, start=start, stop=vector.shape[-1])
+    rows = state.rows(lead, lead.shape[-1], members if op.each else 1)
+    factor = _factor(state, value, x, rows)
+    c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
+    sources = _sources(state, value, members * blocks, c.shape[-1])
+    in_standard_basis = all(
+        group in state.analysis.coordinates_cheaper
+        and state.frames[group].is_standard_basis
+        for group in state.groups_from(value)
+    )
+    common_inputs = rows.shape[0] == 1 < members
+    if common_inputs and in_standard_basis and value in state.analysis.drawn:
+        return _stacked_product(state, value, c, sources.lead, slots, factor.label)
+    return _combined(state, value, c, sources, slots, factor.label)
+
+
+class _Factor(NamedTuple):
+    """C up to scale, (copies, vectors, sources), and how the plan names C E."""
+
+    c: Register
+    label: str
+
+
+def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
+    """The factor C of the Gram matrix of inputs: the inputs themselves, or a smaller
+    one.
+
+    `rows` are the inputs of each copy of the matrix, (copies, vectors, directions).
+    """
+    analysis, label = state.analysis, state.label(value)
+    copies, vectors, directions = rows.shape
+    drawn = value in analysis.drawn or value in analysis.merged_sources
+    # sources cost nothing where a direction at infinite width is all that they get
+    costs = drawn and not (
+        value in analysis.infinite
+        and all(state.frames[group].can_rebase for group in state.groups_from(value))
+    )
+    # sources that are never drawn cost nothing, but a norm costs less than many of them
+    many = max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
+    reduce = costs or x in analysis.factored or vectors == 1 or directions > many
+    inputs_cheaper = draws_matrix(state, value, copies, vectors, directions)
+    c = _reduced(state, rows, label) if reduce and not inputs_cheaper else rows
+    is_matrix = 1 < directions == analysis.blocks[x] * analysis.widths[x]
+    if c is not rows or not drawn or not (inputs_cheaper or is_matrix):
+        return _Factor(c, f"{label} = C E")
+    what = "the matrix" if is_matrix else f"{directions} sources"
+    why = f": a factor for {vectors} inputs costs more" if inputs_cheaper else ""
+    return _Factor(c, f"{label} = x E, {what} drawn{why}")
+
+
+def draws_matrix(
+    state: State, value: Vector, copies: int, vectors: int, directions: int
+) -> bool:
+    """Whether W x draws a source for each direction of x, and no factor.
+
+    W has so many inputs, `vectors`, in each of some copies. The alternative is a source
+    for each input, and the factor of their Gram matrix.
+    """
+    analysis = state.analysis
+    if value in analysis.infinite or value not in analysis.drawn:
+        return False
+    if directions <= vectors or vectors < _cost_model.FEWEST:
+        return False
+    assert isinstance(value.op, MatMul)
+    prices = analysis.prices
+
+    def seconds(sources: int) -> float:
+        """The cost of so many sources of each slot.
+
+        That is their normals in all frames, and their part in all combinations.
+        """
+        normals = 0.0
+        for group in state.groups_from(value):
+            frames, slots = group.slots[value].shape
+            directions_after = state.frames[group].directions + slots * sources
+            normals += frames * slots * min(group.width, directions_after)
+        return float(sources * normals * (prices.normal + vectors * prices.product))
+
+    # the factor is computed once for all matrices that act on these inputs
+    factor = (
+        prices.factor(copies, vectors, directions) / analysis.matrices_on[value.op.x]
+    )
+    return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
+
+
+def _reduced(state: State, rows: Register, label: str) -> Register:
+    """A factor C with the inner products of the rows.
+
+    The rows themselves, or a factor of their Gram matrix if that takes fewer sources.
     """
     builder = state.builder
     if rows.shape[-1] <= rows.shape[-2]:
         return rows
     if rows.shape[-2] == 1:
-        norm = builder.step(
-            "root", builder.step("squares", rows, words=f"|x|² for {words}")
-        )
+        squares = builder.step("squares", rows, words=f"|x|² for {label}")
+        norm = builder.step("root", squares)
         return builder.reshape(norm, *norm.shape, 1)
-    gram = builder.step("gram", rows, rows, words=f"⟨x, x'⟩ for {words}")
-    return builder.step("reduced", gram, rows, words=f"K = C C^T for {words}")
+    gram = builder.step("gram", rows, rows, words=f"⟨x, x'⟩ for {label}")
+    return builder.step("reduced", gram, rows, words=f"K = C C^T for {label}")
 
 
-def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
-    """W x = C E."""
-    builder, weight, x = state.builder, op.weight, op.x
-    members, blocks = weight.members.size, state.analysis.blocks[value]
-    drawn = value in state.analysis.drawn or value in state.analysis.merged_sources
-    if isinstance(x.op, Span):  # orthonormal, so that C is the identity
-        one = builder.constant(np.eye(x.shape[-1])[None])
-        made = _sources(state, value, members * blocks, x.shape[-1])
-        return _combined(
-            state, value, one, made, (members, blocks), f"{state.label(value)} = C E"
+def _stacked_product(
+    state: State,
+    value: Vector,
+    c: Register,
+    lead: Register,
+    slots: tuple[int, int],
+    label: str,
+) -> LoweredVector:
+    """C E as one product for all matrices that act on the same vectors.
+
+    E has i.i.d. normal entries, so that its rows may be permuted.
+    """
+    builder, (members, blocks) = state.builder, slots
+    last = lead.shape[-1]
+    e = builder.reshape(lead, 1, members * blocks * last, c.shape[-1])
+    product = builder.step("gram", c, e, words=label)
+    by_vector = builder.reshape(product, c.shape[-2], members, blocks * last)
+    by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
+    return LoweredVector(builder.reshape(by_member, *value.shape, blocks, last))
+
+
+def _combined(
+    state: State,
+    value: Vector,
+    c: Register,
+    sources: Sources,
+    slots: tuple[int, int],
+    label: str = "",
+    order: Ints | None = None,
+) -> LoweredVector:
+    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·).
+
+    `order`: of its rows, if it is another than that of the value.
+    """
+    builder, (members, blocks), k = state.builder, slots, c.shape[-1]
+    shape = *value.shape, state.analysis.blocks[value]
+    count = math.prod(shape)
+
+    def multiplied(e: Register, words: str = "") -> Register:
+        e = builder.reshape(e, members, blocks, k, e.shape[-1])
+        if blocks > 1:
+            e = builder.step("permute", e, axes=(0, 2, 1, 3))
+        e = builder.reshape(e, members, k, blocks * e.shape[-1])
+        if k:
+            product = builder.step("product", c, e, words=words)
+        else:
+            product = builder.constant(np.zeros((*shape, 0)))
+        flat = builder.reshape(product, count, product.size // count)
+        rows = flat if order is None else builder.take(flat, order, axis=0)
+        return builder.reshape(rows, *shape, flat.shape[-1])
+
+    lead = multiplied(sources.lead, label if sources.lead.size else "")
+    sets = None
+    if value in state.analysis.infinite:
+        by_slot = sources.sets.reshape(members, blocks, k, sources.sets.shape[-1])
+        by_source = np.swapaxes(by_slot, 1, 2).reshape(
+            members, k, blocks * by_slot.shape[-1]
         )
-    lead = builder.step(
-        "part",
-        state.vectors[x].lead,
-        start=state.direction_range(x)[0],
-        stop=state.vectors[x].lead.shape[-1],
-    )
-    rows = state.rows(lead, lead.shape[-1], members if op.each else 1)
-    # sources that are never drawn cost nothing, but a norm costs less than many of them
-    copies, vectors, directions = rows.shape
-    draws = drawn and not (
-        value in state.analysis.infinite
-        and all(state.frames[g].can_rebase for g in state.groups_from(value))
-    )
-    fewer = draws or x in state.analysis.factored or vectors == 1
-    fewer |= directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
-    cheaper = draws_matrix(state, value, copies, vectors, directions)
-    c = _reduced(state, rows, state.label(value)) if fewer and not cheaper else rows
-    words = f"{state.label(value)} = C E"
-    whole = 1 < directions == state.analysis.blocks[x] * state.analysis.widths[x]
-    if c is rows and drawn and (cheaper or whole):
-        why = f": a factor for {vectors} inputs costs more" if cheaper else ""
-        words = (
-            f"{state.label(value)} = x E,"
-            f" {'the matrix' if whole else f'{directions} sources'} drawn{why}"
-        )
-    c = builder.step("scale", c, by=weight.std / state.norm(x))
-    made = _sources(state, value, members * blocks, c.shape[-1])
-    standard = all(
-        group in state.analysis.coordinates_cheaper
-        and state.frames[group].is_standard_basis
-        for group in state.groups_from(value)
-    )
-    if copies == 1 < members and standard and value in state.analysis.drawn:
-        # one product for matrices that act on the same vectors: E has i.i.d. normal
-        # entries, its rows may be permuted
-        last = made[0].shape[-1]
-        e = builder.reshape(made[0], 1, members * blocks * last, c.shape[-1])
-        found = builder.reshape(
-            builder.step("gram", c, e, words=words), c.shape[-2], members, blocks * last
-        )
-        return LoweredVector(
-            builder.reshape(
-                builder.step("permute", found, axes=(1, 0, 2)),
-                *value.shape,
-                blocks,
-                last,
-            )
-        )
-    return _combined(state, value, c, made, (members, blocks), words)
+        # what is drawn is not 0
+        known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])
+        sets = mixed(known != 0, by_source).ravel()
+        sets = (sets if order is None else sets[order]).reshape(shape)
+    sample = None if sources.sample is None else multiplied(sources.sample)
+    return LoweredVector(lead, sample, sets)
 
 
 def materialised_matmul(
@@ -288,85 +369,41 @@ def materialised_matmul(
         lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1]
     )
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
-    kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
-    words = (
-        f"{state.label(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors"
-        " in all"
+    kind, formula = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
+    label = (
+        f"{state.label(value)} = {formula}, the matrix drawn: it acts on"
+        f" {op.vectors} vectors in all"
     )
-    made = builder.step(
-        kind, builder.step("scale", rows, by=op.gain), entries, words=words
-    )
+    scaled = builder.step("scale", rows, by=op.gain)
+    product = builder.step(kind, scaled, entries, words=label)
     return LoweredVector(
-        builder.reshape(made, *value.shape, blocks, made.shape[-1] // blocks)
+        builder.reshape(product, *value.shape, blocks, product.shape[-1] // blocks)
     )
-
-
-def _combined(
-    state: State,
-    value: Vector,
-    c: Register,
-    sources: Sources,
-    slots: tuple[int, int],
-    words: str = "",
-    order: Ints | None = None,
-) -> LoweredVector:
-    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·); its
-    rows in an order, if given.
-    """
-    builder, (lead, sample, own), k = state.builder, sources, c.shape[-1]
-    shape = *value.shape, state.analysis.blocks[value]
-
-    def multiplied(e: Register, words: str = "") -> Register:
-        e = builder.reshape(e, *slots, k, e.shape[-1])
-        e = builder.step("permute", e, axes=(0, 2, 1, 3)) if slots[1] > 1 else e
-        e = builder.reshape(e, slots[0], k, slots[1] * e.shape[-1])
-        made = (
-            builder.step("product", c, e, words=words)
-            if k
-            else builder.constant(np.zeros((*shape, 0)))
-        )
-        flat = builder.reshape(made, math.prod(shape), made.size // math.prod(shape))
-        return builder.reshape(
-            flat if order is None else builder.take(flat, order, axis=0),
-            *shape,
-            flat.shape[-1],
-        )
-
-    x = multiplied(lead, words if lead.size else "")
-    sets = None
-    if value in state.analysis.infinite:
-        each = np.swapaxes(own.reshape(*slots, k, own.shape[-1]), 1, 2).reshape(
-            slots[0], k, slots[1] * own.shape[-1]
-        )
-        # what is drawn is not 0
-        known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])
-        sets = mixed(known != 0, each).ravel()
-        sets = (sets if order is None else sets[order]).reshape(shape)
-    return LoweredVector(x, None if sample is None else multiplied(sample), sets)
 
 
 def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
-    """Fresh sources for vectors that are linear in sources of their own: x = C E with C
-    C^T their covariance.
+    """Fresh sources for vectors that are linear in sources of their own.
+
+    x = C E with C C^T their covariance.
     """
-    builder, places = (
-        state.builder,
-        state.analysis.fuse_parts[value],
-    )  # (members, vectors of each)
-    given = state.vectors[x]
-    rows = state.gather(given.lead, places, given.lead.shape[-1])
+    builder = state.builder
+    positions = state.analysis.fuse_parts[value]  # (members, vectors of each)
+    lead = state.vectors[x].lead
+    rows = state.gather(lead, positions, lead.shape[-1])
     # the first direction is (1, …, 1)
     rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
     c = _reduced(state, rows, "combined sources")
-    made = _sources(state, value, len(places), c.shape[-1])
-    found = _combined(
-        state, value, c, made, (len(places), 1), order=np.argsort(places.ravel())
-    )
+    sources = _sources(state, value, len(positions), c.shape[-1])
+    order = np.argsort(positions.ravel())
+    slots = len(positions), 1
+    centred = _combined(state, value, c, sources, slots, order=order)
     if not any(group.constant for group in state.groups_of(x)):
-        return found
-    return _shifted(
-        state, value, found, builder.step("part", given.lead, start=0, stop=1)
-    )
+        return centred
+    mean = builder.step("part", lead, start=0, stop=1)
+    return _shifted(state, value, centred, mean)
+
+
+# A matrix that acts again: orthonormal directions of what is new
 
 
 def span(
@@ -375,121 +412,108 @@ def span(
     """Orthonormal directions for what vectors add to the known ones, of mean square
     1.
     """
-    builder, given, words = (
-        state.builder,
-        (x, *known),
-        "what is new of the inputs of a matrix that acts again",
-    )
-    directions = max(state.vectors[v].lead.shape[-1] for v in given)
-    rows, *others = (
-        state.rows(state.vectors[v].lead, directions, math.prod(v.shape[:-1]))
-        for v in given
-    )
+    builder = state.builder
+    label = "what is new of the inputs of a matrix that acts again"
+    directions = max(state.vectors[v].lead.shape[-1] for v in (x, *known))
+    rows = _rows_of_matrices(state, x, directions)
     if known:
-        old = [
+        others = [_rows_of_matrices(state, v, directions) for v in known]
+        orthonormal = [
             builder.step("scale", other, by=1 / state.norm(v))
             for v, other in zip(known, others, strict=True)
         ]
-        made = builder.step(
-            "scale", builder.step("span", rows, *old, words=words), by=state.norm(x)
-        )
+        unit = builder.step("span", rows, *orthonormal, words=label)
+        new = builder.step("scale", unit, by=state.norm(x))
     else:
         factor = builder.step("factor", builder.step("gram", rows, rows))
-        made = builder.step("spanned", factor, rows, words=words, by=state.norm(x))
-    lead = builder.reshape(made, *value.shape, state.analysis.blocks[value], directions)
+        new = builder.step("spanned", factor, rows, words=label, by=state.norm(x))
+    lead = builder.reshape(new, *value.shape, state.analysis.blocks[value], directions)
     if value not in state.analysis.infinite:
         return LoweredVector(lead)
-    return LoweredVector(
-        lead, _sample(state, value, x, known, lead), state.orders.directions(x, known)
-    )
+    sample = _sample_of_directions(state, value, x, known, lead)
+    return LoweredVector(lead, sample, state.orders.directions(x, known))
 
 
-def _sample(
+def _rows_of_matrices(state: State, x: Vector, directions: int) -> Register:
+    """Vectors as rows (matrices, vectors, ·), for the matrices that act on them."""
+    return state.rows(state.vectors[x].lead, directions, math.prod(x.shape[:-1]))
+
+
+def _sample_of_directions(
     state: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register
 ) -> Register | None:
-    """What an output needs to know of coordinates: the combinations of vectors that the
-    directions are.
+    """The sample of orthonormal directions: they are combinations of vectors.
+
+    With x = A D' + B D for the known directions D' and the new ones D, the sample of D
+    is B^(−1) times that of x − A D'.
     """
-    builder, every = state.builder, (x, *known)
-    if all(state.vectors[v].sample is None for v in every):
+    builder = state.builder
+    vectors = (x, *known)
+    if all(state.vectors[v].sample is None for v in vectors):
         return None
-    width = max(state.sample(v).shape[-1] for v in every)
-    rows = [state.rows(state.sample(v), width) for v in every]
-    left = rows[0]
-    for v, old in zip(known, rows[1:], strict=True):
-        by = builder.step(
-            "scale",
-            products(state, x, v, value.ndim + 1, ""),
-            by=-1 / state.norm(x) ** 2,
-        )
-        left = builder.step("add", left, builder.step("product", by, old))
-    own = builder.step(
-        "scale",
-        paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1),
-        by=1 / state.norm(x) ** 2,
-    )
-    made = builder.step(
-        "transposed", builder.step("solve", own, builder.step("transposed", left))
-    )
-    return builder.reshape(made, *lead.shape[:-1], width)
+    mean_square = state.norm(x) ** 2
+    width = max(state.sample(v).shape[-1] for v in vectors)
+    remainder, *others = [state.rows(state.sample(v), width) for v in vectors]
+    for v, other in zip(known, others, strict=True):
+        inner = products(state, x, v, value.ndim + 1, "")
+        coefficients = builder.step("scale", inner, by=-1 / mean_square)
+        along_known = builder.step("product", coefficients, other)
+        remainder = builder.step("add", remainder, along_known)
+    inner = paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1)
+    triangle = builder.step("scale", inner, by=1 / mean_square)
+    columns = builder.step("transposed", remainder)
+    solved = builder.step("transposed", builder.step("solve", triangle, columns))
+    return builder.reshape(solved, *lead.shape[:-1], width)
 
 
 def along(state: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
+    builder = state.builder
     directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
-    rows, to = (
-        state.rows(state.vectors[v].lead, directions, math.prod(v.shape[:-1]))
-        for v in (x, y)
-    )
-    words = "⟨x, direction⟩ for a matrix that acts again"
-    alone = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
-    factor = (
-        [state.builder.step("factor", state.builder.step("gram", rows, rows))]
-        if alone
-        else []
-    )
-    made = state.builder.step(
-        "along", rows, to, *factor, words=words, by=1 / state.norm(y)
-    )
-    return state.builder.reshape(
-        state.builder.step("scale", made, by=1 / state.norm(x)), *x.shape, y.shape[-1]
-    )
+    rows = _rows_of_matrices(state, x, directions)
+    to = _rows_of_matrices(state, y, directions)
+    factor = []
+    if x.shape[-1] == y.shape[-1]:  # y are the directions of x alone
+        factor.append(builder.step("factor", builder.step("gram", rows, rows)))
+    label = "⟨x, direction⟩ for a matrix that acts again"
+    inner = builder.step("along", rows, to, *factor, words=label, by=1 / state.norm(y))
+    mean = builder.step("scale", inner, by=1 / state.norm(x))
+    return builder.reshape(mean, *x.shape, y.shape[-1])
 
 
 def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
     """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
-    builder, (d, u, g, b) = state.builder, (op.d, op.u, op.g, op.b)
-    wide_in, wide_out = d in state.analysis.infinite, g in state.analysis.infinite
-    if wide_out:  # g is fresh: its mean product with b is 0
-        none = builder.constant(np.zeros(value.shape))
-        if not wide_in or not state.meets(d, u, value.ndim).any():
-            return none
-        if d.width.name != g.width.name:
-            raise ExactError(
-                value,
-                f"W together with W.T, with widths {d.width} and {g.width} of W that go"
-                " to infinity at different rates",
-                instead=(
-                    "write both widths as multiples of one symbol, or bind one of them"
-                    " to a number"
-                ),
-            )
-        return builder.step(
-            "scale",
-            mean(state, value, d, u),
-            by=op.gain * math.sqrt(d.width.factor / g.width.factor),
-        )
-    size = state.analysis.blocks[g] * state.analysis.widths[g]
-    if wide_in:
-        wanted = score(state, value, d, u)
+    if op.g in state.analysis.infinite:
+        return _adjoint_at_infinite_width(state, value, op)
+    builder, analysis = state.builder, state.analysis
+    size = analysis.blocks[op.g] * analysis.widths[op.g]
+    if op.d in analysis.infinite:
+        required = score(state, value, op.d, op.u)
     else:
-        wanted = builder.step(
-            "scale",
-            products(state, d, u, value.ndim, "⟨W^T b, d⟩"),
-            by=1 / state.norm(d),
+        inner = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        required = builder.step("scale", inner, by=1 / state.norm(op.d))
+    required = builder.step("scale", required, by=op.gain * size**-0.5)
+    inner = products(state, op.g, op.b, value.ndim, "⟨b, g⟩")
+    present = builder.step("scale", inner, by=-1 / size)
+    return builder.step("add", required, present)
+
+
+def _adjoint_at_infinite_width(
+    state: State, value: Scalar, op: AdjointCorrection
+) -> Register:
+    """γ √(n/m) ⟨d_i, u_k⟩/n: g is fresh, so that its mean product with b is 0."""
+    builder, (d, u, g) = state.builder, (op.d, op.u, op.g)
+    if d not in state.analysis.infinite or not state.meets(d, u, value.ndim).any():
+        return builder.constant(np.zeros(value.shape))
+    if d.width.name != g.width.name:
+        raise ExactError(
+            value,
+            f"W together with W.T, with widths {d.width} and {g.width} of W that go"
+            " to infinity at different rates",
+            instead=(
+                "write both widths as multiples of one symbol, or bind one of them"
+                " to a number"
+            ),
         )
-    wanted = builder.step("scale", wanted, by=op.gain * size**-0.5)
-    given = builder.step(
-        "scale", products(state, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size
-    )
-    return builder.step("add", wanted, given)
+    ratio = op.gain * math.sqrt(d.width.factor / g.width.factor)
+    return builder.step("scale", mean(state, value, d, u), by=ratio)
