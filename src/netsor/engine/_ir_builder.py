@@ -155,15 +155,12 @@ class Builder:
             argument = instruction.unchanged(args, params)
             if argument is not None:
                 return argument
-        if kind == "product":
-            left, right = args
-            if left.shape[-1] == 1:  # a column times a row
-                kind, instruction = "multiply", instruction_named("multiply")
-            elif left.shape[:-2] == right.shape[:-2]:
-                before = right.identity_start()
-                if before is not None:
-                    after = right.shape[-1] - left.shape[-1] - before
-                    return self.step("pad", left, before=before, after=after)
+        if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
+            kind, instruction = "multiply", instruction_named("multiply")
+        elif kind == "product":
+            padding = _padding_of_product(*args)
+            if padding is not None:
+                return self.step("pad", args[0], **padding)
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -347,6 +344,16 @@ class Builder:
         if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
             return a
         return self.step("take", a, places=places, axis=axis)
+
+
+def _padding_of_product(left: Register, right: Register) -> dict[str, int] | None:
+    """The zeros that a product with (0, I, 0) adds; None for other constants."""
+    if left.shape[:-2] != right.shape[:-2]:
+        return None
+    before = right.identity_start()
+    if before is None:
+        return None
+    return {"before": before, "after": right.shape[-1] - left.shape[-1] - before}
 
 
 def _without_zero_columns(kind: str, left: Array, right: Array) -> list[Array]:
