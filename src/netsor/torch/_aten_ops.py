@@ -1,5 +1,9 @@
-"""The table of ATen operations: what products and rearrangements do; `_aten_arithmetic`
-has operations on entries.
+"""The table of ATen operations: how the reader computes each one.
+
+`OPS` maps the name of an operation to a function of a `Call`, of its first argument,
+and of those of its other arguments that the function names; they have the names of
+torch's own schema. The functions here are products and rearrangements;
+`_aten_arithmetic` has those that act on entries.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import numpy as np
 import torch
 
 from .. import language as ns
+from .._array_api import Floats
 from .._validate import Shape
 from ._aten_arithmetic import (
     ARITHMETIC,
@@ -50,8 +55,10 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
 
 
 def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
-    """Of vectors with vectors, scores; of scalars with vectors, combinations; with a
-    parameter, a linear layer.
+    """The product of two tensors.
+
+    Vectors with vectors give scores, scalars with vectors combinations, and a parameter
+    is a linear layer.
     """
     if isinstance(other, Random) and len(other.shape) == 2:
         return linear(call, x, other.viewed(lambda matrix: matrix.t()))
@@ -65,8 +72,10 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         )
         return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
+    if isinstance(y, Scalars):
+        return Scalars(scalars @ y.value)
     if not isinstance(y, Vectors):
-        return Scalars(scalars @ (y.value if isinstance(y, Scalars) else numbers(y)))
+        return Scalars(scalars @ numbers(y))
     refuse_if(
         not y.last, "scalars multiply the coordinates of vectors, not the vectors"
     )
@@ -78,9 +87,9 @@ def add_matmul(
 ) -> Tensor:
     """beta · bias + alpha · first @ second."""
     product = multiply(call, matmul(call, first, second), float(alpha))
-    return (
-        product if beta == 0 else add(call, product, multiply(call, bias, float(beta)))
-    )
+    if beta == 0:
+        return product
+    return add(call, product, multiply(call, bias, float(beta)))
 
 
 def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
@@ -92,48 +101,49 @@ def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
     empty = x.shown is not None and not x.shown.any(axis=-1).all()
     refuse_if(empty, "a mask leaves a row of scores without any entry")
-    return Scalars(
-        ns.softmax(
-            x.unmasked, None if x.allowed is None or x.allowed.all() else x.allowed
-        )
-    )
+    mask = x.allowed
+    if mask is not None and mask.all():
+        mask = None
+    return Scalars(ns.softmax(x.unmasked, mask))
 
 
 # Rearrangement
 
 
-def viewed(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
+def rearranged(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
     """The same entries in another shape, or with the axes in another order."""
-    return (x if isinstance(x, Random) else call.settled(x)).viewed(f)
+    if not isinstance(x, Random):
+        x = call.settled(x)
+    return x.viewed(f)
 
 
 def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
     """Another shape: that of the result, if none is given."""
     shape = call.shape if shape is None else shape
-    if isinstance(x, Linear) and tuple(shape) == (
-        *x.x.shape[:-1],
-        math.prod(x.shape[len(x.x.shape) - 1 :]),
-    ):
-        return Linear.of(lambda image: image.flatten(len(shape)), x)  # of pairs
-    return viewed(call, x, lambda entries: entries.reshape(shape))
+    if isinstance(x, Linear):
+        # pairs of coordinates that are set end to end again
+        pairs = math.prod(x.shape[len(x.x.shape) - 1 :])
+        if tuple(shape) == (*x.x.shape[:-1], pairs):
+            return Linear.of(lambda image: image.flatten(len(shape)), x)
+    return rearranged(call, x, lambda entries: entries.reshape(shape))
 
 
 def expand(call: Call, x: Tensor) -> Tensor:
     """Repeated along axes of size 1; scalars are repeated when they are used."""
     if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
         return replace(x, expanded=call.shape)
-    return viewed(call, x, lambda entries: entries.expand(call.shape))
+    return rearranged(call, x, lambda entries: entries.expand(call.shape))
 
 
 def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
-    """Entries along an axis, by an integer, a slice, or integers in an array or a
-    tensor.
-    """
+    """Entries along an axis: by an integer, a slice, or an array of integers."""
     axis = dim % len(x.shape)
-    index = index.numpy() if isinstance(index, torch.Tensor) else index
+    if isinstance(index, torch.Tensor):
+        index = index.numpy()
     if isinstance(x, Random | Scalars):
         return x.viewed(lambda entries: entries[(slice(None),) * axis + (index,)])
-    x = x if isinstance(x, Linear) and axis == len(x.shape) - 1 else call.settled(x)
+    if not isinstance(x, Linear) or axis != len(x.shape) - 1:
+        x = call.settled(x)
     if isinstance(x, Vectors) and axis != x.axis:
         return x.pick(axis, index)
     refuse_if(not isinstance(index, slice), "single coordinates of a vector")
@@ -147,18 +157,21 @@ def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
 def pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
     """One part after the other along an axis: split, chunk."""
     axis = dim % len(x.shape)
-    ends = np.cumsum([0, *(each.shape[axis] for each in call.result)]).tolist()
-    return [pick(call, x, axis, slice(*pair)) for pair in pairwise(ends)]
+    sizes = [part.shape[axis] for part in call.result]
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return [pick(call, x, axis, slice(*ends)) for ends in pairwise(bounds)]
 
 
 def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     """`x[:, ids]`, with one array of integers or booleans."""
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or isinstance(given[0][1], VALUES) or given[0][1].ndim > 1:
-        raise Refusal(
-            "several arrays of indices, or indices that are random or have several axes"
-        )
-    return pick(call, x, *given[0])
+    by_axis = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(by_axis) == 1:
+        ((axis, index),) = by_axis
+        if not isinstance(index, VALUES) and index.ndim <= 1:
+            return pick(call, x, axis, index)
+    raise Refusal(
+        "several arrays of indices, or indices that are random or have several axes"
+    )
 
 
 def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -173,30 +186,32 @@ def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
         any(isinstance(part, Scalars) for part in parts),
         "scalars and vectors, one after the other",
     )
-    at = next(part.axis for part in parts if isinstance(part, Vectors))
-    given = [
-        p
-        if isinstance(p, Vectors)
-        else Vectors.of(ns.data(np.moveaxis(numbers(p), at, -1)), at)
-        for p in parts
+    coordinates = next(part.axis for part in parts if isinstance(part, Vectors))
+    vectors = [
+        part if isinstance(part, Vectors) else _given_vectors(part, coordinates)
+        for part in parts
     ]
     refuse_if(
-        any(part.axis != at for part in given),
+        any(part.axis != coordinates for part in vectors),
         "torch.cat of vectors along different axes",
     )
-    if axis != at:
-        return Vectors.of(
-            ns.join([part.plain for part in given], axis - (axis > at)), at
-        )
+    if axis != coordinates:
+        plain_axis = axis - 1 if axis > coordinates else axis
+        joined = ns.join([part.plain for part in vectors], plain_axis)
+        return Vectors.of(joined, coordinates)
     # end to end along their coordinates
-    step = math.gcd(*(part.shape[at] for part in given))
-    pieces = [
-        part.viewed(
-            lambda entries: entries.movedim(at, -1).unflatten(-1, (-1, step))
-        ).plain
-        for part in given
-    ]
-    return Vectors.of(ns.concat(ns.join(pieces, axis=-1), axis=-1), at)
+    step = math.gcd(*(part.shape[coordinates] for part in vectors))
+
+    def in_steps(entries: Any) -> Any:
+        return entries.movedim(coordinates, -1).unflatten(-1, (-1, step))
+
+    steps = [part.viewed(in_steps).plain for part in vectors]
+    return Vectors.of(ns.concat(ns.join(steps, axis=-1), axis=-1), coordinates)
+
+
+def _given_vectors(x: Tensor, axis: int) -> Vectors:
+    """Numbers as vectors, with their coordinates along the given axis."""
+    return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
 
 
 def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -218,8 +233,9 @@ def repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
 
 
 def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
-    """Scores where a given mask allows them; elsewhere a number so low that a softmax
-    leaves them out.
+    """Random numbers where a given condition is true, elsewhere given ones, or reverse.
+
+    Scores that become very low numbers are masked: a softmax leaves them out.
     """
     if isinstance(condition, VALUES) or isinstance(self, VALUES) == isinstance(
         other, VALUES
@@ -228,30 +244,36 @@ def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
             "a condition that is random, or a choice between two random tensors"
         )
     kept = numbers(condition).astype(bool)
-    kept, x, fill = (
-        (kept, self, numbers(other))
-        if isinstance(self, VALUES)
-        else (~kept, other, numbers(self))
-    )
-    if not (fill <= MASKED).all():
-        kept_part = multiply(call, x, kept.astype(float))
-        return (
-            add(call, kept_part, np.where(kept, 0.0, fill)) if fill.any() else kept_part
-        )
+    if isinstance(self, VALUES):
+        x, fill = self, numbers(other)
+    else:
+        kept, x, fill = ~kept, other, numbers(self)
+    if (fill <= MASKED).all():
+        return _with_mask(call, x, kept, fill)
+    kept_part = multiply(call, x, kept.astype(float))
+    if not fill.any():
+        return kept_part
+    return add(call, kept_part, np.where(kept, 0.0, fill))
+
+
+def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
+    """Scores where they are kept, elsewhere the low numbers `fill`."""
     x = call.settled(x)
     x = call.draws.scalars(x) if isinstance(x, Vectors) else x
     kept = np.broadcast_to(kept, call.shape)
-    whole = (
-        Scalars(x.unmasked.broadcast_to(call.shape)).masked(x.allowed).seen(x.visible)
-    )
+    scores = Scalars(x.unmasked.broadcast_to(call.shape))
+    scores = scores.masked(x.allowed).seen(x.visible)
     if (fill <= NEVER).all():
-        return whole.masked(kept)
+        return scores.masked(kept)
+    # low numbers are scores that reports do not show; lower ones take scores out
     never = ~kept & (fill <= NEVER)
     filled = Scalars(
-        whole.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill)
+        scores.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill)
     )
-    allowed = ~never if whole.allowed is None else np.where(kept, whole.allowed, ~never)
-    return filled.masked(allowed).seen(whole.visible).seen(kept)
+    allowed = ~never
+    if scores.allowed is not None:
+        allowed = np.where(kept, scores.allowed, ~never)
+    return filled.masked(allowed).seen(scores.visible).seen(kept)
 
 
 def embedding(
@@ -261,22 +283,24 @@ def embedding(
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
-    """Rows of a table. The row of the padding receives no gradient; by frequency,
-    others share it among their uses.
+    """Rows of a table.
+
+    The row of the padding receives no gradient. With `scale_grad_by_freq` the gradient
+    of a row is divided by the number of its uses.
     """
     refuse_if(not isinstance(table, Random), "rows of a table that is not a parameter")
     ids = indices.numpy()
     factors = np.ones(ids.shape)
     if scale_grad_by_freq:
-        _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
-        factors = 1.0 / counts[which].reshape(ids.shape)
+        _, rows, uses = np.unique(ids, return_inverse=True, return_counts=True)
+        factors = 1.0 / uses[rows].reshape(ids.shape)
     if padding_idx >= 0:
         factors = np.where(ids == padding_idx, 0.0, factors)
     return Vectors.of(call.draws.rows(table, ids, factors))
 
 
 def detach(call: Call, x: Tensor) -> Tensor:
-    """The same tensor, which derivatives take as given."""
+    """The same tensor, without a gradient."""
     if isinstance(x, Random):
         return replace(x, frozen=True)
     if not isinstance(x, VALUES):
@@ -288,11 +312,12 @@ def detach(call: Call, x: Tensor) -> Tensor:
 
 
 def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
-    """Nothing, while the module is evaluated."""
+    """The same tensor, because the module is in evaluation mode."""
     refuse_if(train and p, "dropout is on")
     return x
 
 
+# operations that return their first argument
 SAME = (
     "to",
     "contiguous",
@@ -304,6 +329,7 @@ SAME = (
     "nan_to_num",
 )
 SOFTMAX = ("softmax", "_softmax")
+# other shapes, other orders of the axes, and parts
 VIEWS = (
     "view",
     "reshape",
@@ -318,8 +344,8 @@ VIEWS = (
 TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
-# Each takes the call, the first argument of the operation, and those of the others that
-# it names.
+# Each function takes the call, the first argument of the operation, and those of its
+# other arguments that it names.
 OPS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SAME, lambda call, x: x),
     **dict.fromkeys(VIEWS, lambda call, x: view(call, x)),
@@ -345,15 +371,15 @@ OPS: dict[str, Callable[..., Any]] = {
     ),
     "detach": detach,
     "dropout": dropout,
-    "transpose": lambda call, x, dim0, dim1: viewed(
+    "transpose": lambda call, x, dim0, dim1: rearranged(
         call, x, lambda entries: entries.transpose(dim0, dim1)
     ),
-    "swapaxes": lambda call, x, axis0, axis1: viewed(
+    "swapaxes": lambda call, x, axis0, axis1: rearranged(
         call, x, lambda entries: entries.transpose(axis0, axis1)
     ),
-    "t": lambda call, x: viewed(call, x, lambda entries: entries.t()),
-    "mT": lambda call, x: viewed(call, x, lambda entries: entries.mT),
-    "permute": lambda call, x, dims: viewed(
+    "t": lambda call, x: rearranged(call, x, lambda entries: entries.t()),
+    "mT": lambda call, x: rearranged(call, x, lambda entries: entries.mT),
+    "permute": lambda call, x, dims: rearranged(
         call, x, lambda entries: entries.permute(dims)
     ),
     "expand": expand,
@@ -387,13 +413,18 @@ OPS: dict[str, Callable[..., Any]] = {
 
 
 def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
-    """The result of an operation; arguments that are None count as omitted."""
+    """The result of an operation of this name.
+
+    Arguments that are None, or that its function does not name, are left out.
+    """
     refuse_if(
         name not in OPS,
         "this operation is not supported; docs/torch.md lists those that are",
     )
-    (_, x), *rest = arguments.items()
-    takes = inspect.signature(OPS[name]).parameters
-    return OPS[name](
-        call, x, **{k: value for k, value in rest if k in takes and value is not None}
-    )
+    function = OPS[name]
+    named = inspect.signature(function).parameters
+    (_, x), *others = arguments.items()
+    options = {
+        key: value for key, value in others if key in named and value is not None
+    }
+    return function(call, x, **options)

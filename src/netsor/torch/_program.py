@@ -550,7 +550,7 @@ def name_of(node: Node) -> str:
 
 
 def paths_of(node: Node) -> list[str]:
-    """The paths of the modules around an operation, outermost first, without the root."""
+    """The paths of the modules around an operation, outermost first; not the root."""
     stack = node.meta.get("nn_module_stack") or {}
     return [str(path) for path, _ in stack.values() if path]
 

@@ -1,8 +1,8 @@
-"""Random parameters as values of the language: a matrix that acts, rows of a table, or
-numbers by themselves.
+"""Random parameters as values of the language.
 
-One parameter is one random object, however often and in whichever orientation the
-module uses it.
+A parameter becomes a matrix that acts, rows of a table, vectors, or scalars: how it is
+used decides. One parameter is one random object, however often and in whichever
+orientation the module uses it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ from ._parameters import Parameter
 
 @dataclass(frozen=True, eq=False)
 class Random(View):
-    """A random parameter, or a view of it."""
+    """A random parameter, or a view of it, whose use is still open.
+
+    It has a shape, but no value: `Draws` makes the value for each use, and refuses two
+    uses that would be different random objects.
+    """
 
     name: str
-    # detached, or without requires_grad: gradients take it as given
+    # detached, or without requires_grad: it has no gradient
     frozen: bool = False
     # its own name, if it starts as a copy of the parameter `name`
     owner: str | None = None
