@@ -1,5 +1,4 @@
-"""The gradients of the initial loss that an audit measures, per block and kind of
-weight.
+"""The gradients of the initial loss, per block and kind of weight, for an audit.
 
 One backward pass gives the cotangents √n ∂L/∂x of the stream and of all matrix
 products. If y_i = W x_i, then ∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over
@@ -37,8 +36,9 @@ HEAD_NAMES = ("W^L", "head")  # names of the matrix of the logits, after the las
 
 
 class Owned(NamedTuple):
-    """A parameter: matrices with the same entries, and who owns them if several
-    parameters start with these.
+    """A parameter: matrices with the same entries.
+
+    If several parameters start with the same entries, `owner` says whose these are.
     """
 
     source: Source
@@ -52,8 +52,20 @@ class Part(NamedTuple):
     members: tuple[int, ...]
 
 
+class Size(NamedTuple):
+    """The squared gradient of some matrices, and the mean of Σ |W|² over them."""
+
+    square: Scalar
+    mean_square_of_weights: float | Scalar
+
+
 class Gradients:
     """Squared gradients of a loss.
+
+    `rows` has a scalar for each block, whose entries are called `names`: the mean
+    square of the gradient by the stream, and for each kind of matrix that of its
+    weights, also relative to the weights themselves. `final` has those of embeddings
+    and logits, called `final_names`.
 
     `widths` belong to the real model; `vocabulary` is the number of table rows.
     `copies`: blocks with the same matrices are copies, each with parameters of its own.
@@ -72,16 +84,9 @@ class Gradients:
         self._copies: dict[Value, str] = {}
         if copies:
             for k, block in enumerate(net.matrices):
-                self._copies |= dict.fromkeys(_every(block.values()), f"block {k}")
+                self._copies |= dict.fromkeys(_flat(block.values()), f"block {k}")
         self.reached = set(topological_order([value for value, _ in loss.seeds]))
-        gaussians = [
-            x
-            for x in dict.fromkeys(net.values[0])
-            if isinstance(x, Vector) and isinstance(x.op, Gaussian)
-        ]
-        tables = []
-        if vocabulary:
-            tables = [x for x in gaussians if x.op.source.name == "embedding"]  # type: ignore[attr-defined]
+        tables = _embedding_tables(net) if vocabulary else []
         leaves = map(self._reshaped, (*net.starts, *net.streams, *tables))
         reached = [leaf for leaf in leaves if leaf in self.reached]
         self.back = Reverse(
@@ -92,20 +97,19 @@ class Gradients:
             self.uses.setdefault(self._owned(use.value), []).append(use)
         # Gram matrices whose products are |∂L/∂W|²
         self._known: dict[Part, tuple[Scalar, Scalar]] = {}
-        self._rows(net)
-        self._ends(net, loss, tables, vocabulary or 0)
+        self._make_rows(net)
+        self._make_final(net, loss, tables, vocabulary or 0)
 
-    def _rows(self, net: ProbedProgram) -> None:
-        """A row per block, with ratios to the mean of |W|², except for zero
-        matrices.
+    def _make_rows(self, net: ProbedProgram) -> None:
+        """Set the names and the rows of the blocks.
+
+        Ratios to the mean of |W|² are left out for kinds with a zero matrix.
         """
-        kinds = [
-            kind
-            for kind in KINDS
-            if any(
-                map(self._moves, _every(block.get(kind, ()) for block in net.matrices))
-            )
-        ]
+        kinds = []
+        for kind in KINDS:
+            products = _flat(block.get(kind, ()) for block in net.matrices)
+            if any(self._moves(product) for product in products):
+                kinds.append(kind)
         by_block = [
             {kind: block.get(kind, []) for kind in kinds} for block in net.matrices
         ]
@@ -114,199 +118,206 @@ class Gradients:
             for kind in kinds
             if all(self._size(block[kind]) != 0 for block in by_block)
         }
-        names = [
-            f"grad_{kind}{ratio}"
-            for kind in kinds
-            for ratio in ("", "_ratio")[: 1 + (kind in sized)]
-        ]
+        names = []
+        for kind in kinds:
+            names.append(f"grad_{kind}")
+            if kind in sized:
+                names.append(f"grad_{kind}_ratio")
         self.names = ("grad_mean_square", *names)
         self.rows = [stack([self._mean_square(stream)]) for stream in net.streams]
         if names:
-            pairs = zip(self.rows, by_block, strict=True)
-            self.rows = [join([row, self._norms(block, sized)]) for row, block in pairs]
+            self.rows = [
+                join([row, self._norms(block, sized)])
+                for row, block in zip(self.rows, by_block, strict=True)
+            ]
 
-    def _ends(
+    def _make_final(
         self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
     ) -> None:
-        """One row for the network: at the embeddings, of the embedding table, and of
-        the matrix of the logits.
-        """
-        norms: dict[str, tuple[Scalar, float | Scalar]] = {}  # with the mean of Σ |W|²
-        inside = [value for value in net.values[0] if isinstance(value.op, MatMul)]
-        known = {
-            value
-            for kinds in net.matrices
-            for values in kinds.values()
-            for value in values
-        } | set(inside)
-        uses = [use for each in self.uses.values() for use in each]
-        outside = (use for use in uses if use.value not in known)
-        last = [use.value for use in outside if use.op.weight.source.name in HEAD_NAMES]
-        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
-        if inside:
-            if any(map(self._moves, inside)):
-                norms["embedding"] = (
-                    self._norms({"embedding": inside})[0],
-                    self._size(inside),
-                )
-        elif moved:
-            square = sum(
-                (self._square(table).sum() for table in moved[1:]),
-                self._square(moved[0]).sum(),
-            )
-            square = (
-                square + loss.head if loss.tied and loss.head is not None else square
-            )
-            norms["embedding"] = (
-                square,
-                sum(
-                    (words * _variance(x) * x.width.bind(self.widths) for x in moved),
-                    0.0,
-                ),
-            )
-        if loss.head is not None and not loss.tied:
-            norms["head"] = loss.head, loss.head_size
-        elif last:
-            norms["head"] = self._norms({"head": last})[0], self._size(last)
+        """Set the names and the row of the ends of the network."""
+        embedding = self._embedding(net, loss, tables, words)
+        head = self._head(net, loss)
         final = {"grad_input": self._mean_square(net.starts[0])}
-        for kind, (norm, size) in norms.items():
-            final[f"grad_{kind}"] = norm
-            if size != 0:
-                final[f"grad_{kind}_ratio"] = norm / size
-        self.final_names, self.final = tuple(final), stack(list(final.values()))
+        for kind, size in (("embedding", embedding), ("head", head)):
+            if size is None:
+                continue
+            final[f"grad_{kind}"] = size.square
+            if size.mean_square_of_weights != 0:
+                final[f"grad_{kind}_ratio"] = size.square / size.mean_square_of_weights
+        self.final_names = tuple(final)
+        self.final = stack(list(final.values()))
+
+    def _embedding(
+        self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
+    ) -> Size | None:
+        """The gradient of the matrices, or else of the tables, of the embeddings."""
+        matrices = [value for value in net.values[0] if isinstance(value.op, MatMul)]
+        if matrices:
+            if not any(self._moves(product) for product in matrices):
+                return None
+            square = self._norms({"embedding": matrices})[0]
+            return Size(square, self._size(matrices))
+        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
+        if not moved:
+            return None
+        square = self._square(moved[0]).sum()
+        for table in moved[1:]:
+            square = square + self._square(table).sum()
+        if loss.tied and loss.head is not None:
+            square = square + loss.head
+        size: float | Scalar = 0.0
+        for table in moved:
+            size = size + words * _variance(table) * table.width.bind(self.widths)
+        return Size(square, size)
+
+    def _head(self, net: ProbedProgram, loss: Loss) -> Size | None:
+        """The gradient of the matrix of the logits."""
+        if loss.head is not None and not loss.tied:
+            return Size(loss.head, loss.head_size)
+        inside = {value for value in net.values[0] if isinstance(value.op, MatMul)}
+        for kinds in net.matrices:
+            inside.update(_flat(kinds.values()))
+        heads = []
+        for uses in self.uses.values():
+            for use in uses:
+                name = use.op.weight.source.name
+                if use.value not in inside and name in HEAD_NAMES:
+                    heads.append(use.value)
+        if not heads:
+            return None
+        return Size(self._norms({"head": heads})[0], self._size(heads))
 
     def _reshaped(self, x: Vector) -> Vector:
         """The vectors that x only reshapes, if the loss depends on them."""
-        found = indexed_value(x, self.reached)
-        if found is None:
+        indexed = indexed_value(x, self.reached)
+        if indexed is None:
             return x
-        base, places = found
-        same_entries = np.array_equal(places.ravel(), np.arange(base.size))
+        base, positions = indexed
+        same_entries = np.array_equal(positions.ravel(), np.arange(base.size))
         return base if isinstance(base, Vector) and same_entries else x
 
     def _square(self, x: Vector) -> Scalar:
-        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector; a table with a scalar std uses the
-        scaled vectors.
+        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector.
+
+        A table with a scalar std uses the scaled vectors.
         """
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
-        one = self.back.of(x)[..., None]
-        square, by = (
-            mean_dot(one, one)[..., 0, 0],
-            x.op.source.by if isinstance(x.op, Gaussian) else None,
-        )
-        return square if by is None else square / (by * by)
+        cotangent = self.back.of(x)[..., None]
+        square = mean_dot(cotangent, cotangent)[..., 0, 0]
+        std = x.op.source.by if isinstance(x.op, Gaussian) else None
+        return square if std is None else square / (std * std)
 
     def _mean_square(self, x: Vector) -> Scalar:
         return self._square(x).mean() / x.width.bind(self.widths)
 
     def _norms(
-        self, found: Mapping[str, Sequence[Value]], sized: Collection[str] = ()
+        self, products: Mapping[str, Sequence[Value]], sized: Collection[str] = ()
     ) -> Scalar:
-        """Σ |∂L/∂W|² over the matrices of each kind, and for `sized` kinds also its
-        ratio to the mean of Σ |W|².
+        """Σ |∂L/∂W|² over the matrices of each kind, from the products with them.
+
+        For `sized` kinds its ratio to the mean of Σ |W|² follows.
         """
         grams: list[Scalar] = []
         # factors, and positions of the Gram matrices of cotangents
         sums: list[tuple[float, tuple[int, ...]]] = []
-        sizes: list[float | Scalar] = []
-        for kind, values in found.items():
-            places = []
+        scalar_sizes: list[Scalar | None] = []
+        for kind, values in products.items():
+            positions = []
             for part in self._parts(values):
                 if part.of in self.uses:
-                    places.append(len(grams))
+                    positions.append(len(grams))
                     grams += self._grams(part)
-            for size in (1.0, self._size(values))[: 1 + (kind in sized)]:
-                sizes.append(size)
-                sums.append(
-                    (1.0 if isinstance(size, Scalar) else 1 / size, tuple(places))
-                )
+            sums.append((1.0, tuple(positions)))
+            scalar_sizes.append(None)
+            if kind in sized:
+                size = self._size(values)
+                is_scalar = isinstance(size, Scalar)
+                sums.append((1.0 if is_scalar else 1 / size, tuple(positions)))
+                scalar_sizes.append(size if is_scalar else None)
         if not grams:
             return constant(np.zeros(len(sums)))
-        made = apply(
+        norms = apply(
             partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs"
         )
-        scalars = [
-            size if isinstance(size, Scalar) else constant(np.ones(()))
-            for size in sizes
+        if all(size is None for size in scalar_sizes):
+            return norms
+        denominators = [
+            constant(np.ones(())) if size is None else size for size in scalar_sizes
         ]
-        return (
-            made / stack(scalars)
-            if any(isinstance(size, Scalar) for size in sizes)
-            else made
-        )
+        return norms / stack(denominators)
 
     def _grams(self, part: Part) -> tuple[Scalar, Scalar]:
-        """Gram matrices (matrices, uses, uses) of l and r, with ∂L/∂W = Σ l r^T over
-        the uses of each matrix.
+        """Gram matrices (matrices, uses, uses) of l and r.
+
+        ∂L/∂W = Σ l r^T over the uses of each matrix.
         """
         if part not in self._known:
-            factors = [self._factors(use, part.members) for use in self.uses[part.of]]
-            lefts, rights = zip(
-                *(each for each in factors if each is not None), strict=True
-            )
+            lefts, rights = [], []
+            for use in self.uses[part.of]:
+                factors = self._factors(use, part.members)
+                if factors is not None:
+                    lefts.append(factors[0])
+                    rights.append(factors[1])
             left, right = pooled(lefts), pooled(rights)
             size = self.uses[part.of][0].op.weight.drawn.in_width.bind(self.widths)
             square = size * mean_dot(left, left)
-            if (by := part.of.source.by) is not None:  # ∂L/∂(by·W) is ∂L/∂W over by
-                square = square / (by * by)
+            std = part.of.source.by
+            if std is not None:  # ∂L/∂(std·W) is ∂L/∂W over std
+                square = square / (std * std)
             self._known[part] = square, mean_dot(right, right)
         return self._known[part]
 
     def _factors(
         self, use: Use, members: tuple[int, ...]
     ) -> tuple[Vector, Vector] | None:
-        """√out l and r of one use for these matrices, (matrices or 1, vectors); None if
-        it has none of them.
+        """√out l and r of one use for these matrices, (matrices or 1, vectors).
+
+        None if the use has none of the matrices.
         """
-        weight, own = use.op.weight, _members(use.op.weight)
-        d = use.d.reshape(len(own), -1)
-        x = use.op.x.reshape(len(own) if use.op.each else 1, -1)
-        if own != members:
-            common = [k for k, member in enumerate(own) if member in members]
+        weight = use.op.weight
+        weight_members = _members(weight)
+        d = use.d.reshape(len(weight_members), -1)
+        x = use.op.x.reshape(len(weight_members) if use.op.each else 1, -1)
+        if weight_members != members:
+            common = [k for k, member in enumerate(weight_members) if member in members]
             if not common:
                 return None
             # The part is one matrix, which may act several times: see `_parts`.
             d = d[common].reshape(1, -1)
-            x = (
-                x[common].reshape(1, -1)
-                if use.op.each
-                else x[[0] * len(common)].reshape(1, -1)
-            )
+            x = x[common] if use.op.each else x[[0] * len(common)]
+            x = x.reshape(1, -1)
         if weight.transposed:  # y = W^T x: l is x, and r is ∂L/∂y
-            ratio = math.sqrt(
-                weight.in_width.bind(self.widths) / weight.out_width.bind(self.widths)
-            )
-            d, x = ratio * x, d
-        factor = math.sqrt(
-            weight.drawn.in_width.bind(self.widths) / weight.fan.bind(self.widths)
-        )  # of W in the product
+            in_width = weight.in_width.bind(self.widths)
+            out_width = weight.out_width.bind(self.widths)
+            d, x = math.sqrt(in_width / out_width) * x, d
+        # the factor of W in the product
+        fan = weight.fan.bind(self.widths)
+        factor = math.sqrt(weight.drawn.in_width.bind(self.widths) / fan)
         return (d if factor == 1 else factor * d), x
 
     def _parts(self, values: Iterable[Value]) -> list[Part]:
-        """The parameters of some products, each matrix once; whole batches if all
-        products with them are of these.
+        """The parameters of some products, with each matrix once.
+
+        They are whole batches if all products with them are of these, and single
+        matrices otherwise.
         """
         acting: dict[Owned, set[tuple[int, ...]]] = {}
         for value in values:
             if isinstance(value.op, MatMul):
-                acting.setdefault(self._owned(value), set()).add(
-                    _members(value.op.weight)
-                )
+                batches = acting.setdefault(self._owned(value), set())
+                batches.add(_members(value.op.weight))
         parts: list[Part] = []
         for owned, batches in acting.items():
-            every = batches | {
-                _members(use.op.weight) for use in self.uses.get(owned, ())
-            }
-            one = next(iter(batches))
-            if len(every) == 1 and len(set(one)) == len(one):
-                parts.append(Part(owned, one))
+            uses = self.uses.get(owned, ())
+            all_batches = batches | {_members(use.op.weight) for use in uses}
+            batch = next(iter(batches))
+            if len(all_batches) == 1 and len(set(batch)) == len(batch):
+                parts.append(Part(owned, batch))
             else:
-                parts += [
-                    Part(owned, (member,))
-                    for member in sorted({k for batch in batches for k in batch})
-                ]
+                members = {member for batch in batches for member in batch}
+                parts += [Part(owned, (member,)) for member in sorted(members)]
         return parts
 
     def _owned(self, value: Value) -> Owned:
@@ -321,7 +332,7 @@ class Gradients:
 
     def _size(self, values: Iterable[Value]) -> float | Scalar:
         """The mean of Σ |W|²: a number, or a scalar if the std of W is one."""
-        found: float | Scalar = 0.0
+        total: float | Scalar = 0.0
         values = list(values)
         weights = {
             self._owned(value): value.op.weight
@@ -331,21 +342,33 @@ class Gradients:
         for part in self._parts(values):
             w = weights[part.of]
             size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
-            found = found + (
-                size if w.source.by is None else size * (w.source.by * w.source.by)
-            )
-        return found
+            std = w.source.by
+            total = total + (size if std is None else size * (std * std))
+        return total
+
+
+def _embedding_tables(net: ProbedProgram) -> list[Vector]:
+    """The tables of embeddings in the program."""
+    return [
+        x
+        for x in dict.fromkeys(net.values[0])
+        if isinstance(x, Vector)
+        and isinstance(x.op, Gaussian)
+        and x.op.source.name == "embedding"
+    ]
 
 
 def _members(weight: Weight) -> tuple[int, ...]:
     return tuple(weight.members.ravel().tolist())
 
 
-def _every(groups: Iterable[Iterable[Value]]) -> list[Value]:
+def _flat(groups: Iterable[Iterable[Value]]) -> list[Value]:
     return [value for group in groups for value in group]
 
 
 def _variance(table: Vector) -> float | Scalar:
+    """The mean of |x|²/n of a row of the table."""
     assert isinstance(table.op, Gaussian)
-    drawn, by = float(np.mean(np.sum(table.op.factor**2, axis=-1))), table.op.source.by
-    return drawn if by is None else drawn * (by * by)
+    variance = float(np.mean(np.sum(table.op.factor**2, axis=-1)))
+    std = table.op.source.by
+    return variance if std is None else variance * (std * std)
