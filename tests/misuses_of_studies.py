@@ -136,15 +136,11 @@ STUDIES = {
         {"model": net, "optimiser": ns.optim.SGD(1.0), "schedule": lambda t: 1.0},
     ),
     "width_needed": (
-        lambda **a: ns.width_needed(
-            ATTENTION, **{"tolerance": 0.5, "draws": 200, **a}
-        ),
+        lambda **a: ns.width_needed(ATTENTION, **{"tolerance": 0.5, "draws": 200, **a}),
         {"tolerance": 0.5, "of": "kl", "width": "n", "seed": 0},
     ),
     "rate": (
-        lambda **a: ns.rate(
-            ATTENTION, **{"widths": [4, 8, 16], "draws": 200, **a}
-        ),
+        lambda **a: ns.rate(ATTENTION, **{"widths": [4, 8, 16], "draws": 200, **a}),
         {"widths": [4, 8, 16], "width": "n", "seed": 0},
     ),
     "attention_std": (

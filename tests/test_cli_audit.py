@@ -391,7 +391,13 @@ BAD = {
         "inf",
     ): "--ranges must be left out where all widths are infinite",
     ("",): "MODEL '' must be the name of a model, or a file",
-    ("tiny.json", "--ids", "1,2", "--tokens", "3"): "must be left out: the ids say how many tokens there are",
+    (
+        "tiny.json",
+        "--ids",
+        "1,2",
+        "--tokens",
+        "3",
+    ): "must be left out: the ids say how many tokens there are",
     (
         "tiny.json",
         "--draws",

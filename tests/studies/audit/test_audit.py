@@ -304,7 +304,10 @@ WRONG = [
     ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
     ({"tokens": []}, "tokens=[] must be one length or more"),
     ({"quick": 1}, "quick=1 must be True or False"),
-    ({"ids": [1, 2], "tokens": 3}, "must be left out: the ids say how many tokens there are"),
+    (
+        {"ids": [1, 2], "tokens": 3},
+        "must be left out: the ids say how many tokens there are",
+    ),
     (
         {"sweep": {"std": [0.1]}},
         "sweep={'std': [0.1]} must be over two numbers or more",

@@ -436,9 +436,7 @@ class Request(TrainingRequest):
             )
         if isinstance(self.lr, Mapping):
             refuse_idle_rates(list(self.lr), model)
-        return {
-            kind: _learning_rate(rates.get(kind, own)) for kind in KINDS
-        }
+        return {kind: _learning_rate(rates.get(kind, own)) for kind in KINDS}
 
     @property
     def axis(self) -> str:
