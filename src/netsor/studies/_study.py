@@ -1,5 +1,14 @@
-"""How every study runs: worker processes do tasks, finished ones are kept on disk, and
-a report has the result.
+"""How every study runs: workers do tasks, finished tasks are kept on disk, and the
+result is written as a report.
+
+`Study` is the central class; read it first. A study is made of four parts:
+
+- a `Request`, its validated options;
+- `Task`s, whose numbers depend on nothing but their `key`;
+- a `Result`, which is text, HTML and files, all made from one document;
+- the `Study` itself: which tasks a request has, their cost, and the result.
+
+`Run` does the tasks of a study that are not on disk yet.
 """
 
 from __future__ import annotations
@@ -20,7 +29,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
-from .._document import Figure, to_text
+from .._document import Document, Figure, to_text
 from .._executors import InlineExecutor, thread_pool
 from .._html import to_cell, to_page
 from .._mpl_style import rendered, styled
@@ -43,15 +52,16 @@ from ._output_dir import (
 
 T = TypeVar("T")
 Found = TypeVar("Found", bound="Result")
-# draws that take less are made in this process: a worker takes a second to start, and
-# plans again
+# Studies that take less than this many seconds run in this process: a worker process
+# takes a second to start, and plans again.
 SHORT_SECONDS = 2.0
-NOTHING: Iterator[None] = iter(())
+NO_OTHER_WORK: Iterator[None] = iter(())
 
 
 class Task(Protocol):
-    """A unit of work, and of storage on disk. Workers receive it by pickle. Tasks are
-    equal if their keys are.
+    """A unit of work, and of storage on disk.
+
+    Workers receive it by pickle. Tasks are equal if their keys are.
     """
 
     @property
@@ -66,10 +76,10 @@ class Task(Protocol):
 class DrawTask:
     """Some draws of a network, for a study that samples."""
 
-    # the network, of the study's own type; its `key` has everything that its draws
-    # depend on
+    # The network, of the study's own type. Its `key` has everything that its draws
+    # depend on, and its `place` makes its random numbers independent of other cases'.
     case: Any
-    index: int  # of the part
+    index: int  # of this task among those of the case
     draws: int
     seed: int
     backend: Backend
@@ -77,54 +87,49 @@ class DrawTask:
     @property
     def key(self) -> dict[str, Any]:
         """Everything that its numbers depend on."""
-        own = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name not in ("case", "backend")
-        }
-        return cache_key({type(self).__name__: self.case.key, **own}, self.backend)
+        key: dict[str, Any] = {type(self).__name__: self.case.key}
+        for field in fields(self):
+            if field.name not in ("case", "backend"):
+                key[field.name] = getattr(self, field.name)
+        return cache_key(key, self.backend)
 
     @classmethod
-    def split(cls, case: Any, draws: int, most: int, *how: Any) -> list[Self]:
-        """Split `draws` into tasks of at most `most`; `how` are the other fields."""
+    def split(cls, case: Any, draws: int, most: int, *other_fields: Any) -> list[Self]:
+        """Split `draws` into tasks of at most `most` draws each."""
         return [
-            cls(case, k, min(most, draws - start), *how)
-            for k, start in enumerate(range(0, draws, most))
+            cls(case, index, min(most, draws - start), *other_fields)
+            for index, start in enumerate(range(0, draws, most))
         ]
 
-    def sampling(self, **how: Any) -> Sampling:
-        """How it draws."""
+    def sampling(self, **options: Any) -> Sampling:
+        """The number of draws, their seed and where they are made."""
+        options.setdefault("progress", False)
         seed = derive_seed(self.seed, *self.case.place, self.index)
-        return Sampling(
-            self.draws, seed, backend=self.backend, **{"progress": False, **how}
-        )
+        return Sampling(self.draws, seed, backend=self.backend, **options)
 
 
-def part_draws(most: int, seconds: float, one: float) -> int:
-    """The draws of a task: the largest power of two up to `most` that fits in the
-    seconds, if a draw takes `one`.
+def part_draws(most: int, seconds: float, seconds_per_draw: float) -> int:
+    """The draws of a task: the largest power of two that fits in the seconds and is not
+    above `most`.
     """
-    return int(
-        2 ** math.floor(math.log2(min(most, max(1.0, seconds / max(one, 1e-9)))))
-    )
+    fitting = max(1.0, seconds / max(seconds_per_draw, 1e-9))
+    return int(2 ** math.floor(math.log2(min(most, fitting))))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """The validated options that all studies have."""
+class Request(ABC):
+    """The validated options of a study: those that all studies have; subclasses add
+    their own.
+    """
 
-    # such as "netsor audit"; manifests that begin with it are of earlier runs
+    # such as "netsor audit"; a folder whose manifest begins with it may be overwritten
     command: ClassVar[str]
     kept: ClassVar[str] = "draws"  # the content of a finished task
     smaller: ClassVar[str]  # a remedy for long runs, such as "fewer draws"
     # runs that differ only in these options may share a folder
     side_by_side: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    title: ClassVar[Any]  # the work, in a few words
-    files: ClassVar[Any]  # the names of the files that it writes, except the manifest
-    remark: ClassVar[Any] = ""  # also printed before the study begins
-    # whether it runs programs of the user: in this process, and nothing is kept on disk
-    own: ClassVar[Any] = False
+
     out: Path | None = None
     seed: Seed = 0
     workers: Positive | None = None
@@ -132,17 +137,43 @@ class Request:
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
 
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The work, in a few words."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[str]:
+        """The names of the files that it writes, except the manifest."""
+
+    @property
+    def remark(self) -> str:
+        """A sentence that is also printed before the study begins."""
+        return ""
+
+    @property
+    def own(self) -> bool:
+        """Whether it runs a program of the user: in this process, keeping nothing on
+        disk.
+        """
+        return False
+
     @classmethod
-    def of(cls, *own: Any, seed: Any, rng: Any, out: Any, **others: Any) -> Self:
+    def of(
+        cls,
+        *own_options: Any,
+        seed: Any,
+        rng: Any,
+        out: Any,
+        backend: Any = "numpy",
+        device: Any = None,
+        precision: Any = "float64",
+        **named_options: Any,
+    ) -> Self:
         """A request from the arguments of the study's function."""
-        defaults = {"backend": "numpy", "device": None, "precision": "float64"}
-        backend, device, precision = (
-            others.pop(name, default) for name, default in defaults.items()
-        )
-        others |= {
-            "seed": chosen_seed(seed, rng),
-            "backend": choose(backend, device, precision, cls.precisions),
-        }
+        named_options["seed"] = chosen_seed(seed, rng)
+        named_options["backend"] = choose(backend, device, precision, cls.precisions)
         if out is not None or cls.out is not None:
             if not isinstance(out, str | Path) or not str(out):
                 allowed = (
@@ -150,20 +181,20 @@ class Request:
                     " give '.'"
                 )
                 raise ArgumentError("out", out, allowed)
-            others["out"] = Path(out)
-        return cls(*own, **others)
+            named_options["out"] = Path(out)
+        return cls(*own_options, **named_options)
 
     def _set(self, name: str, value: Any) -> None:
-        # during validation; afterwards it is frozen
+        """Replace an option by its validated form, which only validation may do."""
         object.__setattr__(self, name, value)
 
     def options(self) -> dict[str, Any]:
         """The study's own options, for the manifest."""
         shared = {field.name for field in fields(Request)}
         return {
-            f.name: as_json(getattr(self, f.name))
-            for f in fields(self)
-            if f.name not in shared
+            field.name: as_json(getattr(self, field.name))
+            for field in fields(self)
+            if field.name not in shared
         }
 
     def folder(self, path: Path) -> Folder:
@@ -172,8 +203,10 @@ class Request:
 
     @property
     def store(self) -> Store | None:
-        """Where finished tasks are kept."""
-        return None if self.out is None or self.own else Store(self.out / "parts")
+        """Where finished tasks are kept; None if they are not."""
+        if self.out is None or self.own:
+            return None
+        return Store(self.out / "parts")
 
 
 def as_json(value: Any) -> Any:
@@ -181,25 +214,32 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "fields"):  # a model, or a parametrisation
         return as_json(value.fields())
     if isinstance(value, Mapping):
-        return {str(name): as_json(each) for name, each in value.items()}
+        return {str(name): as_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
-    plain = (
-        value is None
-        or isinstance(value, int | str)
-        or (isinstance(value, float) and math.isfinite(value))
-    )
-    return value if plain else getattr(value, "__name__", str(value))
+        return [as_json(entry) for entry in value]
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return getattr(value, "__name__", str(value))
 
 
-class Result:
+class Result(ABC):
     """The result of a study as text, HTML and files, all made from one document."""
 
     request: Request
-    # (manifest=None): the result as a document; a folder also has a manifest
-    _document: ClassVar[Any]
-    _files: ClassVar[Any]  # (): the files besides the report and the manifest, by name
-    _spent: ClassVar[Any]  # (): the work, for the manifest
+
+    @abstractmethod
+    def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The result as a document; the one of a folder also shows the manifest."""
+
+    @abstractmethod
+    def _files(self) -> Mapping[str, bytes]:
+        """The files besides the report and the manifest, by name."""
+
+    @abstractmethod
+    def _spent(self) -> dict[str, Any]:
+        """The work that it took, for the manifest."""
 
     def __str__(self) -> str:
         return self.table()
@@ -230,13 +270,8 @@ class Result:
             **environment(),
             **self._spent(),
         }
-        folder.put(
-            {
-                "report.html": to_page(self._document(manifest)).encode(),
-                **self._files(),
-            },
-            manifest,
-        )
+        report = to_page(self._document(manifest)).encode()
+        folder.put({"report.html": report, **self._files()}, manifest)
         return path / "report.html"
 
 
@@ -245,7 +280,7 @@ def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) ->
 
     def svg() -> bytes:
         with styled(), warnings.catch_warnings():
-            # a name may have letters that the font lacks
+            # names may have letters that the font lacks
             warnings.simplefilter("ignore", UserWarning)
             return rendered(draw(*args), "svg")[0]
 
@@ -255,17 +290,24 @@ def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) ->
 class TableResult(Result):
     """A result with one table, as CSV and JSON."""
 
-    random_numbers: Any
-    seconds: Any  # of one core
-    rows: ClassVar[Any]  # (): all numbers, one row each, as in the CSV file
-    as_dict: ClassVar[Any]  # (): what the command prints with --json
+    random_numbers: Any  # how many were drawn: an attribute, or a property
+    seconds: Any  # of one core, likewise
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """All numbers, one row each, as in the CSV file."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """The object that the command prints with --json."""
 
     def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame."""
         return to_dataframe(self.rows())
 
     def _files(self) -> dict[str, bytes]:
-        table, name = to_csv(self.rows()), self.request.command.split()[1]
+        name = self.request.command.split()[1]
+        table = to_csv(self.rows())
         content = json.dumps(self.as_dict(), indent=1, allow_nan=False).encode()
         return {f"{name}.csv": table, f"{name}.json": content}
 
@@ -277,7 +319,7 @@ class TableResult(Result):
 
 
 class Several(Generic[T]):
-    """Results of several models or parametrisations, by name or by place."""
+    """Results of several models or parametrisations, by name or by position."""
 
     _by_name: dict[str, T]
 
@@ -288,16 +330,54 @@ class Several(Generic[T]):
         return iter(self._by_name.values())
 
     def __getitem__(self, key: str | int) -> T:
-        if isinstance(key, str) and key not in self._by_name:
+        if not isinstance(key, str):
+            return list(self)[key]
+        if key not in self._by_name:
             raise KeyError(
                 f"{key!r} was not requested; {', '.join(self._by_name)} were"
             )
-        return self._by_name[key] if isinstance(key, str) else list(self)[key]
+        return self._by_name[key]
 
 
 class Study(ABC, Generic[Found]):
-    """The part that differs between studies: tasks, their cost, and the result from
-    their numbers.
+    """A long computation made of tasks, which ends in a result and its report.
+
+    A subclass names the tasks of its request, estimates their cost, and makes the
+    result from their numbers. It measures nothing itself: `run` does the tasks on
+    worker processes, on an executor or in this process, keeps the finished ones in
+    `request.out`, and so resumes an interrupted run.
+
+    The numbers of a task depend on nothing but its `key`: not on the order of the
+    tasks, on the worker, or on the other tasks. So a finished task is never done again,
+    and any number of workers gives the same result.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Squares(Request):
+    ...     numbers: tuple[int, ...]
+    ...     command, title = "netsor squares", "squares: of numbers"
+    ...     files = ("report.html",)
+    >>> @dataclass(frozen=True)
+    ... class Square:
+    ...     number: int
+    ...     @property
+    ...     def key(self):
+    ...         return {"square": self.number}
+    ...     def run(self):
+    ...         return {"square": np.array(self.number**2)}
+    >>> class SquareStudy(Study):
+    ...     def __init__(self, request):
+    ...         self.request = request
+    ...     def tasks(self):
+    ...         return [Square(number) for number in self.request.numbers]
+    ...     def estimate(self):
+    ...         return Cost(seconds=0.1, first=0.0, bytes=1e6, random_numbers=0, workers=1)
+    ...     def result(self, run):
+    ...         run.wait()
+    ...         return sum(int(run[task]["square"]) for task in run.tasks)
+    >>> SquareStudy(Squares((1, 2, 3), progress=False)).run()
+    14
     """
 
     request: Any  # of the study's own type
@@ -311,13 +391,13 @@ class Study(ABC, Generic[Found]):
         """The cost; raises an error if memory is too small."""
 
     def least_seconds(self) -> float:
-        """About the least seconds of the clock, known before a large model is planned;
-        0 if that takes no time.
+        """A rough lower bound on the running time, known before a large model is
+        planned.
         """
         return 0.0
 
     def cheaper(self, cost: Cost) -> str:
-        """Cheaper ways with their costs, if this takes long; "" if there are none."""
+        """Cheaper ways with their costs if this takes long, or else ""."""
         return ""
 
     def check(self) -> None:
@@ -340,24 +420,30 @@ class Study(ABC, Generic[Found]):
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         self.prepare()
-        pool: AbstractContextManager[Any]
-        device, alone = not request.backend.threads, cost.workers == 1
-        if executor is None and (
-            (device and request.own)
-            or (alone and (device or cost.seconds < SHORT_SECONDS))
-        ):
-            # here: a device serves one process, and short work needs no other
-            pool = nullcontext()
-        else:  # another process may not know the functions of a user
-            pool = (thread_pool if request.own else _process_pool.Workers)(cost.workers)
-        with (
-            one_blas_thread() if request.backend.threads else nullcontext(),
-            pool as workers,
-        ):
+        on_device = not request.backend.threads
+        blas: AbstractContextManager[Any]
+        blas = nullcontext() if on_device else one_blas_thread()
+        with blas, self._pool(cost, executor) as workers:
             result = self.result(Run(self, workers, executor))
         if request.out is not None:
             result.save(request.out)
         return result
+
+    def _pool(
+        self, cost: Cost, executor: Executor | None
+    ) -> AbstractContextManager[Any]:
+        """Workers on this machine; of None if this process does the tasks."""
+        on_device = not self.request.backend.threads
+        is_short = cost.seconds < SHORT_SECONDS
+        if executor is None:
+            if on_device and self.request.own:
+                return nullcontext()
+            # a device serves one process, and short work is done before another starts
+            if cost.workers == 1 and (on_device or is_short):
+                return nullcontext()
+        if self.request.own:  # another process may not know the functions of a user
+            return thread_pool(cost.workers)
+        return _process_pool.Workers(cost.workers)
 
 
 class Run:
@@ -366,35 +452,37 @@ class Run:
     def __init__(
         self, study: Study[Any], workers: Any, executor: Executor | None
     ) -> None:
-        self.request, self.store, self.workers = (
-            study.request,
-            study.request.store,
-            workers,
-        )
-        self.pool = executor or workers  # None: tasks are done here
-        # other machines may have other disks: their numbers are kept here
-        self.folder = (
-            None if self.store is None or executor is not None else self.store.folder
-        )
+        self.request = study.request
+        self.store: Store | None = study.request.store
+        self.workers = workers
+        self.pool = executor or workers  # None: this process does the tasks
+        # Where workers save their numbers. Those of an executor return them, because
+        # other machines may have other disks.
+        self.folder: Path | None = None
+        if self.store is not None and executor is None:
+            self.folder = self.store.folder
         self.tasks: list[Any] = []  # of the study's own type
-        self.kept: set[Task] = set()
-        self._found: dict[Task, Arrays | None] = {}
+        self.kept: set[Task] = set()  # those that an earlier run has finished
+        # the numbers of finished tasks; None: on disk
+        self._finished: dict[Task, Arrays | None] = {}
         self._begun: dict[Future[Arrays | None], Task] = {}
         self.add(study.tasks())
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Begin more tasks, such as those that depend on the numbers of others."""
         known = set(self.tasks)
-        for task in [task for task in dict.fromkeys(tasks) if task not in known]:
+        for task in dict.fromkeys(tasks):
+            if task in known:
+                continue
             self.tasks.append(task)
             if self.store is not None and self.store.load(task.key) is not None:
                 self.kept.add(task)
-                self._found[task] = None
+                self._finished[task] = None
             elif self.pool is not None:
                 self._begun[self.pool.submit(compute, task, self.folder)] = task
 
     def __getitem__(self, task: Task) -> Arrays:
-        arrays = self._found[task]
+        arrays = self._finished[task]
         if arrays is None and self.store is not None:
             arrays = self.store.load(task.key)
         if arrays is None:
@@ -412,57 +500,72 @@ class Run:
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Do other work in a worker, or here if none is free."""
-        free = self.workers is not None and all(future.done() for future in self._begun)
-        begun: Future[T] = (self.workers if free else InlineExecutor()).submit(
-            work, *args
-        )
-        return begun
+        is_free = self.workers is not None and all(task.done() for task in self._begun)
+        executor = self.workers if is_free else InlineExecutor()
+        future: Future[T] = executor.submit(work, *args)
+        return future
 
     def wait(
         self,
         tasks: Sequence[Task] | None = None,
         title: str | None = None,
-        meanwhile: Iterator[None] = NOTHING,
+        meanwhile: Iterator[None] = NO_OTHER_WORK,
     ) -> None:
         """Wait for some tasks, or for all, and show progress.
 
         `meanwhile` is other work, done here piece by piece after each task.
         """
-        left = [
-            task
-            for task in dict.fromkeys(self.tasks if tasks is None else tasks)
-            if task not in self._found
-        ]
-        wanted = set(left)
+        wanted = dict.fromkeys(self.tasks if tasks is None else tasks)
+        unfinished = [task for task in wanted if task not in self._finished]
 
-        def done() -> Iterator[None]:
-            begun = [future for future, task in self._begun.items() if task in wanted]
-            here = ((task, compute(task)) for task in left)
-            there = (
-                (self._begun[future], future.result()) for future in as_completed(begun)
-            )
-            for task, arrays in here if self.workers is None else there:
+        def finish() -> Iterator[None]:
+            """Finish one task at a time."""
+            if self.workers is None:
+                results = self._computed_here(unfinished)
+            else:
+                results = self._computed_by_workers(unfinished)
+            for task, arrays in results:
                 if self.store is not None and arrays is not None:
                     self.store.save(task.key, arrays)
                     arrays = None
-                self._found[task] = arrays
+                self._finished[task] = arrays
                 yield
                 next(meanwhile, None)
 
-        what = title or self.request.title.partition(":")[0]
-        _process_pool.with_progress(done(), len(left), what, self.request.progress)
+        _process_pool.with_progress(
+            finish(),
+            len(unfinished),
+            title or self.request.title.partition(":")[0],
+            self.request.progress,
+        )
+
+    def _computed_here(
+        self, tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Arrays | None]]:
+        """The tasks with their numbers, done one after another in this process."""
+        for task in tasks:
+            yield task, compute(task)
+
+    def _computed_by_workers(
+        self, tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Arrays | None]]:
+        """The tasks as workers finish them, with their numbers; None: on disk."""
+        wanted = set(tasks)
+        futures = [future for future, task in self._begun.items() if task in wanted]
+        for future in as_completed(futures):
+            yield self._begun[future], future.result()
 
 
 def compute(task: Task, folder: Path | None = None) -> Arrays | None:
     """Do a task, and save its numbers in the folder; without one, return them."""
-    # CPU time, because others may use the machine too; but tasks in threads share their
-    # process
-    clock = (
-        time.process_time if current_thread() is main_thread() else time.perf_counter
-    )
+    # CPU time, because other programs may use the machine too; threads share that of
+    # their process, so in a thread it is the time of the clock
+    clock = time.perf_counter
+    if current_thread() is main_thread():
+        clock = time.process_time
     start = clock()
     with one_blas_thread():
-        arrays = {**task.run()}
+        arrays = dict(task.run())
     arrays["seconds"] = np.array(clock() - start)
     if folder is None:
         return arrays

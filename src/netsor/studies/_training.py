@@ -9,6 +9,7 @@ import inspect
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -57,7 +58,7 @@ Build = Callable[[Any], Program]
 
 
 @dataclass(frozen=True)
-class TrainingCase:
+class TrainingCase(ABC):
     """A network of one width with its batch."""
 
     width: float
@@ -72,8 +73,16 @@ class TrainingCase:
     place: tuple[int, ...] = ()
 
     hyperparameters: ClassVar[Mapping[str, float]] = {}  # of the plan
-    program: ClassVar[Any]  # all that is measured
-    empty: ClassVar[Any]  # whether nothing has a law at this width
+
+    @property
+    @abstractmethod
+    def program(self) -> Program:
+        """The program of all that is measured."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether nothing has a law at this width."""
 
     @property
     def widths(self) -> dict[str, float]:
@@ -152,20 +161,41 @@ class TrainingRequest(_study.Request):
         """
         return {**self.__dict__, "progress": False}
 
-    rates: ClassVar[Any] = 1  # about how many learning rates a draw has
-    rates_text: ClassVar[Any] = ""
-    axis: ClassVar[Any] = "width"  # what changes
-    # what a promise is compared with; else why it is compared with nothing
-    promise_axis: ClassVar[Any] = "width"
     case_type: ClassVar[type[TrainingCase]]
-    # (rule, width, depth): other fields of a case; width and depth are over the model's
-    case_options: ClassVar[Any]
     default_widths: ClassVar[tuple[float, ...]]
     # options for models alone, and for programs alone, with the reason
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("ids", "targets", "tokens"), "a program defines its batch"
     )
     of_programs: ClassVar[Mapping[str, str]]
+
+    @property
+    def rates(self) -> int:
+        """About how many learning rates each draw is trained with."""
+        return 1
+
+    @property
+    def rates_text(self) -> str:
+        """The number of learning rates, for the title."""
+        return ""
+
+    @property
+    def axis(self) -> str:
+        """What grows: "width" or "depth"."""
+        return "width"
+
+    @property
+    def promise_axis(self) -> str:
+        """What promises are compared with: "width", or why with nothing."""
+        return "width"
+
+    @abstractmethod
+    def case_options(
+        self, rule: Parametrisation, width: float, depth: float
+    ) -> dict[str, Any]:
+        """The fields that the study adds to a case; the width and the depth are
+        relative to the model's.
+        """
 
     def __post_init__(self) -> None:
         check_fields(self)

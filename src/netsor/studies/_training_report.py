@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from .._document import Document, Figures, Item, Items, Paragraph, Section
 from .._html import provenance
 from .._mpl_style import COLUMN, rendered, styled
+from .._validate import counted
 from ._study import Several, TableResult, svg_figure
 from ._training import TrainingRequest
 
@@ -25,25 +27,35 @@ DrawPanel = Callable[[Any, Any], Mapping[str, Any]]
 
 
 class ByParametrisation(TableResult, Several[Part]):
-    """A result with a part for each parametrisation, by its name or its place."""
+    """A result with a part for each parametrisation, by its name or its position."""
 
     request: TrainingRequest
     heading: ClassVar[str]  # the title of the report, before the name of the model
     data: ClassVar[str]  # the content of the CSV file
     key: ClassVar[str]  # of the parts, in JSON
-    _verdict: ClassVar[Any]  # the result for each parametrisation, in a few words
-    _figure: ClassVar[Any]  # draws the main figure
-    _settings: ClassVar[Any]  # the options, for JSON: a property
 
     def __init__(
         self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float
     ) -> None:
-        self.request, self.parts, self._by_name = (
-            request,
-            tuple(parts),
-            {part.name: part for part in parts},
-        )
-        self.random_numbers, self.seconds = random_numbers, seconds
+        self.request = request
+        self.parts = tuple(parts)
+        self._by_name = {part.name: part for part in parts}
+        self.random_numbers = random_numbers
+        self.seconds = seconds
+
+    @property
+    @abstractmethod
+    def _verdict(self) -> str:
+        """The result for each parametrisation, in a few words."""
+
+    @property
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """The options of the study, for JSON."""
+
+    @abstractmethod
+    def _figure(self) -> Any:
+        """Draw the main figure."""
 
     def __repr__(self) -> str:
         return (
@@ -52,97 +64,92 @@ class ByParametrisation(TableResult, Several[Part]):
         )
 
     def _assembled(
-        self, manifest: Any, items: Sequence[Item], own: Sequence[Section], **words: str
+        self,
+        manifest: Mapping[str, Any] | None,
+        items: Sequence[Item],
+        own_sections: Sequence[Section],
+        *,
+        verdict: str,
+        caption: str,
+        done: str,
+        rule: str,
     ) -> Document:
         """Conclusions and the main figure, the study's own sections, then how it was
         done.
 
-        The words are the `verdict`, the `caption` of the figure, what was `done`, and
-        the `rule` of the verdicts.
+        `caption` is that of the figure, `done` says what was done, with {batch}, and
+        `rule` how verdicts are reached.
         """
         request = self.request
-        every = [
+        figure = svg_figure(request.command.split()[1], caption, self._figure)
+        sections = [
             Section("", [Items(items)]),
-            Section(
-                "",
-                [
-                    Figures(
-                        [
-                            svg_figure(
-                                request.command.split()[1],
-                                words["caption"],
-                                self._figure,
-                            )
-                        ]
-                    )
-                ],
-                "html",
-            ),
-            *own,
-            Section("How verdicts are reached", [Paragraph(words["rule"])], "verbose"),
+            Section("", [Figures([figure])], "html"),
+            *own_sections,
+            Section("How verdicts are reached", [Paragraph(rule)], "verbose"),
         ]
         if manifest is not None:
-            said = (
-                ""
-                if request.own
-                else (
-                    "Every draw is exact in law at its width."
-                    f" {trained(request.vectors)} "
-                )
-            )
-            numbers, seconds = (
-                manifest["random_numbers"],
-                manifest["seconds"]["sampling"],
-            )
-            said += f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
-            names = dict(
-                zip(request.files[1:], (self.data, "", "", "the figure"), strict=True)
-            )
-            every.append(
-                Section(
-                    "How",
-                    [provenance(manifest, said, {**names, "manifest.json": ""})],
-                    "html",
-                )
-            )
-        batch = (
-            ""
-            if request.ids is None
-            else f", {len(request.ids)} token{'s' * (len(request.ids) > 1)}"
-        )
-        drawn = f"{request.draws} initialisations at {request.sizes}"
-        scale = (
-            ""
-            if request.own or request.axis == "depth"
-            else f"; {GROWTH[request.grow]}"
-        )
-        headline = f"{words['done'].format(batch=batch)}, {drawn}{scale}"
+            sections.append(self._provenance(manifest))
+        headline = f"{done.format(batch=self._batch_text)}, {self._drawn_text}"
         return Document(
-            f"{self.heading} of {request.name}", words["verdict"], headline, every
+            f"{self.heading} of {request.name}", verdict, headline, sections
         )
+
+    @property
+    def _batch_text(self) -> str:
+        """The number of tokens in the batch, as ", 4 tokens"; "" for a program."""
+        ids = self.request.ids
+        return "" if ids is None else f", {counted(len(ids), 'token')}"
+
+    @property
+    def _drawn_text(self) -> str:
+        """The draws, their widths or depths, and what grows with the width."""
+        request = self.request
+        drawn = f"{request.draws} initialisations at {request.sizes}"
+        if request.own or request.axis == "depth":
+            return drawn
+        return f"{drawn}; {GROWTH[request.grow]}"
+
+    def _provenance(self, manifest: Mapping[str, Any]) -> Section:
+        """How the numbers were made, and which file has which of them."""
+        request = self.request
+        numbers = manifest["random_numbers"]
+        seconds = manifest["seconds"]["sampling"]
+        text = f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
+        if not request.own:
+            exact = "Every draw is exact in law at its width."
+            text = f"{exact} {trained(request.vectors)} {text}"
+        table, json_file, pdf, png = request.files[1:]
+        contents = {
+            table: self.data,
+            json_file: "",
+            pdf: "",
+            png: "the figure",
+            "manifest.json": "",
+        }
+        return Section("How", [provenance(manifest, text, contents)], "html")
 
     def _files(self) -> dict[str, bytes]:
         with styled():
             pictures = rendered(self._figure(), "pdf", "png")
-        return super()._files() | dict(
-            zip(self.request.files[3:], pictures, strict=True)
-        )
+        names = self.request.files[3:]
+        return super()._files() | dict(zip(names, pictures, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """What the command prints with --json."""
-        r = self.request
-        batch = {
-            "ids": r.ids,
-            "targets": r.targets,
-            "draws": r.draws,
-            "grow": None if r.own else r.grow,
-        }
-        parts = {
+        """The object that the command prints with --json."""
+        request = self.request
+        return {
+            "model": request.name,
+            "steps": request.steps,
+            **self._settings,
+            "ids": request.ids,
+            "targets": request.targets,
+            "draws": request.draws,
+            "grow": None if request.own else request.grow,
             self.key: [part.as_dict() for part in self.parts],
             "random_numbers": self.random_numbers,
+            "seconds": round(self.seconds, 3),
         }
-        settings = {"model": r.name, "steps": r.steps, **self._settings}
-        return {**settings, **batch, **parts, "seconds": round(self.seconds, 3)}
 
     def rows(self) -> list[dict[str, Any]]:
         """All numbers, one row each, as in the CSV file."""
@@ -151,16 +158,18 @@ class ByParametrisation(TableResult, Several[Part]):
 
 def trained(vectors: Sequence[str]) -> str:
     """Which parameters of a model are trained."""
-    moved, kept = (
-        " and ".join(
-            words
-            for name, words in WORDS_OF_VECTORS.items()
-            if (name in vectors) is there
-        )
-        for there in (True, False)
-    )
-    said = "Matrices and embeddings are trained" + (f", and {moved}" if moved else "")
-    return said + (f"; {kept} keep their initial values." if kept else ".")
+    trained_vectors, fixed_vectors = [], []
+    for name, text in WORDS_OF_VECTORS.items():
+        if name in vectors:
+            trained_vectors.append(text)
+        else:
+            fixed_vectors.append(text)
+    sentence = "Matrices and embeddings are trained"
+    if trained_vectors:
+        sentence += f", and {' and '.join(trained_vectors)}"
+    if fixed_vectors:
+        sentence += f"; {' and '.join(fixed_vectors)} keep their initial values"
+    return f"{sentence}."
 
 
 def steps_text(request: TrainingRequest) -> str:

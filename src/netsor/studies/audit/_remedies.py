@@ -14,7 +14,7 @@ powers of standard deviations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ STDS = {
 }
 
 
-class Remedy(NamedTuple):
+class Advice(NamedTuple):
     """What to change."""
 
     words: str
@@ -59,10 +59,8 @@ class Flagged(NamedTuple):
         """How far a size must move, if the mean square is to be on the right side of
         the threshold.
         """
-        high, low = (
-            max(self.value, self.threshold),
-            max(min(self.value, self.threshold), 1e-30),
-        )
+        high = max(self.value, self.threshold)
+        low = max(min(self.value, self.threshold), 1e-30)
         return MARGIN * math.sqrt(high / low)
 
     @property
@@ -71,9 +69,6 @@ class Flagged(NamedTuple):
         matrices no larger part.
         """
         return self.model.order not in BEFORE and not self.model.input_norm
-
-
-Advise = Callable[[Flagged], Remedy]
 
 
 def _multiplied(
@@ -118,74 +113,74 @@ NORMS_BEFORE = (
 )
 
 
-def _growth(flagged: Flagged) -> Remedy:
+def growth(flagged: Flagged) -> Advice:
     model = flagged.model
     if model.order in BEFORE:
-        return Remedy(WRITE_LESS, _writing(model, 1 / flagged.factor))
+        return Advice(WRITE_LESS, _writing(model, 1 / flagged.factor))
     if flagged.raises_embeddings:
-        return Remedy(EMBED_MORE, _embedded(model, flagged.factor))
-    return Remedy(NORMS_BEFORE, {"order": "pre", **_writing(model, 1 / flagged.factor)})
+        return Advice(EMBED_MORE, _embedded(model, flagged.factor))
+    return Advice(NORMS_BEFORE, {"order": "pre", **_writing(model, 1 / flagged.factor)})
 
 
-def _branches(flagged: Flagged) -> Remedy:
+def branches(flagged: Flagged) -> Advice:
     """The factor is that with which the extreme blocks are equally far from equal
     branches.
     """
     model, draws = flagged.model, flagged.draws
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
-    ours, theirs = np.median(attention, axis=0), np.median(draws["mlp_share"], axis=0)
-    if not ours.all() or not theirs.all():
-        name, other = ("std_o", "std_out") if not ours.all() else ("std_out", "std_o")
-        return Remedy(
+    of_attention = np.median(attention, axis=0)
+    of_mlp = np.median(draws["mlp_share"], axis=0)
+    if not of_attention.all() or not of_mlp.all():
+        if not of_attention.all():
+            name, other = "std_o", "std_out"
+        else:
+            name, other = "std_out", "std_o"
+        return Advice(
             "Give the matrices of the branch that adds nothing a std above 0",
             {name: getattr(model, other)},
         )
-    odds = ours / theirs
+    odds = of_attention / of_mlp
     factor = float((odds.min() * odds.max()) ** -0.25)
-    weaker, names = (
-        ("attention", ("std_o",))
-        if factor > 1
-        else ("the MLP", ("std_out", "bias_out"))
-    )
+    names: tuple[str, ...]
+    if factor > 1:
+        weaker, names = "attention", ("std_o",)
+    else:
+        weaker, names = "the MLP", ("std_out", "bias_out")
     words = (
         f"Raise the std of the last matrix of the weaker branch, {weaker}, or lower"
         " that of the other"
     )
-    return Remedy(words, _multiplied(model, names, max(factor, 1 / factor)))
+    return Advice(words, _multiplied(model, names, max(factor, 1 / factor)))
 
 
-def _rank(flagged: Flagged) -> Remedy:
+def rank(flagged: Flagged) -> Advice:
     """Each of the 2L branches adds to what tokens share: the sum should be small beside
     what tokens differ in.
     """
     model, draws = flagged.model, flagged.draws
-    square, start = (
-        np.median(draws["mean_square"], axis=0),
-        float(np.median(draws["input_mean_square"])),
-    )
-    grown = float(square.max()) / start if start else 1.0
+    square = np.median(draws["mean_square"], axis=0)
+    start = float(np.median(draws["input_mean_square"]))
+    growth_of_stream = float(square.max()) / start if start else 1.0
     # norms hide the growth, and not how much of a sum a branch is
     if model.order == "post":
-        shares = (
-            np.median(draws[name], axis=0) for name in ("attention_share", "mlp_share")
-        )
-        grown = max(
-            float((share / np.maximum(1 - share, SMALLEST_REST)).max())
-            for share in shares
-        )
-    factor = MARGIN * math.sqrt(2 * model.layers * max(1.0, grown))
+        odds = []
+        for name in ("attention_share", "mlp_share"):
+            share = np.median(draws[name], axis=0)
+            odds.append(float((share / np.maximum(1 - share, SMALLEST_REST)).max()))
+        growth_of_stream = max(odds)
+    factor = MARGIN * math.sqrt(2 * model.layers * max(1.0, growth_of_stream))
     if model.order not in BEHIND:
         words = (
             "Lower the std of the matrices that write to the stream, so that tokens"
             " stay apart"
         )
-        return Remedy(words, _writing(model, 1 / factor))
+        return Advice(words, _writing(model, 1 / factor))
     if flagged.raises_embeddings:
-        return Remedy(EMBED_MORE, _embedded(model, factor))
-    return Remedy(NORMS_BEFORE, {"order": "pre", **_writing(model, 1 / factor)})
+        return Advice(EMBED_MORE, _embedded(model, factor))
+    return Advice(NORMS_BEFORE, {"order": "pre", **_writing(model, 1 / factor)})
 
 
-def _entropy(flagged: Flagged) -> Remedy:
+def entropy(flagged: Flagged) -> Advice:
     """Scores of standard deviation 1 leave most of the entropy."""
     model = flagged.model
     std = max(1.0, float(np.median(flagged.draws["score_std"], axis=0).max()))
@@ -194,7 +189,7 @@ def _entropy(flagged: Flagged) -> Remedy:
             "The biases of ALiBi alone choose so much, whatever the std of the"
             " matrices: take other positions"
         )
-        return Remedy(words, {"positions": "none"})
+        return Advice(words, {"positions": "none"})
     changes: dict[str, Any] = {}
     if model.positions == "relative" and model.std_relative > 1:
         changes["std_relative"] = model.std_relative / std
@@ -203,7 +198,7 @@ def _entropy(flagged: Flagged) -> Remedy:
             "Lower the std of the query and key matrices, or normalise queries and keys"
             " (QK-norm)"
         )
-        return Remedy(
+        return Advice(
             words,
             changes | _multiplied(model, ("std_q", "std_k"), (MARGIN * std) ** -0.5),
         )
@@ -212,10 +207,10 @@ def _entropy(flagged: Flagged) -> Remedy:
         "Lower the factor of the scores: queries and keys are normalised, so the std of"
         " their matrices has no effect"
     )
-    return Remedy(words, changes | {"score_scale": scale / (MARGIN * std)})
+    return Advice(words, changes | {"score_scale": scale / (MARGIN * std)})
 
 
-def _loss(flagged: Flagged) -> Remedy:
+def loss(flagged: Flagged) -> Advice:
     """Logits of standard deviation 1 cost half a nat."""
     model = flagged.model
     factor = 1 / max(MARGIN, float(np.median(flagged.draws["logit_std"])))
@@ -224,23 +219,23 @@ def _loss(flagged: Flagged) -> Remedy:
             "Lower the std of the embeddings, to which the output matrix is tied, or"
             " multiply the logits by a factor"
         )
-        return Remedy(words, _multiplied(model, ("std_embedding",), factor))
-    return Remedy(
+        return Advice(words, _multiplied(model, ("std_embedding",), factor))
+    return Advice(
         "Lower the std of the output matrix",
         _multiplied(model, ("std_logits",), factor),
     )
 
 
-def _limit(_: Flagged) -> Remedy:
+def limit(_: Flagged) -> Advice:
     words = (
         "Do not describe this model by its infinite-width limit; read the numbers at"
         " its own widths (actual)"
     )
-    return Remedy(words)
+    return Advice(words)
 
 
-def _vanishing(flagged: Flagged) -> Remedy:
-    return Remedy(
+def vanishing(flagged: Flagged) -> Advice:
+    return Advice(
         "Put the norms before the branches (pre-norm). This rule is about SGD: the size"
         " of Adam's updates does not depend on that of the gradient, as long as the"
         " gradient is above eps",
@@ -248,25 +243,23 @@ def _vanishing(flagged: Flagged) -> Remedy:
     )
 
 
-def _exploding(flagged: Flagged) -> Remedy:
-    remedy = _growth(flagged._replace(value=flagged.value * GRADIENT_MARGIN**2))
+def exploding(flagged: Flagged) -> Advice:
+    remedy = growth(flagged._replace(value=flagged.value * GRADIENT_MARGIN**2))
     sgd = (
         "This rule is about SGD: with Adam, clip gradients by group rather than by"
         " their global norm"
     )
-    return Remedy(f"{remedy.words}. {sgd}", remedy.changes)
+    return Advice(f"{remedy.words}. {sgd}", remedy.changes)
 
 
-def _scores(flagged: Flagged) -> Remedy:
+def scores(flagged: Flagged) -> Advice:
     """The gradient of a query grows with the key, and with the value and the output,
     whose own do not grow so much.
 
     The gradient of a matrix behind which a norm follows falls with its std.
     """
-    model, factor = (
-        flagged.model,
-        flagged._replace(value=flagged.value / GRADIENT_MARGIN**2).factor,
-    )
+    model = flagged.model
+    factor = flagged._replace(value=flagged.value / GRADIENT_MARGIN**2).factor
     sgd = (
         "or give queries and keys a larger learning rate. This rule is about SGD:"
         " Adam's updates do not depend on it"
@@ -276,12 +269,12 @@ def _scores(flagged: Flagged) -> Remedy:
             "Raise the std of the value and output matrices, whose product is"
             f" normalised, {sgd}"
         )
-        return Remedy(words, _multiplied(model, ("std_v", "std_o"), factor))
+        return Advice(words, _multiplied(model, ("std_v", "std_o"), factor))
     if model.qk_norm:
         words = (
             f"Lower the std of the query and key matrices, which are normalised, {sgd}"
         )
-        return Remedy(words, _multiplied(model, ("std_q", "std_k"), 1 / factor))
+        return Advice(words, _multiplied(model, ("std_q", "std_k"), 1 / factor))
     std = float(np.median(flagged.draws["score_std"], axis=0).max())
     # with which scores have standard deviation 1
     most = max(1.0, std**-0.5) if std else factor
@@ -292,10 +285,10 @@ def _scores(flagged: Flagged) -> Remedy:
         "Raise the std of the matrices of attention, until scores have std 1 those of"
         f" queries and keys, {sgd}"
     )
-    return Remedy(words, changes)
+    return Advice(words, changes)
 
 
-def _dominance(flagged: Flagged) -> Remedy:
+def dominance(flagged: Flagged) -> Advice:
     """A larger std of a matrix enlarges the gradients of all matrices that it is
     multiplied with, and not its own.
     """
@@ -305,20 +298,15 @@ def _dominance(flagged: Flagged) -> Remedy:
         for kind in KINDS
         if f"grad_{kind}" in flagged.draws
     }
-    kind = max(
-        sums,
-        key=lambda kind: float(
-            np.median(sums[kind].reshape(len(sums[kind]), -1).sum(axis=1))
-        ),
-    )
+
+    def median_sum(kind: str) -> float:
+        """The median over draws of the squared gradient of all blocks."""
+        squares = sums[kind]
+        return float(np.median(squares.reshape(len(squares), -1).sum(axis=1)))
+
+    kind = max(sums, key=median_sum)
     factor = MARGIN * math.sqrt(flagged.value / max(1 - flagged.value, 1e-12))
-    names = [
-        (
-            "std_logits"
-            if kind == "head" and not model.tied
-            else STDS.get(kind, f"std_{kind}")
-        )
-    ]
+    names = [STDS.get(kind, f"std_{kind}")]
     if kind == "embedding" and model.positions == "learned" and not model.tied:
         names.append("std_position")
     words = (
@@ -326,10 +314,10 @@ def _dominance(flagged: Flagged) -> Remedy:
         " of the others; or clip gradients by group, or give it its own learning rate."
         " This rule is about SGD and about clipping by the global norm"
     )
-    return Remedy(words, _multiplied(model, tuple(names), factor))
+    return Advice(words, _multiplied(model, tuple(names), factor))
 
 
-def _load(flagged: Flagged) -> Remedy:
+def load(flagged: Flagged) -> Advice:
     """An expert has at most every token: E/k even shares."""
     model = flagged.model
     enough = math.ceil((model.experts or 1) / flagged.threshold)
@@ -338,76 +326,24 @@ def _load(flagged: Flagged) -> Remedy:
         " experts for each token: at most all tokens choose the same. The std of the"
         " router does not matter: its scale does not change which are chosen"
     )
-    return Remedy(words, {"experts_per_token": enough})
+    return Advice(words, {"experts_per_token": enough})
 
 
-REMEDIES: dict[str, Advise] = {
-    "growth": _growth,
-    "branches": _branches,
-    "rank": _rank,
-    "entropy": _entropy,
-    "loss": _loss,
-    "limit": _limit,
-    "vanishing": _vanishing,
-    "exploding": _exploding,
-    "scores": _scores,
-    "dominance": _dominance,
-    "load": _load,
-}
 EITHER = (
     "Where norms are before the branches, lower the std of the matrices that write to"
     " the stream; where they are behind the branches or the sums, raise that of the"
     " embeddings"
 )
 SGD = "This rule is about SGD"
-IN_GENERAL = {  # of programs, and where a rule is not flagged
-    "growth": EITHER,
-    "branches": (
-        "Raise the std of the matrices of the weaker branch, or lower that of the other"
-    ),
-    "rank": f"{EITHER}: so that tokens stay apart",
-    "entropy": (
-        "Lower the std of the query and key matrices; where queries and keys are"
-        " normalised, the factor of scores"
-    ),
-    "loss": (
-        "Lower the std of the output matrix, or of the embeddings if they are tied"
-        " to it"
-    ),
-    "limit": (
-        "Do not describe this model by its infinite-width limit; read the numbers at"
-        " its own widths"
-    ),
-    "vanishing": f"Put the norms before the branches (pre-norm). {SGD}",
-    "exploding": f"{EITHER}. {SGD}: with Adam, clip gradients by group",
-    "scores": (
-        "Raise the std of the query and key matrices (lower it where these are"
-        f" normalised), or give them a larger learning rate. {SGD}"
-    ),
-    "dominance": (
-        "Raise the std of that kind of weight, clip gradients by group, or give it its"
-        f" own learning rate. {SGD} and about clipping by the global norm"
-    ),
-    "load": (
-        "Add a load-balancing loss, raise the capacity factor, or choose more experts"
-        " for each token"
-    ),
-}
 
 
-def remedy(name: str, flagged: Flagged | None) -> Remedy:
-    """What to change where a rule is flagged; None: in general."""
-    if flagged is None:
-        return Remedy(f"{IN_GENERAL[name]}.")
-    found = REMEDIES[name](flagged)
-    return Remedy(f"{found.words}{_settings(found.changes)}.", found.changes)
-
-
-def _settings(changes: Mapping[str, Any]) -> str:
-    """The changes, as one types them."""
-    texts = (
-        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in changes.items()
-    )
-    given = " ".join(f"--set {text}" for text in texts)
-    return f". For example: {given}" if given else ""
+def with_example(advice: Advice) -> Advice:
+    """The advice as sentences, with its changes as one types them."""
+    options = []
+    for name, value in advice.changes.items():
+        text = f"{value:.3g}" if isinstance(value, float) else f"{value}"
+        options.append(f"--set {name}={text}")
+    words = f"{advice.words}."
+    if options:
+        words = f"{advice.words}. For example: {' '.join(options)}."
+    return advice._replace(words=words)

@@ -289,10 +289,14 @@ class Request(TrainingRequest):
     command: ClassVar[str] = "netsor transfer"
     smaller: ClassVar[str] = "fewer draws, learning rates, steps, tokens or widths"
     default_widths: ClassVar[tuple[float, ...]] = (64, 256, 1024)
-    promise_axis: ClassVar[Any] = "transfer measures the loss alone"
     of_programs: ClassVar[Mapping[str, str]] = {
         "weights": "all matrices of a model move"
     }
+
+    @property
+    def promise_axis(self) -> str:
+        """Why promises of a parametrisation are compared with nothing."""
+        return "transfer measures the loss alone"
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimiser, Optimiser | Mapping):
