@@ -19,15 +19,18 @@ BIAS = 4e-4  # variance of biases
 DROPOUT = 0.1  # the default of a configuration of BERT
 VOCABULARY_SIZE = 2000
 TEXT = """
-Once upon a time there was a small grey cat named Tom who lived near the sea . Every morning he walked down to the
-harbour and watched old boats go out for fish . One windy day Tom saw something shiny under an upturned bucket . It
-was a golden key ! " Whose could this be ? " he asked himself . First he showed it to Mrs Bell , but her door was
-already open . Then Sam , the baker's boy , tried it on his bread oven , which had no lock at all . Nobody in town
-knew what that key might open . Tom felt sad , so he sat upon some steps by the lighthouse . Just then a tired man
-came up , looking through all of his pockets . " I have lost my light ! " cried he . " Without a key I cannot climb up
-tonight , and many ships will hit those rocks . " Tom jumped , meowed loudly , and dropped his treasure at the
-keeper's feet . How they both laughed ! That evening a great lamp shone far across dark water , and every sailor came
-home safe . For supper Tom got two whole fish with cream . From then on , they were best friends .
+Once upon a time there was a small grey cat named Tom who lived near the sea . Every
+morning he walked down to the harbour and watched old boats go out for fish . One windy
+day Tom saw something shiny under an upturned bucket . It was a golden key ! " Whose
+could this be ? " he asked himself . First he showed it to Mrs Bell , but her door was
+already open . Then Sam , the baker's boy , tried it on his bread oven , which had no
+lock at all . Nobody in town knew what that key might open . Tom felt sad , so he sat
+upon some steps by the lighthouse . Just then a tired man came up , looking through all
+of his pockets . " I have lost my light ! " cried he . " Without a key I cannot climb up
+tonight , and many ships will hit those rocks . " Tom jumped , meowed loudly , and
+dropped his treasure at the keeper's feet . How they both laughed ! That evening a great
+lamp shone far across dark water , and every sailor came home safe . For supper Tom got
+two whole fish with cream . From then on , they were best friends .
 """
 
 
@@ -155,6 +158,6 @@ def _after_layer(cosine: float, beta: float) -> float:
     c = min(product / square, 1.0)
     # the factor of ReLU on the product of two tokens, relative to that on a square
     angle = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
-    mlp_square = VARIANCE * square / 2 * 1.0 + BIAS
+    mlp_square = VARIANCE * square / 2 + BIAS
     mlp_product = VARIANCE * square / 2 * angle + BIAS
     return (mlp_product + p) / (mlp_square + 1)
