@@ -1,6 +1,4 @@
-"""Deep networks of several results: the stream after some blocks, squares of its
-tokens, and how they grow.
-"""
+"""Deep networks, for several results: the stream by block, and how its squares grow."""
 
 from __future__ import annotations
 
@@ -10,50 +8,51 @@ from typing import Any
 
 from ... import language as ns
 from ...laws import Estimate
-from ._result import Array, mean
+from ._result import Array, mean, mean_columns
 
 
 def stream(
     x: ns.Vector, block: Callable[[ns.Vector], ns.Vector], depth: int
 ) -> list[ns.Vector]:
     """The stream after each block, the input first."""
-    made = [x]
+    streams = [x]
     for _ in range(depth):
-        made.append(block(made[-1]))
-    return made
+        streams.append(block(streams[-1]))
+    return streams
 
 
 def readout(x: ns.Vector) -> ns.Scalar:
     """A random linear function of all tokens."""
-    each = (x.size, 1)
-    return ns.dot(ns.gaussian(x.width, x.size).reshape(each), x.reshape(each)).sum()
+    one_by_one = (x.size, 1)
+    directions = ns.gaussian(x.width, x.size).reshape(one_by_one)
+    return ns.dot(directions, x.reshape(one_by_one)).sum()
 
 
 def squares(vectors: Iterable[ns.Vector]) -> ns.Scalar:
     """|x|²/n of each stream, summed over its tokens."""
-    each = (x.reshape((-1, 1)) for x in vectors)
-    return ns.stack([ns.mean_dot(x, x).sum() for x in each])
+    sums = []
+    for x in vectors:
+        tokens = x.reshape((-1, 1))
+        sums.append(ns.mean_dot(tokens, tokens).sum())
+    return ns.stack(sums)
 
 
 def exponent(values: Array) -> Estimate:
-    """log₂ of the growth over the last doubling of depth over that before: p for c l^p,
-    and 0 for c log l.
+    """log₂ of the growth over the last doubling of depth over that before.
+
+    It is p for c l^p, and 0 for c log l. The last three columns are the depths.
     """
-    first, second = (mean(values[:, k + 1] - values[:, k]) for k in (-3, -2))
-    found: Estimate = (second / first).log() / math.log(2)
-    return found
+    before = mean(values[:, -2] - values[:, -3])
+    last = mean(values[:, -1] - values[:, -2])
+    power: Estimate = (last / before).log() / math.log(2)
+    return power
 
 
 def mean_rows(
-    names: dict[str, Any], places: Sequence[int], columns: dict[str, Array]
+    names: dict[str, Any], blocks: Sequence[int], columns: dict[str, Array]
 ) -> Iterator[dict[str, Any]]:
     """Means over networks with standard errors, a row for each block that there is."""
     depth = min(values.shape[1] for values in columns.values())
-    for index, place in enumerate(places[:depth]):
-        found = {key: mean(values[:, index]) for key, values in columns.items()}
-        yield {
-            **names,
-            "block": place,
-            **{key: e.value for key, e in found.items()},
-            **{f"{key}_error": e.error for key, e in found.items()},
-        }
+    for index, block in enumerate(blocks[:depth]):
+        means = {key: mean(values[:, index]) for key, values in columns.items()}
+        yield {**names, "block": block, **mean_columns(means)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,16 +25,18 @@ from ._result import (
     Picture,
     Result,
     mean,
+    mean_columns,
     near,
 )
 
 LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
 LONGER = (80, 320, 960)
-STD = math.sqrt(math.log(2.0))  # of scores, there
+STD = math.sqrt(math.log(2.0))  # of scores, in the public code
 HEAD_DIMS = (24, 96)
-# layers: the gradient of the last by the values of the first, there
+# Layers in the public code: the gradient of the last by the values of the first.
 FIRST, LAST = 2, 10
-NORM_RTOL = 0.1  # of a growth per layer; fixed before any number was seen
+NORM_RTOL = 0.1  # for growths per layer; it was fixed before any number was seen
+# Label and colour of each kind of scores in the figure.
 LOOKS = {
     "model": ("independent scores", BLUE),
     f"head {HEAD_DIMS[1]}": (f"head dimension {HEAD_DIMS[1]}", ORANGE),
@@ -55,24 +57,25 @@ def layer(tokens: int) -> Program:
 
 
 def stable_rank(weights: Array, values: Array) -> Array:
-    """Σ_i λ_i²/λ_1² for the eigenvalues of the kernel of outputs, as in the public
-    code.
-    """
+    """Σ_i λ_i²/λ_1² for the eigenvalues of outputs' kernels, as in the public code."""
     eigenvalues = np.linalg.eigvalsh(weights @ values @ np.swapaxes(weights, 1, 2))
     return np.asarray((eigenvalues**2).sum(axis=1) / eigenvalues[:, -1] ** 2)
 
 
 def spectra(tokens: int, head_dim: int | None, draws: int, seed: int) -> Arrays:
-    """s₂/s₁ of attention, and stable ranks with it and without its outlier 11ᵀ/T;
+    """s₂/s₁ of attention, and stable ranks with it and without its outlier 11ᵀ/T.
+
     `head_dim` None is infinite.
     """
-    n, seed = math.inf if head_dim is None else head_dim, derive_seed(seed, tokens)
-    weights, values = map(
-        np.asarray,
-        layer(tokens).draw(
-            n=n, m=tokens, draws=draws, seed=seed, workers=1, progress=False
-        ),
+    drawn = layer(tokens).draw(
+        n=math.inf if head_dim is None else head_dim,
+        m=tokens,
+        draws=draws,
+        seed=derive_seed(seed, tokens),
+        workers=1,
+        progress=False,
     )
+    weights, values = np.asarray(drawn[0]), np.asarray(drawn[1])
     singular = np.linalg.svd(weights, compute_uv=False)
     return {
         "gap": singular[:, 1] / singular[:, 0],
@@ -81,9 +84,15 @@ def spectra(tokens: int, head_dim: int | None, draws: int, seed: int) -> Arrays:
     }
 
 
-def gradient_norms(weights: Array, values: Array, tokens: Array) -> tuple[float, float]:
-    """How ∂X_L/∂W_l grows per layer from L = l to 10: by the public code's product of
-    norms, and by its norm.
+class Growth(NamedTuple):
+    """How a gradient grows per layer, by two measures."""
+
+    product: float  # the product of norms in the public code
+    norm: float  # the norm itself
+
+
+def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
+    """How ∂X_L/∂W_l grows per layer from L = l to 10.
 
     Attention (layer, T, T) of layers 1 to 10, values likewise, and orthonormal tokens;
     X_l = A_l X_(l−1) W_l. The Jacobian of X_L by X_l is P ⊗ M, with P the product of
@@ -99,62 +108,60 @@ def gradient_norms(weights: Array, values: Array, tokens: Array) -> tuple[float,
         p, m = a @ p, w.T @ m
     size = np.linalg.norm
     product = size(p) ** 2 * size(m) * size(m @ y) / (len(y) ** 1.5 * size(y))
-    own = size(p @ y) * size(m) / (math.sqrt(len(y)) * size(y))
-    return float(product) ** (1 / (LAST - FIRST)), float(own) ** (1 / (LAST - FIRST))
+    norm = size(p @ y) * size(m) / (math.sqrt(len(y)) * size(y))
+    per_layer = 1 / (LAST - FIRST)
+    return Growth(float(product) ** per_layer, float(norm) ** per_layer)
 
 
 def gradients(tokens: int, draws: int, seed: int) -> Arrays:
-    """Both growths for independent scores and values, with the outlier (kept) and
-    without (removed).
+    """Both growths for independent scores and values.
+
+    Attention has its outlier 11ᵀ/T (kept) or not (removed).
     """
     seed = derive_seed(seed, tokens)
     program = Program(ns.softmax(STD * ns.normal((LAST, tokens, tokens))))
-    weights = np.asarray(
-        program.draw(draws=draws, seed=seed, workers=1, progress=False)
-    )
+    networks = program.draw(draws=draws, seed=seed, workers=1, progress=False)
     rng = np.random.default_rng(seed)
-    made: dict[str, list[tuple[float, float]]] = {"kept": [], "removed": []}
-    for drawn in weights:
+    kept, removed = [], []
+    for weights in np.asarray(networks):
         x = np.linalg.qr(rng.standard_normal((tokens, tokens)))[0]
         values = rng.standard_normal((LAST, tokens, tokens))
-        for key, outlier in (("kept", 0.0), ("removed", 1 / tokens)):
-            made[key].append(gradient_norms(drawn - outlier, values, x))
+        kept.append(gradient_norms(weights, values, x))
+        removed.append(gradient_norms(weights - 1 / tokens, values, x))
     return {
-        f"{key}{name}": np.array(found)[:, k]
-        for key, found in made.items()
-        for k, name in enumerate(("", "_norm"))
+        "kept": np.array([growth.product for growth in kept]),
+        "kept_norm": np.array([growth.norm for growth in kept]),
+        "removed": np.array([growth.product for growth in removed]),
+        "removed_norm": np.array([growth.norm for growth in removed]),
     }
 
 
 def parts(quick: bool) -> list[Part]:
-    """The paper's model at its lengths, heads of two dimensions at longer ones too, and
-    gradients in the model.
-    """
-    made = []
-    for head_dim in (None, *HEAD_DIMS):
-        for tokens in (*LENGTHS, *LONGER[1:]) if head_dim is None else LONGER:
-            few = 48 if head_dim is None else 16  # for long contexts
-            draws = (
-                (4 if tokens > 500 else 40) if quick else (few if tokens > 500 else 200)
-            )
-            name = "model" if head_dim is None else f"head {head_dim}"
-            given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
-            made.append(
-                Part(
-                    f"{name} {tokens}",
-                    spectra,
-                    given,
-                    0.2 + 0.3 * draws * (tokens / 500) ** 2.5,
-                )
-            )
-    given = {"draws": 10 if quick else 40}
-    return [
-        *made,
-        *(
-            Part(f"layers {tokens}", gradients, {"tokens": tokens, **given}, 0.3)
-            for tokens in LENGTHS
-        ),
-    ]
+    """The paper's model at its lengths, heads at longer ones, gradients in the model."""
+    parts = []
+    for tokens in (*LENGTHS, *LONGER[1:]):
+        parts.append(_spectra_part("model", tokens, None, _draws(tokens, quick, 48)))
+    for head_dim in HEAD_DIMS:
+        for tokens in LONGER:
+            draws = _draws(tokens, quick, 16)
+            parts.append(_spectra_part(f"head {head_dim}", tokens, head_dim, draws))
+    for tokens in LENGTHS:
+        given = {"tokens": tokens, "draws": 10 if quick else 40}
+        parts.append(Part(f"layers {tokens}", gradients, given, 0.3))
+    return parts
+
+
+def _draws(tokens: int, quick: bool, in_long_contexts: int) -> int:
+    """How many networks are drawn."""
+    if quick:
+        return 4 if tokens > 500 else 40
+    return in_long_contexts if tokens > 500 else 200
+
+
+def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> Part:
+    given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
+    seconds = 0.2 + 0.3 * draws * (tokens / 500) ** 2.5
+    return Part(f"{name} {tokens}", spectra, given, seconds)
 
 
 def means(
@@ -168,21 +175,25 @@ def slope(
     numbers: Numbers, name: str, first: int, last: int, key: str = "gap"
 ) -> Estimate:
     """The exponent of T in the mean, between two lengths."""
-    return slope_of(
-        [first, last], list(means(numbers, name, (first, last), key).values())
-    )
+    ends = means(numbers, name, (first, last), key)
+    return slope_of([first, last], [ends[first], ends[last]])
 
 
-def _listed(found: Mapping[int, Estimate]) -> str:
-    return ", ".join(f"{e} (T = {tokens:,})" for tokens, e in found.items())
+def _listed(by_length: Mapping[int, Estimate]) -> str:
+    return ", ".join(f"{e} (T = {tokens:,})" for tokens, e in by_length.items())
 
 
 def _gap(
-    numbers: Numbers, name: str, first: int, last: int, words: str, stated: bool
+    numbers: Numbers, name: str, ends: tuple[int, int], words: str, *, stated: bool
 ) -> Claim:
-    found = slope(numbers, name, first, last)
-    verdict = near(found, -0.5)
-    values = ", ".join(
+    """The power of the length with which s₂/s₁ falls.
+
+    `stated` says whether the authors state it for these scores and lengths.
+    """
+    first, last = ends
+    exponent = slope(numbers, name, first, last)
+    verdict = near(exponent, -0.5)
+    listed = ", ".join(
         f"{mean(arrays['gap']).value:.3f} (T = {label.split()[-1]})"
         for label, arrays in numbers.items()
         if label.startswith(name)
@@ -192,76 +203,79 @@ def _gap(
         f" T^(−1/2), {words}.",
         f"The exponent of T in its mean, from {first:,} to {last:,}, is within"
         f" {EXPONENT_ATOL:g} of −1/2.",
-        f"{found}. Means: {values}.",
+        f"{exponent}. Means: {listed}.",
         verdict if stated else extrapolate(verdict),
     )
 
 
 def _collapse(
-    numbers: Numbers, name: str, lengths: tuple[int, ...], words: str, stated: bool
+    numbers: Numbers, name: str, lengths: tuple[int, ...], words: str, *, stated: bool
 ) -> Claim:
-    found = means(numbers, name, lengths, "rank")
-    verdict = decide_decreasing(found[lengths[0]], found[lengths[-1]])
+    """Whether the stable rank falls with the length."""
+    ranks = means(numbers, name, lengths, "rank")
+    verdict = decide_decreasing(ranks[lengths[0]], ranks[lengths[-1]])
     return Claim(
         "Rank collapses in width: the stable rank of a layer's output falls as the"
         f" context grows, {words}.",
         f"Its mean at T = {lengths[-1]:,} is below that at {lengths[0]}, by four"
         " standard errors.",
-        f"{_listed(found)}.",
+        f"{_listed(ranks)}.",
         verdict if stated else extrapolate(verdict),
     )
 
 
 def _removed(numbers: Numbers) -> Claim:
-    found = means(numbers, "model", LENGTHS, "removed")
-    kept = mean(numbers[f"model {LENGTHS[-1]}"]["rank"])
+    """The stable rank without the outlier."""
+    ranks = means(numbers, "model", LENGTHS, "removed")
+    shortest, longest = LENGTHS[0], LENGTHS[-1]
+    with_outlier = mean(numbers[f"model {longest}"]["rank"])
+    listed = ", ".join(f"{e.value:.2f} (T = {tokens})" for tokens, e in ranks.items())
     return Claim(
         "Without the outlier 11ᵀ/T the rank does not collapse in width.",
-        f"The mean stable rank without it grows from T = {LENGTHS[0]} to {LENGTHS[-1]},"
+        f"The mean stable rank without it grows from T = {shortest} to {longest},"
         " and is above that with it.",
-        ", ".join(f"{e.value:.2f} (T = {tokens})" for tokens, e in found.items())
-        + f"; with the outlier {kept}.",
+        f"{listed}; with the outlier {with_outlier}.",
         combine(
-            decide_decreasing(found[LENGTHS[-1]], found[LENGTHS[0]]),
-            decide_decreasing(found[LENGTHS[-1]], kept),
+            decide_decreasing(ranks[longest], ranks[shortest]),
+            decide_decreasing(ranks[longest], with_outlier),
         ),
     )
 
 
-def _gradients(numbers: Numbers, key: str) -> Claim:
-    found = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], key)
-    values = means(numbers, "layers", LENGTHS, key)
-    if key == "kept":
-        words = (
-            "With the outlier gradients explode, the more the longer the context is."
-        )
-        rule = (
-            f"has an exponent of T above {EXPONENT_ATOL:g}, from T = {LENGTHS[0]} to"
-            f" {LENGTHS[-1]}"
-        )
-        verdict = decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL)
-    else:
-        words = "Without the outlier 11ᵀ/T gradients do not explode."
-        rule = "is below 1 at all lengths"
-        verdict = combine(*(decide_below(e, 1.0) for e in values.values()))
+def _explosion(numbers: Numbers) -> Claim:
+    """Gradients with the outlier."""
+    growths = means(numbers, "layers", LENGTHS, "kept")
+    exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "kept")
     return Claim(
-        words,
+        "With the outlier gradients explode, the more the longer the context is.",
         f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST} to"
-        f" {LAST}, {rule}.",
-        f"{_listed(values)}; exponent {found}.",
-        verdict,
+        f" {LAST}, has an exponent of T above {EXPONENT_ATOL:g}, from T ="
+        f" {LENGTHS[0]} to {LENGTHS[-1]}.",
+        f"{_listed(growths)}; exponent {exponent}.",
+        decide_below(Estimate(-exponent.value, exponent.error), -EXPONENT_ATOL),
+    )
+
+
+def _no_explosion(numbers: Numbers) -> Claim:
+    """Gradients without the outlier."""
+    growths = means(numbers, "layers", LENGTHS, "removed")
+    exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "removed")
+    return Claim(
+        "Without the outlier 11ᵀ/T gradients do not explode.",
+        f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST} to"
+        f" {LAST}, is below 1 at all lengths.",
+        f"{_listed(growths)}; exponent {exponent}.",
+        combine(*(decide_below(growth, 1.0) for growth in growths.values())),
     )
 
 
 def _product(numbers: Numbers) -> Claim:
-    norms, both = (
-        means(numbers, "layers", LENGTHS, "kept_norm"),
-        {t: numbers[f"layers {t}"] for t in LENGTHS},
-    )
-    ratios = {
-        tokens: mean(found["kept"] / found["kept_norm"])
-        for tokens, found in both.items()
-    }
+    """The code's product of norms against the norm that it stands for."""
+    norms = means(numbers, "layers", LENGTHS, "kept_norm")
+    ratios = {}
+    for tokens in LENGTHS:
+        arrays = numbers[f"layers {tokens}"]
+        ratios[tokens] = mean(arrays["kept"] / arrays["kept_norm"])
     return Claim(
         "The code's product of two norms, ‖J‖ ‖J A X‖, stands for the norm of"
         " ∂X_L/∂W_l, to avoid a Kronecker product.",
@@ -270,7 +284,7 @@ def _product(numbers: Numbers) -> Claim:
         f"The product's growth over that of the norm: {_listed(ratios)}. The norm grows"
         f" {_listed(norms)} per layer. The product has the Jacobian twice, the norm"
         " once.",
-        combine(*(near(e, 1.0, NORM_RTOL) for e in ratios.values())),
+        combine(*(near(ratio, 1.0, NORM_RTOL) for ratio in ratios.values())),
     )
 
 
@@ -278,39 +292,25 @@ def judge(numbers: Numbers) -> list[Claim]:
     """The gap, the collapse and gradients in the paper's model, and the first two for
     heads of finite dimension.
     """
-    first, *_, last = LONGER
-    return [
-        _gap(
-            numbers,
-            "model",
-            LONGER[1],
-            last,
-            "for independent scores in long contexts",
-            True,
-        ),
-        _gap(
-            numbers,
-            "model",
-            LENGTHS[0],
-            LENGTHS[-1],
-            "for independent scores at the lengths of the code",
-            False,
-        ),
-        _collapse(numbers, "model", LENGTHS, "for independent scores", True),
+    _, middle, last = LONGER
+    ends, code_ends = (middle, last), (LENGTHS[0], LENGTHS[-1])
+    long_words = "for independent scores in long contexts"
+    code_words = "for independent scores at the lengths of the code"
+    claims = [
+        _gap(numbers, "model", ends, long_words, stated=True),
+        _gap(numbers, "model", code_ends, code_words, stated=False),
+        _collapse(numbers, "model", LENGTHS, "for independent scores", stated=True),
         _removed(numbers),
-        *(
-            _gap(
-                numbers, f"head {d}", first, last, f"for heads of dimension {d}", False
-            )
-            for d in HEAD_DIMS
-        ),
-        *(
-            _collapse(
-                numbers, f"head {d}", LONGER, f"for heads of dimension {d}", False
-            )
-            for d in HEAD_DIMS
-        ),
-        *(_gradients(numbers, key) for key in ("kept", "removed")),
+    ]
+    heads = {f"head {d}": f"for heads of dimension {d}" for d in HEAD_DIMS}
+    for name, words in heads.items():
+        claims.append(_gap(numbers, name, (LONGER[0], last), words, stated=False))
+    for name, words in heads.items():
+        claims.append(_collapse(numbers, name, LONGER, words, stated=False))
+    return [
+        *claims,
+        _explosion(numbers),
+        _no_explosion(numbers),
         _product(numbers),
     ]
 
@@ -321,46 +321,35 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
         name, tokens = label.rsplit(" ", 1)
         if name == "layers":
             continue
-        made = {key: mean(arrays[key]) for key in ("gap", "rank", "removed")}
-        yield {
-            "scores": name,
-            "tokens": int(tokens),
-            **{key: e.value for key, e in made.items()},
-            **{f"{key}_error": e.error for key, e in made.items()},
-        }
+        means = {key: mean(arrays[key]) for key in ("gap", "rank", "removed")}
+        yield {"scores": name, "tokens": int(tokens), **mean_columns(means)}
 
 
 def draw(numbers: Numbers) -> Any:
     """The gap and the stable rank by length."""
     figure = new(2.6)
-    both = figure.subplots(1, 2)
-    for axes, key, label in zip(
-        both,
-        ("gap", "rank"),
-        ("s₂ / s₁ of attention", "stable rank of outputs"),
-        strict=True,
-    ):
-        for name, (words, colour) in LOOKS.items():
-            places = sorted(
-                int(part.rsplit(" ", 1)[1]) for part in numbers if part.startswith(name)
-            )
-            values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in places]
-            axes.plot(
-                places, values, marker=MARK_OF[colour], ms=3, color=colour, label=words
-            )
-        axes.set(
-            xscale="log",
-            yscale="log" if key == "gap" else "linear",
-            xlabel="tokens T",
-            ylabel=label,
-        )
-    both[0].set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
-    both[0].minorticks_off()
-    both[1].axhline(1.0, color=GREY, lw=0.6, ls=":")
-    figure.legend(
-        *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
-    )
+    left, right = figure.subplots(1, 2)
+    _plot_means(left, numbers, "gap")
+    left.set(xscale="log", yscale="log")
+    left.set(xlabel="tokens T", ylabel="s₂ / s₁ of attention")
+    left.set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
+    left.minorticks_off()
+    _plot_means(right, numbers, "rank")
+    right.set(xscale="log", xlabel="tokens T", ylabel="stable rank of outputs")
+    right.axhline(1.0, color=GREY, lw=0.6, ls=":")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
+
+
+def _plot_means(axes: Any, numbers: Numbers, key: str) -> None:
+    """Means by length, a line for each kind of scores."""
+    for name, (label, colour) in LOOKS.items():
+        parts = [part for part in numbers if part.startswith(name)]
+        lengths = sorted(int(part.rsplit(" ", 1)[1]) for part in parts)
+        values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in lengths]
+        style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
+        axes.plot(lengths, values, label=label, **style)
 
 
 RESULT = Result(

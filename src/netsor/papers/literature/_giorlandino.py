@@ -1,12 +1,12 @@
 """Giorlandino and Goldt: the cosine of tokens through 50 layers, and the gradient of
-queries, over β.
+queries, by the scale β of scores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,22 @@ from .._significance import (
     extrapolate,
 )
 from ._giorlandino_networks import condensed, encoder, query_gradient, theory
-from ._result import Array, Claim, Numbers, Part, Picture, Result, average, near, within
+from ._result import (
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    average,
+    estimates,
+    near,
+    within,
+)
 
 WIDTH, LAYERS, TOKENS = 720, 50, 176
-READ = {  # their measured means, off the figure in their notebook
+# Their measured mean cosines by β and layer, off the figure in their notebook.
+READ = {
     0.5: {10: 0.278, 15: 0.497, 20: 0.705, 25: 0.865, 30: 0.940},
     3.0: {
         10: 0.138,
@@ -41,19 +53,15 @@ READ = {  # their measured means, off the figure in their notebook
         45: 0.952,
     },
 }
-# theirs are means over this many models; and how precisely a figure can be read
-MODELS, READING = 3, 0.01
+MODELS = 3  # their numbers are means over this many models
+READING = 0.01  # precision with which a figure can be read
 COSINE_ATOL = 0.03  # of cosines
-GRADIENT = {
-    0.65: 0.4e-6,
-    1.08: 2.35e-6,
-    1.505: 4.7e-6,
-    2.146: 7.05e-6,
-    3.0: 8.8e-6,
-}  # read off likewise, T = 2048, 4096
+# Their gradients in their units by β, read off likewise, at T = 2048 and 4096.
+GRADIENT = {0.65: 0.4e-6, 1.08: 2.35e-6, 1.505: 4.7e-6, 2.146: 7.05e-6, 3.0: 8.8e-6}
 GRADIENT_RTOL = 0.2  # of gradients
-NO_DROPOUT = (1.505, 3.0)  # without dropout too
-HEAD = 256
+LOW_BETA, HIGH_BETA = 0.65, 3.0  # whose gradients are compared, by length
+NO_DROPOUT = (1.505, 3.0)  # values of β at which gradients are computed without it too
+HEAD = 256  # width of the layer whose gradient is taken
 LENGTHS = (512, 2048, 16_384, 10**6, 10**9)
 SHARES_BETA = 2.5  # at which Σ_j a_j² is compared
 
@@ -63,14 +71,14 @@ def cosines(
 ) -> Arrays:
     """The mean cosine by layer, a row for each draw; `width` None is infinite."""
     net = encoder(tokens, beta, LAYERS)
-    made = net.draw(
+    draws_of_cosine = net.draw(
         n=math.inf if width is None else width,
         draws=draws,
         seed=derive_seed(seed, index),
         workers=1,
         progress=False,
     )
-    return {"cosine": np.asarray(made, dtype=np.float64)}
+    return {"cosine": np.asarray(draws_of_cosine, dtype=np.float64)}
 
 
 def gradients(
@@ -78,61 +86,81 @@ def gradients(
 ) -> Arrays:
     """|∂L/∂W_Q|² for each draw."""
     net = query_gradient(tokens, beta, width, dropout)
-    return {
-        "square": np.asarray(
-            net.draw(draws=draws, seed=seed, workers=1, progress=False),
-            dtype=np.float64,
-        )
-    }
+    squares = net.draw(draws=draws, seed=seed, workers=1, progress=False)
+    return {"square": np.asarray(squares, dtype=np.float64)}
 
 
 def shares(tokens: list[int], beta: float, seed: int) -> Arrays:
     """E Σ_j a_j² of uncorrelated tokens by their number, exactly."""
-    found = [
-        attention_std(s, WIDTH, scale=beta * math.sqrt(math.log(s) / WIDTH)) ** 2
-        for s in tokens
-    ]
+    sums = []
+    for s in tokens:
+        scale = beta * math.sqrt(math.log(s) / WIDTH)
+        sums.append(attention_std(s, WIDTH, scale=scale) ** 2)
     return {
         "tokens": np.array(tokens),
-        "share": np.array([e.value for e in found]),
-        "error": np.array([e.error for e in found]),
+        "share": np.array([e.value for e in sums]),
+        "error": np.array([e.error for e in sums]),
     }
 
 
 def parts(quick: bool) -> list[Part]:
-    """Draws at width 720 and in the limit; the gradient at three lengths; Σ_j a_j² by
-    length.
-    """
-    made = []
+    """Cosines at width 720 and in the limit; gradients at three lengths; Σ_j a_j²."""
+    shares_given = {"tokens": list(LENGTHS), "beta": SHARES_BETA}
+    return [
+        *_cosine_parts(quick),
+        *_gradient_parts(quick),
+        Part("shares", shares, shares_given, seconds=2.0),
+    ]
+
+
+def _cosine_parts(quick: bool) -> list[Part]:
+    parts = []
     for beta in READ:
         for index in range(1 if quick else 6):
-            given: dict[str, Any] = {
-                "tokens": TOKENS,
-                "beta": beta,
-                "width": WIDTH,
-                "draws": 4,
-                "index": index,
-            }
-            made.append(Part(f"wide {beta} {index}", cosines, given, 8.0))
-        # the limit varies less
-        for index in range((beta > 1) if quick else 3 if beta > 1 else 1):
-            given = {
-                "tokens": TOKENS,
-                "beta": beta,
-                "width": None,
-                "draws": 3 if quick else 6,
-                "index": index,
-            }
-            made.append(
-                Part(f"limit {beta} {index}", cosines, given, 33.0 if quick else 39.0)
-            )
-    lengths = (
-        ((80, 40, 0.8), (240, 8, 1.6))
-        if quick
-        else ((80, 80, 1.5), (240, 16, 3.0), (960, 3, 23.0))
-    )
-    for tokens, draws, seconds in lengths:  # the longest of them is judged
-        for beta in GRADIENT if tokens > lengths[0][0] else (0.65, 3.0):
+            given = _cosines_given(beta, WIDTH, 4, index)
+            parts.append(Part(f"wide {beta} {index}", cosines, given, seconds=8.0))
+        # the limit varies less, and at small β a quick run leaves it out
+        if beta > 1:
+            repeats = 1 if quick else 3
+        else:
+            repeats = 0 if quick else 1
+        for index in range(repeats):
+            given = _cosines_given(beta, None, 3 if quick else 6, index)
+            seconds = 33.0 if quick else 39.0
+            parts.append(Part(f"limit {beta} {index}", cosines, given, seconds))
+    return parts
+
+
+def _cosines_given(
+    beta: float, width: int | None, draws: int, index: int
+) -> dict[str, Any]:
+    return {
+        "tokens": TOKENS,
+        "beta": beta,
+        "width": width,
+        "draws": draws,
+        "index": index,
+    }
+
+
+class _Length(NamedTuple):
+    """Gradients at one number of tokens, and the seconds they take."""
+
+    tokens: int
+    draws: int
+    seconds: float
+
+
+def _gradient_parts(quick: bool) -> list[Part]:
+    if quick:
+        lengths = (_Length(80, 40, 0.8), _Length(240, 8, 1.6))
+    else:
+        lengths = (_Length(80, 80, 1.5), _Length(240, 16, 3.0), _Length(960, 3, 23.0))
+    parts = []
+    for tokens, draws, seconds in lengths:
+        # the shortest length is only for the fall of the ratio of these two with length
+        is_shortest = tokens == lengths[0].tokens
+        for beta in (LOW_BETA, HIGH_BETA) if is_shortest else GRADIENT:
             for dropout in (0.1, 0.0) if beta in NO_DROPOUT else (0.1,):
                 given = {
                     "tokens": tokens,
@@ -141,74 +169,61 @@ def parts(quick: bool) -> list[Part]:
                     "dropout": dropout,
                     "draws": draws,
                 }
-                made.append(
-                    Part(
-                        f"gradient {tokens} {beta} {dropout}", gradients, given, seconds
-                    )
-                )
-    return [
-        *made,
-        Part("shares", shares, {"tokens": list(LENGTHS), "beta": SHARES_BETA}, 2.0),
-    ]
+                label = f"gradient {tokens} {beta} {dropout}"
+                parts.append(Part(label, gradients, given, seconds))
+    return parts
 
 
 def drawn(numbers: Numbers, kind: str, beta: float) -> Array | None:
-    """All draws of the cosine by layer (draws, layers), at width 720 or in the
-    limit.
+    """All draws of the cosine by layer, an array (draws, layers).
+
+    `kind` is wide (width 720) or limit; None if it was not run.
     """
-    found = [
+    draws = [
         arrays["cosine"]
         for label, arrays in numbers.items()
         if label.startswith(f"{kind} {beta}")
     ]
-    return np.concatenate(found) if found else None
+    return np.concatenate(draws) if draws else None
 
 
 def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
-    found = drawn(numbers, kind, beta)
-    assert found is not None
-    mean, error = average(found)
-    told = theory(float(mean[0]), beta, LAYERS)
-    off = np.abs(told - mean)
-    at = int(
-        np.argmax(
-            off - SIGMAS * error if np.any(off - SIGMAS * error > COSINE_ATOL) else off
-        )
-    )
-    at_35 = (
-        f" At layer 35: {told[35]:.3f} and"
-        f" {Estimate(float(mean[35]), float(error[35]))}."
-        if at != 35
-        else ""
-    )
+    """Their recursion against the mean of our law, layer by layer."""
+    draws = drawn(numbers, kind, beta)
+    assert draws is not None
+    mean, error = average(draws)
+    recursion = theory(float(mean[0]), beta, LAYERS)
+    distance = np.abs(recursion - mean)
+    # show the layer that is surely too far off, if there is one
+    surely = distance - SIGMAS * error
+    worst = int(np.argmax(surely if np.any(surely > COSINE_ATOL) else distance))
+    ours = estimates(mean, error)
+    at_35 = ""
+    if worst != 35:
+        at_35 = f" At layer 35: {recursion[35]:.3f} and {ours[35]}."
     where = f"at width {WIDTH}" if kind == "wide" else "at infinite width"
+    verdicts = [decide_below(e, COSINE_ATOL) for e in estimates(distance, error)]
     return Claim(
         "Their theory, of infinite width and infinitely many tokens, gives the cosine"
         f" at β = {beta:g}, {where}.",
         f"It is within {COSINE_ATOL} of the mean of our law of {TOKENS} tokens at all"
         f" {LAYERS} layers.",
-        f"Farthest off at layer {at}: theory {told[at]:.3f}, law"
-        f" {Estimate(float(mean[at]), float(error[at]))} ({len(found)} draws).{at_35}",
-        extrapolate(
-            combine(
-                *(
-                    decide_below(Estimate(float(o), float(e)), COSINE_ATOL)
-                    for o, e in zip(off, error, strict=True)
-                )
-            )
-        ),
+        f"Farthest off at layer {worst}: theory {recursion[worst]:.3f}, law"
+        f" {ours[worst]} ({len(draws)} draws).{at_35}",
+        extrapolate(combine(*verdicts)),
     )
 
 
 def _measured(numbers: Numbers, beta: float) -> Claim:
-    found = drawn(numbers, "wide", beta)
-    assert found is not None
-    mean, spread, count = found.mean(axis=0), found.std(axis=0, ddof=1), len(found)
+    """Their measured means against our law at their width."""
+    draws = drawn(numbers, "wide", beta)
+    assert draws is not None
+    mean, std, count = draws.mean(axis=0), draws.std(axis=0, ddof=1), len(draws)
     allowed = (
-        SIGMAS * student(count) * spread * math.sqrt(1 / MODELS + 1 / count) + READING
+        SIGMAS * student(count) * std * math.sqrt(1 / MODELS + 1 / count) + READING
     )
-    off = {layer: abs(value - mean[layer]) for layer, value in READ[beta].items()}
-    worst = max(off, key=lambda layer: off[layer] / allowed[layer])
+    distance = {layer: abs(value - mean[layer]) for layer, value in READ[beta].items()}
+    worst = max(distance, key=lambda layer: distance[layer] / allowed[layer])
     listed = ", ".join(
         f"{value:.3f} and {mean[layer]:.3f} (layer {layer})"
         for layer, value in READ[beta].items()
@@ -218,92 +233,112 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
         "It is within four standard errors of such a mean from our law at width"
         f" {WIDTH}, and {READING} for reading the figure, at every layer that was"
         " read.",
-        f"Theirs and ours: {listed}. Largest difference: {off[worst]:.3f}, allowed"
+        f"Theirs and ours: {listed}. Largest difference: {distance[worst]:.3f}, allowed"
         f" {allowed[worst]:.3f}.",
-        AGREES if off[worst] <= allowed[worst] else DISAGREES,
+        AGREES if distance[worst] <= allowed[worst] else DISAGREES,
     )
 
 
 def _shares(numbers: Numbers) -> Claim:
-    found = numbers["shares"]
-    told = condensed(0.0, SHARES_BETA)
-    pairs = [
-        (int(s), Estimate(v, e))
-        for s, v, e in zip(found["tokens"], found["share"], found["error"], strict=True)
+    """Σ_j a_j² of the random energy model against the exact mean."""
+    arrays = numbers["shares"]
+    limit = condensed(0.0, SHARES_BETA)
+    ours = [
+        Estimate(value, error)
+        for value, error in zip(arrays["share"], arrays["error"], strict=True)
     ]
-    first = pairs[0][1]
+    listed = "; ".join(
+        f"{share.value:.4f} at T = {int(s):,}"
+        for s, share in zip(arrays["tokens"], ours, strict=True)
+    )
     return Claim(
         "Attention weights condense as in the random energy model: Σ_j a_j² is"
-        f" {told:.4f} at β = {SHARES_BETA:g}.",
+        f" {limit:.4f} at β = {SHARES_BETA:g}.",
         f"It is within {COSINE_ATOL} of the exact mean at T = 512, the length of their"
         " model.",
-        "; ".join(f"{value.value:.4f} at T = {s:,}" for s, value in pairs) + ".",
-        extrapolate(near(first, told, COSINE_ATOL)),
+        f"{listed}.",
+        extrapolate(near(ours[0], limit, COSINE_ATOL)),
     )
 
 
 def scaled(square: Sequence[float] | Array, tokens: int) -> Estimate:
-    """Their number, (mean of |∂L/∂W_Q|)² T d^(−2) (log T)^(−½), from squared gradients
-    of draws.
+    """Their number, (mean of |∂L/∂W_Q|)² T d^(−2) (log T)^(−½).
+
+    `square` holds the squared gradient of each draw.
     """
     mean, error = average(np.sqrt(np.asarray(square)))
     factor = tokens / HEAD**2 / math.sqrt(math.log(tokens))
     return Estimate(factor * mean**2, factor * 2 * mean * error)
 
 
-def _found(numbers: Numbers) -> dict[tuple[int, float, float], Estimate]:
-    """The gradient by (tokens, β, dropout)."""
-    made = {}
+class _Setting(NamedTuple):
+    """Where a gradient is taken."""
+
+    tokens: int
+    beta: float
+    dropout: float
+
+
+def _scaled_gradients(numbers: Numbers) -> dict[_Setting, Estimate]:
+    """Their number for each setting."""
+    gradients = {}
     for label, arrays in numbers.items():
-        if label.startswith("gradient"):
-            tokens, beta, dropout = label.split()[1:]
-            made[int(tokens), float(beta), float(dropout)] = scaled(
-                arrays["square"], int(tokens)
-            )
-    return made
+        kind, *words = label.split()
+        if kind == "gradient":
+            tokens, beta, dropout = words
+            setting = _Setting(int(tokens), float(beta), float(dropout))
+            gradients[setting] = scaled(arrays["square"], setting.tokens)
+    return gradients
+
+
+def _lengths(gradients: Iterable[_Setting]) -> list[int]:
+    return sorted({setting.tokens for setting in gradients})
 
 
 def _gradient(numbers: Numbers, dropout: float) -> Claim:
-    found = _found(numbers)
-    longest = max(tokens for tokens, *_ in found)
-    pairs = {
-        b: (v, found[longest, b, dropout])
-        for b, v in GRADIENT.items()
-        if (longest, b, dropout) in found and b > 1
-    }
-    verdicts = [within(p, e, GRADIENT_RTOL) for p, e in pairs.values()]
-    listed = "; ".join(
-        f"{1e6 * p:.2f} and {1e6 * e} (β = {b:g})" for b, (p, e) in pairs.items()
-    )
-    with_ = (
-        f"with dropout {dropout}, which their notebook leaves on"
-        if dropout
-        else "without dropout"
-    )
+    """Their measured gradients against our law of the longest text."""
+    gradients = _scaled_gradients(numbers)
+    longest = _lengths(gradients)[-1]
+    listed, verdicts = [], []
+    for beta, published in GRADIENT.items():
+        ours = gradients.get(_Setting(longest, beta, dropout))
+        if ours is not None and beta > 1:
+            listed.append(f"{1e6 * published:.2f} and {1e6 * ours} (β = {beta:g})")
+            verdicts.append(within(published, ours, GRADIENT_RTOL))
+    if dropout:
+        which = f"with dropout {dropout}, which their notebook leaves on"
+    else:
+        which = "without dropout"
+    verdict = combine(*verdicts)
     return Claim(
         "Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096; and"
-        f" our law {with_}.",
+        f" our law {which}.",
         f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d = {HEAD},"
         " at β above 1.",
-        f"Theirs and ours, in units of 10⁻⁶: {listed}.",
-        combine(*verdicts) if dropout else extrapolate(combine(*verdicts)),
+        f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",
+        verdict if dropout else extrapolate(verdict),
     )
 
 
 def _vanishing(numbers: Numbers) -> Claim:
-    found = _found(numbers)
-    lengths = sorted({tokens for tokens, *_ in found})
-    ratios = [found[tokens, 0.65, 0.1] / found[tokens, 3.0, 0.1] for tokens in lengths]
+    """Gradients below the critical β over those above it, by length."""
+    gradients = _scaled_gradients(numbers)
+    lengths = _lengths(gradients)
+    ratios = []
+    for tokens in lengths:
+        low = gradients[_Setting(tokens, LOW_BETA, 0.1)]
+        high = gradients[_Setting(tokens, HIGH_BETA, 0.1)]
+        ratios.append(low / high)
+    listed = "; ".join(
+        f"{ratio} at T = {tokens}"
+        for tokens, ratio in zip(lengths, ratios, strict=True)
+    )
     return Claim(
         "Below the critical β gradients of queries vanish as the number of tokens"
         " grows.",
         "In their units, the gradient at β = 0.65 over that at β = 3 falls from the"
         " shortest length to the longest.",
-        "; ".join(
-            f"{ratio} at T = {tokens}"
-            for tokens, ratio in zip(lengths, ratios, strict=True)
-        )
-        + ".",
+        f"{listed}.",
         decide_decreasing(ratios[0], ratios[-1]),
     )
 
@@ -311,16 +346,15 @@ def _vanishing(numbers: Numbers) -> Claim:
 def judge(numbers: Numbers) -> list[Claim]:
     """Theory and measurements of the cosine; condensation; the gradient."""
     claims = [_theory(numbers, "wide", beta) for beta in READ]
-    claims += [
-        _theory(numbers, "limit", beta)
-        for beta in READ
-        if drawn(numbers, "limit", beta) is not None
-    ]
+    for beta in READ:
+        if drawn(numbers, "limit", beta) is not None:
+            claims.append(_theory(numbers, "limit", beta))
     claims += [_measured(numbers, beta) for beta in READ]
     return [
         *claims,
         _shares(numbers),
-        *(_gradient(numbers, p) for p in (0.1, 0.0)),
+        _gradient(numbers, 0.1),
+        _gradient(numbers, 0.0),
         _vanishing(numbers),
     ]
 
@@ -329,11 +363,11 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """The cosine by layer."""
     for beta in READ:
         for kind in ("wide", "limit"):
-            found = drawn(numbers, kind, beta)
-            if found is None:
+            draws = drawn(numbers, kind, beta)
+            if draws is None:
                 continue
-            mean, error = average(found)
-            told = theory(float(mean[0]), beta, LAYERS)
+            mean, error = average(draws)
+            recursion = theory(float(mean[0]), beta, LAYERS)
             for layer in range(LAYERS + 1):
                 yield {
                     "beta": beta,
@@ -341,56 +375,40 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
                     "layer": layer,
                     "law": mean[layer],
                     "error": error[layer],
-                    "theory": told[layer],
+                    "theory": recursion[layer],
                     "read": READ[beta].get(layer, ""),
                 }
 
 
+LIMIT_STYLE = {"color": BLACK, "linestyle": ":", "lw": 1.2}
+THEORY_STYLE = {"linestyle": "--", "lw": 0.9}
+
+
 def draw(numbers: Numbers) -> Any:
-    """The cosine by layer: their theory, their measurements, our law at their width and
-    in the limit.
+    """The cosine by layer.
+
+    Their theory, their measurements, and our law at their width and in the limit.
     """
     figure = new(2.9)
     axes = figure.subplots()
     layers = np.arange(LAYERS + 1)
     for beta, colour, mark in ((0.5, BLUE, "o"), (3.0, GREEN, "s")):
-        found, limit = (drawn(numbers, kind, beta) for kind in ("wide", "limit"))
-        assert found is not None
-        mean, spread = found.mean(axis=0), found.std(axis=0, ddof=1)
-        axes.fill_between(
-            layers, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0
-        )
-        axes.plot(
-            layers,
-            mean,
-            color=colour,
-            marker=mark,
-            ms=3,
-            markevery=10,
-            label=f"our law, width {WIDTH}, β = {beta:g}",
-        )
+        wide = drawn(numbers, "wide", beta)
+        limit = drawn(numbers, "limit", beta)
+        assert wide is not None
+        mean, std = wide.mean(axis=0), wide.std(axis=0, ddof=1)
+        axes.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.2, lw=0)
+        label = f"our law, width {WIDTH}, β = {beta:g}"
+        style = {"color": colour, "marker": mark, "ms": 3, "markevery": 10}
+        axes.plot(layers, mean, label=label, **style)
         if limit is not None:
-            axes.plot(
-                layers, limit.mean(axis=0), color=BLACK, linestyle=":", lw=1.2, zorder=3
-            )
-        axes.plot(
-            layers,
-            theory(float(mean[0]), beta, LAYERS),
-            color=colour,
-            linestyle="--",
-            lw=0.9,
-        )
-        axes.plot(
-            *zip(*READ[beta].items(), strict=True),
-            mark,
-            mfc="white",
-            color=colour,
-            zorder=4,
-        )
-    axes.plot(
-        [], [], color=BLACK, linestyle=":", lw=1.2, label="our law, infinite width"
-    )
-    axes.plot([], [], color=GREY, linestyle="--", lw=0.9, label="their theory")
+            axes.plot(layers, limit.mean(axis=0), zorder=3, **LIMIT_STYLE)
+        recursion = theory(float(mean[0]), beta, LAYERS)
+        axes.plot(layers, recursion, color=colour, **THEORY_STYLE)
+        read_layers, read_means = list(READ[beta]), list(READ[beta].values())
+        axes.plot(read_layers, read_means, mark, mfc="white", color=colour, zorder=4)
+    axes.plot([], [], label="our law, infinite width", **LIMIT_STYLE)
+    axes.plot([], [], color=GREY, label="their theory", **THEORY_STYLE)
     axes.plot([], [], "o", mfc="white", color=GREY, label="their measurement")
     axes.set(xlabel="layer", ylabel="mean cosine of two tokens", ylim=(0, 1.02))
     figure.legend(loc="outside lower center", ncols=2, columnspacing=1.0)
@@ -399,13 +417,13 @@ def draw(numbers: Numbers) -> Any:
 
 def gradient_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """The gradient by length, β and dropout."""
-    for (tokens, beta, dropout), value in _found(numbers).items():
+    for (tokens, beta, dropout), gradient in _scaled_gradients(numbers).items():
         yield {
             "tokens": tokens,
             "beta": beta,
             "dropout": dropout,
-            "law": value.value,
-            "error": value.error,
+            "law": gradient.value,
+            "error": gradient.error,
             "read": GRADIENT[beta],
         }
 
@@ -414,48 +432,51 @@ def gradient_draw(numbers: Numbers) -> Any:
     """The gradient over β."""
     figure = new(2.9)
     axes = figure.subplots()
-    found = _found(numbers)
-    lengths = sorted({tokens for tokens, *_ in found})[1:]
-    lines = [
-        (tokens, 0.1, *style)
-        for tokens, style in zip(lengths, ((SKY, "s-"), (BLUE, "^-")), strict=False)
-    ]
-    for tokens, dropout, colour, style in [
-        *lines,
-        (lengths[-1], 0.0, VERMILLION, "D-"),
-    ]:
-        points = [
-            (b, found[tokens, b, dropout])
-            for b in GRADIENT
-            if (tokens, b, dropout) in found
-        ]
-        x, e = zip(*points, strict=True)
-        name = "with dropout" if dropout else "no dropout"
-        axes.errorbar(
-            x,
-            [1e6 * v.value for v in e],
-            [1e6 * v.error for v in e],
-            color=colour,
-            fmt=style,
-            ms=3,
-            capsize=2,
-            label=f"our law, T = {tokens}, {name}",
-        )
+    gradients = _scaled_gradients(numbers)
+    # the shortest length has too few values of β
+    longer = _lengths(gradients)[1:]
+    styles = ((SKY, "s-"), (BLUE, "^-"))
+    for tokens, (colour, fmt) in zip(longer, styles, strict=False):
+        style = {"color": colour, "fmt": fmt}
+        _plot_gradients(axes, gradients, tokens, 0.1, **style)
+    style = {"color": VERMILLION, "fmt": "D-"}
+    _plot_gradients(axes, gradients, longer[-1], 0.0, **style)
     axes.plot(
         list(GRADIENT),
-        [1e6 * v for v in GRADIENT.values()],
+        [1e6 * value for value in GRADIENT.values()],
         "o",
         mfc="white",
         color=ORANGE,
         label="theirs, T = 2048 and 4096",
     )
-    axes.set(
-        xlabel="β",
-        ylabel="|∂L/∂W$_Q$|² T d$^{-2}$ (log T)$^{-1/2}$ · 10⁶",
-        ylim=(0, None),
-    )
+    axes.set(xlabel="β", ylim=(0, None))
+    axes.set_ylabel("|∂L/∂W$_Q$|² T d$^{-2}$ (log T)$^{-1/2}$ · 10⁶")
     figure.legend(loc="outside lower center", ncols=1)
     return figure
+
+
+def _plot_gradients(
+    axes: Any,
+    gradients: dict[_Setting, Estimate],
+    tokens: int,
+    dropout: float,
+    **style: Any,
+) -> None:
+    """Our gradients by β, with their standard errors."""
+    points = {}
+    for beta in GRADIENT:
+        setting = _Setting(tokens, beta, dropout)
+        if setting in gradients:
+            points[beta] = gradients[setting]
+    axes.errorbar(
+        list(points),
+        [1e6 * gradient.value for gradient in points.values()],
+        [1e6 * gradient.error for gradient in points.values()],
+        ms=3,
+        capsize=2,
+        label=f"our law, T = {tokens}, {'with' if dropout else 'no'} dropout",
+        **style,
+    )
 
 
 RESULT = Result(

@@ -14,52 +14,54 @@ from ..._program import Program
 from ...nn import Embedding, embedding, mlp
 from ._result import Array
 
-VARIANCE, BIAS = 0.2, 4e-4  # of weights, over the fan-in, and of biases
+VARIANCE = 0.2  # of weights, times the fan-in
+BIAS = 4e-4  # variance of biases
 DROPOUT = 0.1  # the default of a configuration of BERT
-VOCABULARY_SIZE = 2000  # of the vocabulary
+VOCABULARY_SIZE = 2000
 TEXT = """
-Once upon a time there was a small grey cat named Tom who lived near the sea . Every morning he walked down to the
-harbour and watched old boats go out for fish . One windy day Tom saw something shiny under an upturned bucket . It
-was a golden key ! " Whose could this be ? " he asked himself . First he showed it to Mrs Bell , but her door was
-already open . Then Sam , the baker's boy , tried it on his bread oven , which had no lock at all . Nobody in town
-knew what that key might open . Tom felt sad , so he sat upon some steps by the lighthouse . Just then a tired man
-came up , looking through all of his pockets . " I have lost my light ! " cried he . " Without a key I cannot climb up
-tonight , and many ships will hit those rocks . " Tom jumped , meowed loudly , and dropped his treasure at the
-keeper's feet . How they both laughed ! That evening a great lamp shone far across dark water , and every sailor came
-home safe . For supper Tom got two whole fish with cream . From then on , they were best friends .
+Once upon a time there was a small grey cat named Tom who lived near the sea . Every
+morning he walked down to the harbour and watched old boats go out for fish . One windy
+day Tom saw something shiny under an upturned bucket . It was a golden key ! " Whose
+could this be ? " he asked himself . First he showed it to Mrs Bell , but her door was
+already open . Then Sam , the baker's boy , tried it on his bread oven , which had no
+lock at all . Nobody in town knew what that key might open . Tom felt sad , so he sat
+upon some steps by the lighthouse . Just then a tired man came up , looking through all
+of his pockets . " I have lost my light ! " cried he . " Without a key I cannot climb up
+tonight , and many ships will hit those rocks . " Tom jumped , meowed loudly , and
+dropped his treasure at the keeper's feet . How they both laughed ! That evening a great
+lamp shone far across dark water , and every sailor came home safe . For supper Tom got
+two whole fish with cream . From then on , they were best friends .
 """
 
 
 def ids(tokens: int) -> list[int]:
     """The words of our text as numbers, from the beginning again where it ends."""
     words = TEXT.split()
-    known = {word: number for number, word in enumerate(dict.fromkeys(words))}
-    return [known[words[k % len(words)]] for k in range(tokens)]
+    id_of = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    return [id_of[words[k % len(words)]] for k in range(tokens)]
 
 
 def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Program:
-    """The mean cosine of two tokens before the first layer and after each: post-norm,
-    one head, width n throughout.
+    """The mean cosine of two tokens before the first layer and after each.
 
-    After a layer norm it follows from the squared length of the sum of all tokens.
+    Post-norm, one head, width n throughout. After a layer norm the cosine follows from
+    the squared length of the sum of all tokens.
     """
     n = ns.Width("n")
     queries = math.sqrt(beta) * math.log(longest) ** 0.25
     v, b = math.sqrt(VARIANCE), math.sqrt(BIAS)
-    # one segment
-    x = embedding(ids(tokens), n, std=0.1, position_std=0.1) + ns.gaussian(
-        n, cov=0.02**2
-    )
-    x = ns.layer_norm(x)
-    found = [_cosine(x)]
+    words = embedding(ids(tokens), n, std=0.1, position_std=0.1)
+    x = ns.layer_norm(words + ns.gaussian(n, cov=0.02**2))  # one segment
+    cosines = [_cosine(x)]
     for _ in range(layers):
-        q, k = (ns.weight(n, n, std=queries) @ x for _ in range(2))
-        # no output matrix
+        q = ns.weight(n, n, std=queries) @ x
+        k = ns.weight(n, n, std=queries) @ x
+        # there is no output matrix
         mixed = ns.softmax(ns.dot(q, k)) @ (ns.weight(n, n, std=v) @ x)
         x = ns.layer_norm(x + mixed + ns.gaussian(n, cov=BIAS))
         x = ns.layer_norm(x + mlp(x, n, sigma_w=v, sigma_b=b))
-        found.append(_cosine(x))
-    return Program(ns.stack(found))
+        cosines.append(_cosine(x))
+    return Program(ns.stack(cosines))
 
 
 def _cosine(x: ns.Vector) -> ns.Scalar:
@@ -69,73 +71,74 @@ def _cosine(x: ns.Vector) -> ns.Scalar:
 
 
 def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Program:
-    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling, whose labels
-    are the input itself.
+    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling.
 
-    Logits are small, so the loss is taken to first order: −⟨e_t − ē, z⟩ for a token of
-    id t, with ē the mean of all words. What is left out is, to second order, along z,
-    and the layer norm before it removes that.
+    The labels are the input itself. Logits are small, so the loss is taken to first
+    order: −⟨e_t − ē, z⟩ for a token of id t, with ē the mean of all words. What is left
+    out is, to second order, along z, and the layer norm before it removes that.
     """
     d, v, b = width, math.sqrt(VARIANCE), math.sqrt(BIAS)
     queries = math.sqrt(beta) * math.log(tokens) ** 0.25
     words = Embedding(ids(tokens), d, 0.01)
     x = words() + ns.gaussian(d, tokens, cov=0.05**2) + ns.gaussian(d, cov=0.02**2)
     x = dropped(ns.layer_norm(x), dropout)
+
     w = ns.weight(d, d, std=queries)
     a = ns.softmax(ns.dot(w @ x, ns.weight(d, d, std=queries) @ x))
     if dropout:
-        a = a * ns.apply(
-            _Kept(dropout), ns.normal((tokens, tokens)), derivative=_nothing
-        )
-    x = ns.layer_norm(
-        x
-        + dropped(a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS), dropout)
-    )
+        normals = ns.normal((tokens, tokens))
+        a = a * ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
+    attended = a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS)
+    x = ns.layer_norm(x + dropped(attended, dropout))
     x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
     z = ns.layer_norm(ns.relu(ns.weight(d, d, std=0.02 * math.sqrt(d)) @ x))
+
+    # words that do not occur are part of the mean only
     others = VOCABULARY_SIZE - len(words.known)
-    mean = words.vectors.sum(0) / VOCABULARY_SIZE + ns.gaussian(
-        d, cov=0.01**2 * others / VOCABULARY_SIZE**2
-    )
+    other_words = ns.gaussian(d, cov=0.01**2 * others / VOCABULARY_SIZE**2)
+    mean = words.vectors.sum(0) / VOCABULARY_SIZE + other_words
     total = ((words() - mean) * z).sum(0).reshape(1)
     loss = -(d / tokens) * ns.mean_dot(total, ns.ones(d).reshape(1))[0, 0]
     return Program(ns.grad_norm(loss, w))
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:
-    """Dropout: each coordinate 0 with this probability, the others rescaled; a function
-    of one more normal.
+    """Dropout: each coordinate is 0 with this probability, and the others are rescaled.
+
+    It is a function of one more normal for each coordinate.
     """
     if not share:
         return x
-    return x * ns.nonlin(
-        _Kept(share), ns.gaussian(x.width, x.shape), derivative=_nothing
-    )
+    normals = ns.gaussian(x.width, x.shape)
+    return x * ns.nonlin(_Kept(share), normals, derivative=_no_derivative)
 
 
 class _Kept:
     """1/(1 − share) where a normal is above its quantile of that share, else 0."""
 
     def __init__(self, share: float) -> None:
-        self.share, self.bound = share, float(scipy.special.ndtri(share))
+        self.share = share
+        self.bound = float(scipy.special.ndtri(share))
         self.__name__ = "kept"
 
     def __call__(self, u: Array) -> Array:
         return (u > self.bound) / (1 - self.share)
 
 
-def _nothing(u: Array) -> Array:
+def _no_derivative(u: Array) -> Array:
+    """The derivative of dropout by its normals, almost everywhere."""
     return 0 * u
 
 
 def theory(start: float, beta: float, layers: int) -> Array:
-    """Their recursion for the cosine, from the first to each layer, with the attention
-    of infinitely many tokens.
+    """Their recursion for the cosine, from the first to each layer.
+
+    Attention is that of infinitely many tokens.
     """
-    found = [start]
+    cosines = [start]
     for _ in range(layers):
-        found.append(_layer(found[-1], beta))
-    return np.array(found)
+        cosines.append(_after_layer(cosines[-1], beta))
+    return np.array(cosines)
 
 
 def condensed(cosine: float, beta: float) -> float:
@@ -144,12 +147,17 @@ def condensed(cosine: float, beta: float) -> float:
     return 0.0 if beta < critical else 1 - critical / beta
 
 
-def _layer(p: float, beta: float) -> float:
+def _after_layer(cosine: float, beta: float) -> float:
+    """The cosine after one layer."""
+    p = cosine
+    # attention and the residual connection: mean product of two tokens over the square
     q = p + (1 - p) * condensed(p, beta)
     p = (VARIANCE * p + BIAS + p) / (VARIANCE * q + BIAS + 1)
     # of W x + b: the square, and the product of two tokens
-    one, two = VARIANCE + BIAS, VARIANCE * p + BIAS
-    c = min(two / one, 1.0)
-    angle = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi  # of ReLU
-    fed = [VARIANCE * one / 2 * part + BIAS for part in (1.0, angle)]
-    return (fed[1] + p) / (fed[0] + 1)
+    square, product = VARIANCE + BIAS, VARIANCE * p + BIAS
+    c = min(product / square, 1.0)
+    # the factor of ReLU on the product of two tokens, relative to that on a square
+    angle = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
+    mlp_square = VARIANCE * square / 2 + BIAS
+    mlp_product = VARIANCE * square / 2 * angle + BIAS
+    return (mlp_product + p) / (mlp_square + 1)

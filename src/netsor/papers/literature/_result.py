@@ -1,6 +1,4 @@
-"""A published result: its source and setting, the computation, the verdicts, and the
-figures.
-"""
+"""A published result: its source and setting, the work, the verdicts, the figures."""
 
 from __future__ import annotations
 
@@ -15,17 +13,18 @@ import numpy.typing as npt
 from ...laws import Estimate
 from ...laws._estimate import student
 from ...studies import Arrays
-from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, decide_below
+from .._significance import decide_below
 
 Array = npt.NDArray[np.float64]
 Numbers = Mapping[str, Arrays]  # computed numbers, by the label of the part
-# of a power of a width or a length, for all results; fixed before any was computed
+# Tolerance for a power of a width or a length, in all results; it was fixed before any
+# number was computed.
 EXPONENT_ATOL = 0.1
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a result: `work(**given, seed=seed)` returns arrays by their names.
+    """A piece of the work on a result: `work(**given, seed=seed)` returns named arrays.
 
     `work` is a function of a module, not a lambda: another process must find it.
     `given` can be written as JSON, and determines the numbers. If the numbers of `work`
@@ -52,24 +51,22 @@ class PartTask:
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on."""
         part = self.part
-        name = f"{part.work.__module__.rpartition('.')[2]}.{part.work.__name__}"
+        module = part.work.__module__.rpartition(".")[2]
         return {
-            "literature": name,
+            "literature": f"{module}.{part.work.__name__}",
             "given": dict(part.given),
             "seed": self.seed,
             "version": part.version,
         }
 
     def run(self) -> Arrays:
-        """Its numbers."""
+        """Compute the numbers."""
         return self.part.work(**self.part.given, seed=self.seed)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the report: the published statement, the rule, our result, and the
-    verdict.
-    """
+    """A row of the report: a published statement, the rule, our number, the verdict."""
 
     published: str
     rule: str
@@ -79,8 +76,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its data: `draw` returns a figure in the style of the house, `rows`
-    a tidy table of one kind.
+    """A figure with its data.
+
+    `draw` returns a matplotlib figure, and `rows` the rows of a table with one kind of
+    observation.
     """
 
     name: str
@@ -112,35 +111,48 @@ class Result:
 
 
 def within(published: float, ours: Estimate, share: float) -> str:
-    """Is the published number within this share of ours? By four standard errors, one
-    way or the other.
+    """Whether the published number is within this share of ours.
+
+    It must be inside or outside by four standard errors.
     """
-    off = abs(published / ours.value - 1)
-    error = abs(published / ours.value) * ours.error / abs(ours.value)
-    if off + SIGMAS * error < share:
-        return AGREES
-    return DISAGREES if off - SIGMAS * error > share else UNDECIDED
+    ratio = published / ours.value
+    error = abs(ratio) * ours.error / abs(ours.value)
+    return decide_below(Estimate(abs(ratio - 1), error), share)
 
 
-def near(found: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
-    """Is our number within this distance of a value? By four standard errors, one way
-    or the other.
+def near(ours: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
+    """Whether our number is within this distance of a value.
+
+    It must be inside or outside by four standard errors.
     """
-    return decide_below(Estimate(abs(found.value - value), found.error), atol)
+    return decide_below(Estimate(abs(ours.value - value), ours.error), atol)
 
 
 def mean(draws: Any) -> Estimate:
-    """The mean of independent draws with its standard error; of one draw the error is
-    not known.
-    """
-    error = (
-        np.std(draws, ddof=1) / math.sqrt(len(draws)) if len(draws) > 1 else math.inf
-    )
-    return Estimate(float(np.mean(draws)), float(error))
+    """The mean of independent draws with its standard error, infinite for one draw."""
+    error = math.inf
+    if len(draws) > 1:
+        error = float(np.std(draws, ddof=1) / math.sqrt(len(draws)))
+    return Estimate(float(np.mean(draws)), error)
 
 
 def average(draws: Array) -> tuple[Any, Any]:
     """Means over the first axis with their standard errors, wider for few draws."""
-    return draws.mean(axis=0), student(len(draws)) * draws.std(
-        axis=0, ddof=1
-    ) / math.sqrt(len(draws))
+    std = draws.std(axis=0, ddof=1)
+    error = student(len(draws)) * std / math.sqrt(len(draws))
+    return draws.mean(axis=0), error
+
+
+def estimates(values: Array, errors: Array) -> list[Estimate]:
+    """Numbers with their standard errors, one by one."""
+    return [
+        Estimate(float(value), float(error))
+        for value, error in zip(values, errors, strict=True)
+    ]
+
+
+def mean_columns(means: Mapping[str, Estimate]) -> dict[str, float]:
+    """Columns of a table: means by name, and then their standard errors."""
+    values = {name: estimate.value for name, estimate in means.items()}
+    errors = {f"{name}_error": estimate.error for name, estimate in means.items()}
+    return {**values, **errors}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ... import studies
 from ..._validate import ArgumentError, check_fields, counted
@@ -51,7 +52,7 @@ from . import (
     _tensor_programs,
     _unit_scaling,
 )
-from ._result import Claim, PartTask, Result
+from ._result import Claim, PartTask, Picture, Result
 
 MODULES = (
     _giorlandino,
@@ -75,9 +76,7 @@ RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MO
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:
-    """The results of these names (all, if none is given), in the order of the
-    report.
-    """
+    """The results of these names, or all if there are none, in the report's order."""
     for name in names:
         if not isinstance(name, str) or name not in RESULTS:
             raise ArgumentError("names", name, f"one of {' '.join(RESULTS)}")
@@ -101,121 +100,157 @@ def document(
     manifest: Mapping[str, Any] | None = None,
 ) -> Document:
     """The results with their verdicts; with figures and manifest, for a folder."""
-    rows: list[Row] = [
-        [
-            Cell("", links={r.title + " *" * bool(r.unread): f"#{r.name}"}),
-            *map(str, _counts(claims[r.name])),
-        ]
-        for r in results
-    ]
-    notes = [Paragraph(UNREAD_NOTE)] if any(result.unread for result in results) else []
+    svg = svg or {}
     subject = (
         "Published results on wide networks, compared with the exact law of the same"
         " network."
     )
-    warning = (
-        "This is a quick look: smaller networks, fewer draws or fewer points; each"
-        " result says which."
-    )
-    sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
-    wrong = [
-        (r, claim)
-        for r in results
-        for claim in claims[r.name]
-        if claim.verdict == DISAGREES
-    ]
-    items = [
-        Item(FLAG, r.name, f"published: {claim.published}", [f"ours: {claim.ours}"])
-        for r, claim in wrong
-    ]
-    first = next(
-        (result for result in (*(r for r, _ in wrong), *results) if result.pictures),
-        None,
-    )
-    figures = [_figure(first.pictures[0], svg or {}, "summary-")] if first else []
+    sections = []
+    if quick:
+        warning = (
+            "This is a quick look: smaller networks, fewer draws or fewer points; each"
+            " result says which."
+        )
+        sections.append(Section("", [Paragraph(warning, "warning")]))
     sections += [
-        Section("", [Items(items)] if items else []),
-        Section("", [Figures(figures)], "html"),
-        Section(
-            "",
-            [
-                Table(["result", "agree", "disagree", "outside", "undecided"], rows),
-                *notes,
-            ],
-        ),
+        Section("", _disagreements(results, claims)),
+        Section("", [Figures(_main_figure(results, claims, svg))], "html"),
+        Section("", _verdict_table(results, claims)),
         Section("", [Paragraph(RULE_NOTE)], "html"),
-        *(
-            _section(result, claims[result.name], svg or {}, quick)
-            for result in results
-        ),
     ]
+    for result in results:
+        sections.append(_section(result, claims[result.name], svg, quick))
     if manifest is not None:
         work = f"{manifest['seconds']['work']:.0f} core-seconds of work."
         sections.append(Section("How", [provenance(manifest, work, FILES)], "html"))
     return Document("Published results, checked", summary(claims), subject, sections)
 
 
+def _disagreements(
+    results: Sequence[Result], claims: Mapping[str, Sequence[Claim]]
+) -> list[Block]:
+    """The statements that disagree, if there are any."""
+    items = []
+    for result in results:
+        for claim in claims[result.name]:
+            if claim.verdict == DISAGREES:
+                published, ours = f"published: {claim.published}", f"ours: {claim.ours}"
+                items.append(Item(FLAG, result.name, published, [ours]))
+    return [Items(items)] if items else []
+
+
+def _main_figure(
+    results: Sequence[Result],
+    claims: Mapping[str, Sequence[Claim]],
+    svg: Mapping[str, bytes],
+) -> list[Figure]:
+    """The figure of the first result that disagrees, else of the first one at all."""
+
+    def disagrees(result: Result) -> bool:
+        return any(claim.verdict == DISAGREES for claim in claims[result.name])
+
+    candidates = [*filter(disagrees, results), *results]
+    for result in candidates:
+        if result.pictures:
+            return [_figure(result.pictures[0], svg, "summary-")]
+    return []
+
+
+def _verdict_table(
+    results: Sequence[Result], claims: Mapping[str, Sequence[Claim]]
+) -> list[Block]:
+    """How many statements of each result have each verdict."""
+    rows: list[Row] = []
+    for result in results:
+        title = f"{result.title} *" if result.unread else result.title
+        counts = [str(count) for count in _counts(claims[result.name])]
+        rows.append([Cell("", links={title: f"#{result.name}"}), *counts])
+    header = ["result", "agree", "disagree", "outside", "undecided"]
+    blocks: list[Block] = [Table(header, rows)]
+    if any(result.unread for result in results):
+        blocks.append(Paragraph(UNREAD_NOTE))
+    return blocks
+
+
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
-    """How many of each verdict there are, in one sentence; statements that a quick run
-    leaves out do not count.
+    """How many statements have each verdict, in one sentence.
+
+    Statements that a quick run leaves out do not count.
     """
-    run = [
-        claim for some in claims.values() for claim in some if claim.verdict != ABSENT
+    judged = [
+        claim
+        for result_claims in claims.values()
+        for claim in result_claims
+        if claim.verdict != ABSENT
     ]
-    agree, disagree, outside, undecided = _counts(run)
+    counts = _counts(judged)
     text = (
-        f"{counted(len(run), 'statement')} from {counted(len(claims), 'paper')}:"
-        f" {agree} agree, {disagree} disagree"
+        f"{counted(len(judged), 'statement')} from {counted(len(claims), 'paper')}:"
+        f" {counts.agree} agree, {counts.disagree} disagree"
     )
-    text += f", {outside} outside their stated range" if outside else ""
-    return text + (f", {undecided} undecided." if undecided else ".")
+    if counts.outside:
+        text += f", {counts.outside} outside their stated range"
+    if counts.undecided:
+        text += f", {counts.undecided} undecided"
+    return text + "."
 
 
-def _counts(claims: Sequence[Claim]) -> tuple[int, ...]:
-    """How many agree, disagree, are outside their stated range, and are undecided."""
-    return tuple(
-        sum(claim.verdict == verdict for claim in claims)
-        for verdict in (AGREES, DISAGREES, OUTSIDE, UNDECIDED)
+class Counts(NamedTuple):
+    """How many statements have each verdict."""
+
+    agree: int
+    disagree: int
+    outside: int  # their stated range
+    undecided: int
+
+
+def _counts(claims: Sequence[Claim]) -> Counts:
+    verdicts = [claim.verdict for claim in claims]
+    return Counts(
+        agree=verdicts.count(AGREES),
+        disagree=verdicts.count(DISAGREES),
+        outside=verdicts.count(OUTSIDE),
+        undecided=verdicts.count(UNDECIDED),
     )
 
 
 def _section(
     result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool
 ) -> Section:
-    rows: list[Row] = [
-        [
-            Cell(c.published, f"Rule: {c.rule}"),
-            c.ours,
-            Cell(c.verdict, status=CLASSES.get(c.verdict, "open")),
-        ]
-        for c in claims
-    ]
-    figures = [_figure(picture, svg) for picture in result.pictures]
+    """The section of one result."""
     blocks: list[Block] = [
         Paragraph(result.source, links=result.links),
         Paragraph(result.setting),
     ]
-    blocks += [Paragraph(f"Not read: {result.unread}")] if result.unread else []
-    blocks += [Paragraph(f"Quick: {result.quick}", "warning")] if quick else []
-    blocks += [
-        Table(["Published", "Our law", "Verdict"], rows, prose=True),
-        Figures(figures),
-    ]
+    if result.unread:
+        blocks.append(Paragraph(f"Not read: {result.unread}"))
+    if quick:
+        blocks.append(Paragraph(f"Quick: {result.quick}", "warning"))
+    rows = [_claim_cells(claim) for claim in claims]
+    blocks.append(Table(["Published", "Our law", "Verdict"], rows, prose=True))
+    blocks.append(Figures([_figure(picture, svg) for picture in result.pictures]))
     return Section(result.title, blocks, "verbose", anchor=result.name)
 
 
-def _figure(picture: Any, svg: Mapping[str, bytes], prefix: str = "") -> Figure:
-    return Figure(
-        prefix + picture.name, picture.caption, partial(svg.__getitem__, picture.name)
-    )
+def _claim_cells(claim: Claim) -> Row:
+    return [
+        Cell(claim.published, f"Rule: {claim.rule}"),
+        claim.ours,
+        Cell(claim.verdict, status=CLASSES.get(claim.verdict, "open")),
+    ]
 
 
-START_SECONDS = 2.0  # to start the workers
+def _figure(picture: Picture, svg: Mapping[str, bytes], prefix: str = "") -> Figure:
+    name = picture.name
+    return Figure(prefix + name, picture.caption, partial(svg.__getitem__, name))
+
+
+START_SECONDS = 2.0  # to start the workers, for the estimate of a run
 
 
 @dataclass(frozen=True)
 class Request(studies.Request):
-    """Which results, and how."""
+    """Which results to check, and how."""
 
     names: tuple[str, ...] = ()  # all
     quick: bool = False
@@ -256,7 +291,8 @@ class Request(studies.Request):
 
 
 class Finished(FigureResult):
-    """The verdicts on each result by its name, in `claims`, and where the report is.
+    """The verdicts, in `claims` by the name of the result, and the report's path.
+
     Print it for the table.
     """
 
@@ -264,12 +300,16 @@ class Finished(FigureResult):
 
     def __init__(
         self,
+        request: Request,
+        tables: Mapping[str, bytes],
+        figures: Mapping[str, Future[dict[str, bytes]]],
+        *,
         claims: dict[str, tuple[Claim, ...]],
         parts: list[dict[str, Any]],
-        *made: Any,
     ) -> None:
-        super().__init__(*made)
-        self.claims, self._parts = claims, parts
+        super().__init__(request, tables, figures)
+        self.claims = claims
+        self._parts = parts
 
     @property
     def summary(self) -> str:
@@ -281,13 +321,15 @@ class Finished(FigureResult):
         return document(results, self.claims, self.request.quick, self._svg, manifest)
 
     def to_dataframe(self) -> Any:
-        """The statements as a pandas DataFrame: a row each, with its paper, its rule,
-        our number and the verdict.
+        """The statements as a pandas DataFrame, one in each row.
+
+        The columns are the name of the result, the published statement, the rule, our
+        number and the verdict.
         """
-        every = (
-            (name, claim) for name, claims in self.claims.items() for claim in claims
-        )
-        return to_dataframe({"result": name, **asdict(claim)} for name, claim in every)
+        rows = []
+        for name, claims in self.claims.items():
+            rows += [{"result": name, **asdict(claim)} for claim in claims]
+        return to_dataframe(rows)
 
     def _spent(self) -> dict[str, Any]:
         work = round(sum(part["seconds"] for part in self._parts), 3)
@@ -305,35 +347,40 @@ class LiteratureStudy(Study[Finished]):
 
     def tasks(self) -> list[PartTask]:
         """The parts of all results, long ones first, to keep all workers busy."""
-        request = self.request
-        every = [
-            PartTask(r.name, part, request.seed)
-            for r in request.results
-            for part in r.parts(request.quick)
-        ]
-        return sorted(every, key=lambda task: -task.part.seconds)
+        tasks = []
+        for result in self.request.results:
+            for part in result.parts(self.request.quick):
+                tasks.append(PartTask(result.name, part, self.request.seed))
+        return sorted(tasks, key=lambda task: -task.part.seconds)
 
     def estimate(self) -> Cost:
-        """The cost of the missing parts, by their own estimates, and of the figures."""
+        """The cost of the missing parts, as each states it, and of the figures."""
         store, request = self.request.store, self.request
-        left = [
+        missing = [
             task.part.seconds
             for task in self.tasks()
             if store is None or not store.has(task.key)
         ]
-        workers = worker_count(request.workers, max(1, len(left)), 1.0, request.backend)
-        work = sum(left) + FIGURE_SECONDS * sum(
-            len(result.pictures) for result in request.results
+        workers = worker_count(
+            request.workers, max(1, len(missing)), 1.0, request.backend
         )
+        pictures = sum(len(result.pictures) for result in request.results)
+        work = sum(missing) + FIGURE_SECONDS * pictures
+        longest = max(missing, default=0.0)  # the run takes at least that long
         return Cost(
-            max(work, workers * max(left, default=0.0)), START_SECONDS, 0.0, 0, workers
+            seconds=max(work, workers * longest),
+            first=START_SECONDS,
+            bytes=0.0,
+            random_numbers=0,
+            workers=workers,
         )
 
     def result(self, run: Run) -> Finished:
         """Verdicts, figures and their data."""
         run.wait()
         tasks = {(task.result, task.part.label): task for task in run.tasks}
-        claims, tables, figures, parts = {}, {}, {}, []
+        claims, tables, figures = {}, {}, {}
+        parts = []  # the work of each, for the manifest
         for result in self.request.results:
             labels = [part.label for part in result.parts(self.request.quick)]
             numbers = {label: run[tasks[result.name, label]] for label in labels}
@@ -342,9 +389,12 @@ class LiteratureStudy(Study[Finished]):
                 tables[picture.name] = to_csv(picture.rows(numbers))
                 figures[picture.name] = run.submit(drawn, picture.draw, numbers)
             for label in labels:
-                spent = {
-                    "file": run.file(tasks[result.name, label]),
-                    "seconds": round(float(numbers[label]["seconds"]), 3),
-                }
-                parts.append({"result": result.name, "part": label, **spent})
-        return Finished(claims, parts, self.request, tables, figures)
+                parts.append(
+                    {
+                        "result": result.name,
+                        "part": label,
+                        "file": run.file(tasks[result.name, label]),
+                        "seconds": round(float(numbers[label]["seconds"]), 3),
+                    }
+                )
+        return Finished(self.request, tables, figures, claims=claims, parts=parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from ._yang import (
     word_kernel,
 )
 
-DEPTH = 2  # of Tensor Programs I; II has 1
-TANGENT_DEPTHS, KERNEL_DEPTHS = [2, 4], [3, 5]  # at which recursions are compared
-NETWORKS = 10  # both papers publish the mean
-# two ways to compute one number: rounding of some hundred operations, with room
+DEPTH = 2  # blocks in Tensor Programs I; II has one
+# Depths at which the recursions are compared with our programs.
+TANGENT_DEPTHS, KERNEL_DEPTHS = [2, 4], [3, 5]
+NETWORKS = 10  # both papers publish means of that many
+# Relative difference of two ways to compute one number: the rounding of some hundred
+# operations, with room.
 SAME = 1e-9
 MAX_Z = 4.0  # standard deviations of the published numbers, by our law
 
@@ -61,14 +63,12 @@ KERNEL = {
 
 
 def tangent_limit(depths: list[int], seed: int) -> Arrays:
-    """The tangent kernel at infinite width, by the published recursion and by `ns.ntk`
-    of the program.
-    """
+    """The tangent kernel at infinite width, by the published recursion and `ns.ntk`."""
     first = IMAGES @ IMAGES.T / IMAGES.shape[1]
-    ours = [
-        np.asarray(tangent_program(d, inf).draw(n=inf, draws=1, progress=False))[0]
-        for d in depths
-    ]
+    ours = []
+    for depth in depths:
+        kernels = tangent_program(depth, inf).draw(n=inf, draws=1, progress=False)
+        ours.append(np.asarray(kernels)[0])
     return {
         "recursion": np.stack([tangent(first, depth) for depth in depths]),
         "ours": np.stack(ours),
@@ -76,14 +76,12 @@ def tangent_limit(depths: list[int], seed: int) -> Arrays:
 
 
 def kernel_limit(depths: list[int], seed: int) -> Arrays:
-    """The kernel of the last tokens at infinite width, by the published recursion and
-    by the program.
-    """
+    """The kernel of the last tokens at infinite width, by recursion and by program."""
     first = word_kernel()[np.ix_(PLACES, PLACES)]
-    ours = [
-        np.asarray(kernel_program(1, d).draw(n=inf, draws=1, progress=False))[0, 0]
-        for d in depths
-    ]
+    ours = []
+    for depth in depths:
+        kernels = kernel_program(1, depth).draw(n=inf, draws=1, progress=False)
+        ours.append(np.asarray(kernels)[0, 0])
     return {
         "recursion": np.stack([last_kernel(first, depth) for depth in depths]),
         "ours": np.stack(ours),
@@ -93,149 +91,139 @@ def kernel_limit(depths: list[int], seed: int) -> Arrays:
 def tangent_width(width: int, draws: int, seed: int) -> Arrays:
     """‖Θ_n − Θ‖/‖Θ‖ of independent networks of a width."""
     limit = tangent(IMAGES @ IMAGES.T / IMAGES.shape[1], 1)
-    found = np.asarray(
-        tangent_program(1, width).draw(n=width, draws=draws, seed=seed, progress=False)
-    )
-    return {"off": np.linalg.norm(found - limit, axis=(1, 2)) / np.linalg.norm(limit)}
+    program = tangent_program(1, width)
+    kernels = program.draw(n=width, draws=draws, seed=seed, progress=False)
+    difference = np.linalg.norm(np.asarray(kernels) - limit, axis=(1, 2))
+    return {"off": difference / np.linalg.norm(limit)}
 
 
 def kernel_width(width: int, draws: int, seed: int) -> Arrays:
-    """‖K_n − K‖²/‖K‖², the mean over ten networks that share an embedding, as the
-    notebook draws them.
+    """‖K_n − K‖²/‖K‖², the mean over ten networks that share an embedding.
+
+    The notebook draws its networks in this way.
     """
     limit = last_kernel(word_kernel()[np.ix_(PLACES, PLACES)], DEPTH)
-    found = np.asarray(
-        kernel_program(NETWORKS, DEPTH).draw(
-            n=width, draws=draws, seed=seed, progress=False
-        )
-    )
-    return {
-        "off": np.mean(
-            (np.linalg.norm(found - limit, axis=(2, 3)) / np.linalg.norm(limit)) ** 2,
-            axis=1,
-        )
-    }
+    program = kernel_program(NETWORKS, DEPTH)
+    kernels = program.draw(n=width, draws=draws, seed=seed, progress=False)
+    difference = np.linalg.norm(np.asarray(kernels) - limit, axis=(2, 3))
+    squares = (difference / np.linalg.norm(limit)) ** 2
+    return {"off": np.mean(squares, axis=1)}
 
 
 def parts(quick: bool) -> list[Part]:
-    """Both limits, and every width that was published; a quick run has three widths of
-    each, with fewer draws.
+    """Both limits, and every width that was published.
+
+    A quick run has three widths of each, with fewer draws.
     """
-    depths = TANGENT_DEPTHS[: 1 if quick else 2]
-    made = [
-        Part("tangent limit", tangent_limit, {"depths": depths}, 3.0 if quick else 6.0),
+    depths = TANGENT_DEPTHS[:1] if quick else TANGENT_DEPTHS
+    seconds = 3.0 if quick else 6.0
+    parts = [
+        Part("tangent limit", tangent_limit, {"depths": depths}, seconds),
         Part("kernel limit", kernel_limit, {"depths": KERNEL_DEPTHS}, 1.0),
     ]
     for width in (64, 256, 1024) if quick else TANGENT:
         draws = 200 if quick else min(1000, 2**21 // width)
-        made.append(
-            Part(
-                f"tangent {width}",
-                tangent_width,
-                {"width": width, "draws": draws},
-                2.0 if quick else 9.0,
-            )
-        )
+        given = {"width": width, "draws": draws}
+        seconds = 2.0 if quick else 9.0
+        parts.append(Part(f"tangent {width}", tangent_width, given, seconds))
     for width in (32, 128, 512) if quick else KERNEL:
         draws = 40 if quick else min(200, 2**17 // width)
-        made.append(
-            Part(
-                f"kernel {width}",
-                kernel_width,
-                {"width": width, "draws": draws},
-                2.0 if quick else 7.0,
-            )
-        )
-    return made
+        given = {"width": width, "draws": draws}
+        seconds = 2.0 if quick else 7.0
+        parts.append(Part(f"kernel {width}", kernel_width, given, seconds))
+    return parts
 
 
-def _table(numbers: Numbers, name: str) -> list[tuple[int, float, Estimate, float]]:
-    """At each width the published number, our mean, and their distance in standard
-    deviations of the first.
+class _Distance(NamedTuple):
+    """How far a kernel at one width is from its limit."""
+
+    width: int
+    published: float
+    ours: Estimate
+    deviation: float  # published minus ours, in standard deviations of the published
+
+
+def _distances(numbers: Numbers, name: str) -> list[_Distance]:
+    """The distance at each width that was run.
 
     Ten networks of Tensor Programs II are independent. Those of I share an embedding,
     and our draws are of their mean.
     """
-    made = []
-    for width, published in (TANGENT if name == "tangent" else KERNEL).items():
-        if (found := numbers.get(f"{name} {width}")) is None:
+    is_tangent = name == "tangent"
+    networks = (
+        NETWORKS if is_tangent else 1
+    )  # in a published mean, for each of our draws
+    distances = []
+    for width, published in (TANGENT if is_tangent else KERNEL).items():
+        arrays = numbers.get(f"{name} {width}")
+        if arrays is None:
             continue
-        ours = mean(found["off"])
-        std = ours.error * math.sqrt(
-            len(found["off"]) / (NETWORKS if name == "tangent" else 1)
-        )
-        made.append(
-            (
-                width,
-                published,
-                ours,
-                (published - ours.value) / math.hypot(std, ours.error),
-            )
-        )
-    return made
+        draws = arrays["off"]
+        ours = mean(draws)
+        std = ours.error * math.sqrt(len(draws) / networks)
+        deviation = (published - ours.value) / math.hypot(std, ours.error)
+        distances.append(_Distance(width, published, ours, deviation))
+    return distances
 
 
-def _recursion(found: Arrays, what: str, depths: list[int]) -> Claim:
-    off = max(
-        np.abs(ours / said - 1).max()
-        for ours, said in zip(found["ours"], found["recursion"], strict=True)
+def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
+    """The published recursion against our program."""
+    largest = max(
+        np.abs(ours / recursion - 1).max()
+        for ours, recursion in zip(arrays["ours"], arrays["recursion"], strict=True)
     )
+    compared = " and ".join(str(depth) for depth in depths[: len(arrays["ours"])])
     return Claim(
         f"{what} is given by a recursion over layers.",
         "The recursion and our program at infinite width, which does not use it, agree"
         f" to {SAME:g} in every entry.",
-        f"Largest relative difference {off:.1e}, at depth"
-        f" {' and '.join(map(str, depths[: len(found['ours'])]))}.",
-        AGREES if off < SAME else DISAGREES,
+        f"Largest relative difference {largest:.1e}, at depth {compared}.",
+        AGREES if largest < SAME else DISAGREES,
     )
 
 
-def _means(rows: list[tuple[int, float, Estimate, float]], what: str) -> Claim:
-    far = max(rows, key=lambda row: abs(row[-1]))
-    words = "; ".join(
-        f"{width}: {said:.3g}, ours {ours.value:.3g} ± {ours.error:.1g}"
-        for width, said, ours, _ in rows
+def _means(distances: list[_Distance], what: str) -> Claim:
+    """The published means against our law of such a mean."""
+    farthest = max(distances, key=lambda distance: abs(distance.deviation))
+    listed = "; ".join(
+        f"{d.width}: {d.published:.3g}, ours {d.ours.value:.3g} ± {d.ours.error:.1g}"
+        for d in distances
     )
     return Claim(
         f"{what}, by width, as the mean of {NETWORKS} networks.",
         f"At every width the published mean is within {MAX_Z:g} standard deviations of"
         " our law of such a mean.",
-        f"{words}. Farthest at {far[0]}: {far[-1]:+.1f} standard deviations.",
-        AGREES if abs(far[-1]) < MAX_Z else DISAGREES,
+        f"{listed}. Farthest at {farthest.width}: {farthest.deviation:+.1f} standard"
+        " deviations.",
+        AGREES if abs(farthest.deviation) < MAX_Z else DISAGREES,
     )
 
 
-def _power(
-    rows: list[tuple[int, float, Estimate, float]], power: float, what: str
-) -> Claim:
-    found = slope_of([row[0] for row in rows], [row[2] for row in rows])
-    factor = np.mean([ours.value * width**-power for width, _, ours, _ in rows])
+def _power(distances: list[_Distance], power: float, what: str) -> Claim:
+    """The power of the width that our means follow."""
+    slope = slope_of([d.width for d in distances], [d.ours for d in distances])
+    factor = np.mean([d.ours.value * d.width**-power for d in distances])
     return Claim(
         f"{what} falls like width^{power:g}.",
         "The slope of our means in logarithms is within 15 % of that power, by four"
         " standard errors.",
-        f"Slope {found.value:.3f} ± {found.error:.3f}; about {factor:.2f} ·"
+        f"Slope {slope.value:.3f} ± {slope.error:.3f}; about {factor:.2f} ·"
         f" width^{power:g}.",
-        within(power, found, 0.15),
+        within(power, slope, 0.15),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """Two recursions, two tables, two powers."""
-    tangents, kernels = _table(numbers, "tangent"), _table(numbers, "kernel")
+    tangent_limits, kernel_limits = numbers["tangent limit"], numbers["kernel limit"]
+    tangents, kernels = _distances(numbers, "tangent"), _distances(numbers, "kernel")
+    tangent_words = "II: the tangent kernel at infinite width"
+    kernel_words = "I: the kernel of the last tokens at infinite width"
     return [
-        _recursion(
-            numbers["tangent limit"],
-            "II: the tangent kernel at infinite width",
-            TANGENT_DEPTHS,
-        ),
+        _recursion(tangent_limits, tangent_words, TANGENT_DEPTHS),
         _means(tangents, "II: ‖Θ_n − Θ‖/‖Θ‖"),
         _power(tangents, -0.5, "II: ‖Θ_n − Θ‖/‖Θ‖"),
-        _recursion(
-            numbers["kernel limit"],
-            "I: the kernel of the last tokens at infinite width",
-            KERNEL_DEPTHS,
-        ),
+        _recursion(kernel_limits, kernel_words, KERNEL_DEPTHS),
         _means(kernels, "I: ‖K_n − K‖²/‖K‖²"),
         _power(kernels, -1.0, "I: ‖K_n − K‖²/‖K‖²"),
     ]
@@ -244,59 +232,55 @@ def judge(numbers: Numbers) -> list[Claim]:
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Both tables."""
     for name, paper in (("tangent", "II"), ("kernel", "I")):
-        for width, published, ours, apart in _table(numbers, name):
+        for distance in _distances(numbers, name):
             yield {
                 "paper": paper,
-                "width": width,
-                "published": published,
-                "ours": ours.value,
-                "error": ours.error,
-                "standard_deviations": apart,
+                "width": distance.width,
+                "published": distance.published,
+                "ours": distance.ours.value,
+                "error": distance.ours.error,
+                "standard_deviations": distance.deviation,
             }
 
 
 def draw(numbers: Numbers) -> Any:
-    """Published means and ours against the width, with the middle 90 % of what ten
-    networks give.
+    """Published means and ours against the width.
+
+    The band is the middle 90 % of what ten networks give.
     """
     figure = new(2.3)
-    both = figure.subplots(1, 2)
-    titles = (
-        ("kernel", "I: kernel, squared", -1.0),
-        ("tangent", "II: tangent kernel", -0.5),
-    )
-    for axes, (name, title, power) in zip(both, titles, strict=True):
-        found = _table(numbers, name)
-        widths = np.array([row[0] for row in found], dtype=float)
-        ours = np.array([row[2].value for row in found])
-        low, high = np.array(
-            [_band(numbers[f"{name} {width:.0f}"]["off"], name) for width in widths]
-        ).T
-        axes.fill_between(widths, low, high, color=BLUE, alpha=0.2, lw=0)
-        axes.plot(widths, ours, color=BLUE, label="our law, and 90 %")
-        axes.plot(
-            widths, [row[1] for row in found], "o", color=VERMILLION, label="published"
-        )
-        axes.plot(
-            widths,
-            ours[-1] * (widths / widths[-1]) ** power,
-            ":",
-            color=GREY,
-            lw=1.0,
-            label="the power",
-        )
-        axes.set(xscale="log", yscale="log", xlabel="width", title=title)
-        axes.minorticks_off()
-    both[0].set_ylabel("off the limit")
-    figure.legend(
-        *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3
-    )
+    left, right = figure.subplots(1, 2)
+    _plot_distances(left, numbers, "kernel", -1.0)
+    left.set_title("I: kernel, squared")
+    left.set_ylabel("off the limit")
+    _plot_distances(right, numbers, "tangent", -0.5)
+    right.set_title("II: tangent kernel")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
+def _plot_distances(axes: Any, numbers: Numbers, name: str, power: float) -> None:
+    distances = _distances(numbers, name)
+    widths = np.array([d.width for d in distances], dtype=float)
+    published = [d.published for d in distances]
+    ours = np.array([d.ours.value for d in distances])
+    bands = [_band(numbers[f"{name} {d.width}"]["off"], name) for d in distances]
+    low, high = np.array(bands).T
+    axes.fill_between(widths, low, high, color=BLUE, alpha=0.2, lw=0)
+    axes.plot(widths, ours, color=BLUE, label="our law, and 90 %")
+    axes.plot(widths, published, "o", color=VERMILLION, label="published")
+    line = ours[-1] * (widths / widths[-1]) ** power
+    axes.plot(widths, line, ":", color=GREY, lw=1.0, label="the power")
+    axes.set(xscale="log", yscale="log", xlabel="width")
+    axes.minorticks_off()
+
+
 def _band(off: Any, name: str) -> tuple[float, float]:
-    """5 and 95 % of the mean of ten networks: as drawn, or of draws put together by ten
-    in many ways.
+    """5 and 95 % quantiles of the mean of ten networks.
+
+    Draws of Tensor Programs I are such means; those of II are put together by ten in
+    many ways.
     """
     if name == "tangent":
         off = np.random.default_rng(0).choice(off, (4000, NETWORKS)).mean(axis=1)

@@ -9,7 +9,7 @@ divided by the width n.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from ...language import (
 )
 
 Array = npt.NDArray[np.float64]
-# the tokens of each sequence: the first, and the one after the last
+# For each sequence its first token, and the one after its last.
 Spans = tuple[tuple[int, int], ...]
 N = Width("n")
 
@@ -57,12 +57,13 @@ PRODUCTS = """
 0.0537649 0.0239746 0.0167672 0.0164335 0.0438013 0.0739266
 0.0188931 0.0553604 0.0737599 0.0433282 0.0342866 0.0324098 0.1649085
 0.0197127 0.0283198 0.0235283 0.0340728 0.0346591 0.0320593 0.0397774 0.1066837
-0.0100377 0.0387801 0.0377500 0.0290770 0.0275056 0.0246697 0.0462901 0.0493739 0.1427732
+0.0100377 0.0387801 0.0377500 0.0290770 0.0275056 0.0246697 0.0462901 0.0493739
+    0.1427732
 """
-# of the words of two sentences, one after the other
+# Which of the words stand in the two sentences, one after the other.
 PLACES = [0, 1, 2, 3, 4, 5, 6, 0, 7, 1, 2, 3, 4, 5, 8, 6]
 SPANS: Spans = ((0, 7), (7, 16))
-# of U, of W¹ and W², of the biases, in Tensor Programs I
+# Variances in Tensor Programs I: of U, of W¹ and W², of the biases.
 VAR_U, VAR_W, VAR_B = 2.0, 3.0, 0.1
 
 
@@ -84,25 +85,23 @@ def _relu(k: Array) -> tuple[Array, Array]:
     std = np.sqrt(np.diag(k))
     c = np.clip(k / np.outer(std, std), -1, 1)
     angle = np.pi - np.arccos(c)
-    return np.outer(std, std) * (np.sqrt(1 - c * c) + angle * c) / (
-        2 * np.pi
-    ), angle / (2 * np.pi)
+    products = np.outer(std, std) * (np.sqrt(1 - c * c) + angle * c) / (2 * np.pi)
+    return products, angle / (2 * np.pi)
 
 
 def _mix(k: Array, spans: Spans, causal: bool) -> Array:
-    """The token itself and what it attends to."""
-    made = np.eye(len(k))
+    """The matrix that maps tokens to each token plus what it attends to."""
+    mix = np.eye(len(k))
     for first, last in spans:
         weights = np.exp(k[first:last, first:last])
-        weights = np.tril(weights) if causal else weights
-        made[first:last, first:last] += weights / weights.sum(axis=1, keepdims=True)
-    return made
+        if causal:
+            weights = np.tril(weights)
+        mix[first:last, first:last] += weights / weights.sum(axis=1, keepdims=True)
+    return mix
 
 
 def last_kernel(kernel: Array, depth: int) -> Array:
-    """Tensor Programs I: the kernel of the last tokens, with a causal mask and
-    biases.
-    """
+    """Tensor Programs I: the kernel of the last tokens, with causal mask and biases."""
     for _ in range(depth):
         k = VAR_U * kernel
         mix = _mix(k, SPANS, causal=True)
@@ -112,80 +111,109 @@ def last_kernel(kernel: Array, depth: int) -> Array:
     return kernel
 
 
+class _Block(NamedTuple):
+    """What the backward recursion needs from one block of the forward one."""
+
+    before: Array  # the kernel of x
+    mix: Array
+    inner: Array  # factors of the first norm
+    z: Array  # the kernel of z
+    active: Array  # E[φ(u)φ(u')]
+    slope: Array  # E[φ'(u)φ'(u')]
+    outer: Array  # factors of the second norm
+
+
 def tangent(kernel: Array, depth: int) -> Array:
-    """Tensor Programs II: the tangent kernel of the mean of a readout over a sequence;
-    no mask or bias, all σ = 1.
+    """Tensor Programs II: the tangent kernel of the mean of a readout over a sequence.
+
+    There is no mask and no bias, and all σ = 1.
     """
-    passed = []
+    blocks = []
     for _ in range(depth):
         mix = _mix(kernel, HALVES, causal=False)
         z, inner = _normed(mix @ kernel @ mix.T)
         active, slope = _relu(z)
         after, outer = _normed(z + active)
-        passed.append((kernel, mix, inner, z, active, slope, outer))
+        blocks.append(
+            _Block(
+                before=kernel,
+                mix=mix,
+                inner=inner,
+                z=z,
+                active=active,
+                slope=slope,
+                outer=outer,
+            )
+        )
         kernel = after
     share = np.concatenate(
         [np.full(last - first, 1 / (last - first)) for first, last in HALVES]
     )
     back = np.outer(share, share)  # ⟨δ, δ'⟩ of two tokens, δ the gradient by a token
     total = kernel * back  # of the readout
-    for before, mix, inner, z, active, slope, outer in reversed(passed):
-        by_h = np.outer(outer, outer) * back
-        by_g = by_h * slope
+    for block in reversed(blocks):
+        by_h = np.outer(block.outer, block.outer) * back
+        by_g = by_h * block.slope
         # by k = U x, and by x
-        back = mix.T @ (np.outer(inner, inner) * (by_h + by_g)) @ mix
-        total = total + by_h * active + by_g * z + back * before  # of W², W¹, U
+        scaled = np.outer(block.inner, block.inner) * (by_h + by_g)
+        back = block.mix.T @ scaled @ block.mix
+        # of W², W¹, U
+        total = total + by_h * block.active + by_g * block.z + back * block.before
     starts = [first for first, _ in HALVES]
     return np.add.reduceat(np.add.reduceat(total, starts, axis=0), starts, axis=1)
 
 
 def _attended(k: Any, spans: Spans, mask: str | None) -> Any:
-    """Tokens with what they attend to, sequence by sequence; tokens are the last
+    """Each token plus what it attends to, sequence by sequence; tokens are the last
     axis.
     """
-    made = []
+    sequences = []
     for first, last in spans:
         x = k[..., first:last]
-        made.append(x + softmax(mean_dot(x, x), mask=mask) @ x)
-    return join(made, axis=-1)
+        sequences.append(x + softmax(mean_dot(x, x), mask=mask) @ x)
+    return join(sequences, axis=-1)
 
 
 @program
 def tangent_program(depth: int, width: float) -> Any:
-    """The tangent kernel of Tensor Programs II; its LayerNorm divides by √(Σ(x −
-    x̄)²/(n − 1)).
+    """The tangent kernel of Tensor Programs II.
+
+    Its LayerNorm divides by √(Σ(x − x̄)²/(n − 1)).
     """
     gain = 1.0 if width == inf else math.sqrt((width - 1) / width)
-    x, weights = data(IMAGES), []
+    x = data(IMAGES)
+    weights = []
     for layer in range(depth):
-        u, inner, outer = weight(N, N if layer else 3), weight(N, N), weight(N, N)
+        u = weight(N, N if layer else 3)
+        inner = weight(N, N)
+        outer = weight(N, N)
         weights += [u, inner, outer]
         z = layer_norm(_attended(u @ x, HALVES, None), eps=0.0, gain=gain)
         x = layer_norm(z + outer @ relu(inner @ z), eps=0.0, gain=gain)
     r = gaussian(N)
-    f = stack([dot(r, x[first:last]).mean() for first, last in HALVES])
-    return ntk(f, weights=[*weights, r])
+    outputs = [dot(r, x[first:last]).mean() for first, last in HALVES]
+    return ntk(stack(outputs), weights=[*weights, r])
 
 
 @program
 def kernel_program(networks: int, depth: int) -> Any:
-    """The kernels of the last tokens of networks with one embedding and weights of
-    their own (Tensor Programs I).
+    """The kernels of the last tokens in Tensor Programs I.
+
+    The networks share an embedding, and have weights of their own.
     """
     kernel = word_kernel()
     # any vectors with these products will do
-    given = data(np.linalg.cholesky(kernel) * math.sqrt(len(kernel)))
-    k = (weight(N, len(kernel), std=math.sqrt(VAR_U)) @ given)[PLACES].broadcast_to(
-        (networks, len(PLACES))
-    )
+    words = data(np.linalg.cholesky(kernel) * math.sqrt(len(kernel)))
+    k = (weight(N, len(kernel), std=math.sqrt(VAR_U)) @ words)[PLACES]
+    k = k.broadcast_to((networks, len(PLACES)))
     std = math.sqrt(VAR_W)
     for layer in range(depth):
         if layer:
             k = weight(N, N, batch=networks, std=math.sqrt(VAR_U)).each(k)
         z = layer_norm(_attended(k, SPANS, "causal"), eps=0.0)
-        biases = [math.sqrt(VAR_B) * gaussian(N, (networks, 1)) for _ in range(2)]
-        active = relu(weight(N, N, batch=networks, std=std).each(z) + biases[0])
-        k = layer_norm(
-            z + weight(N, N, batch=networks, std=std).each(active) + biases[1], eps=0.0
-        )
+        inner_bias = math.sqrt(VAR_B) * gaussian(N, (networks, 1))
+        outer_bias = math.sqrt(VAR_B) * gaussian(N, (networks, 1))
+        active = relu(weight(N, N, batch=networks, std=std).each(z) + inner_bias)
+        fed = weight(N, N, batch=networks, std=std).each(active)
+        k = layer_norm(z + fed + outer_bias, eps=0.0)
     return mean_dot(k, k)
