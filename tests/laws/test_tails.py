@@ -54,7 +54,12 @@ def test_the_docs_own_point():
 def test_tails_are_smooth_where_rules_meet():
     law = ns.paper.layer().law(n=ns.inf)
     y = np.linspace(2.0, 30.0, 600)
-    assert np.diff(law.logpdf(y), 2).max() < 2e-3
+    value, error = law.with_error.logpdf(y)
+    assert error.max() < 0.01
+    # log f is concave. Where one rule follows the other, it may jump by the error of
+    # the second rule, which depends on the basis among equal eigenvalues.
+    allowed = error[:-2] + 2 * error[1:-1] + error[2:]
+    assert (np.diff(value, 2) < 2 * allowed).all()
     assert np.abs(np.diff(np.log(law.sf(y)), 2)).max() < 0.05
 
 
