@@ -55,7 +55,7 @@ def test_tails_are_smooth_where_rules_meet():
     law = ns.paper.layer().law(n=ns.inf)
     y = np.linspace(2.0, 30.0, 600)
     value, error = law.with_error.logpdf(y)
-    assert error.max() < 0.01
+    assert error.max() < 0.05
     # log f is concave. Where one rule follows the other, it may jump by the error of
     # the second rule, which depends on the basis among equal eigenvalues.
     allowed = error[:-2] + 2 * error[1:-1] + error[2:]
