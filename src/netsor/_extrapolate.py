@@ -577,10 +577,10 @@ class ExtrapolatedLaw:
         for sides in product((-2.0, 2.0), repeat=2):  # of the centre and of the spread
             targets.append(value + np.array(sides)[:, None] * error)
         return _MovedLaws(
-            fully=[self._move_to(*target, last) for target in targets],
+            fully=[self._move_to(target[0], target[1], last) for target in targets],
             partly=[
-                self._move_to(*(last + PART * (target - last)), last)
-                for target in targets
+                self._move_to(partly[0], partly[1], last)
+                for partly in (last + PART * (target - last) for target in targets)
             ],
         )
 

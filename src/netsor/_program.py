@@ -333,7 +333,7 @@ class Program:
         if not exact:
             # an ExtrapolatedLaw: its methods are those of a law, but return estimates
             extrapolated: Any = extrapolate(self.name, at, coordinates, sampling)
-            return extrapolated
+            return extrapolated  # type: ignore[no-any-return]
         law = at.law(coordinates, sampling)
         all_infinite = at.widths and all(width == inf for _, width in at.widths)
         if all_infinite and not isinstance(coordinates, list):

@@ -127,7 +127,7 @@ def _beside(a: Vectors, b: Tensor) -> Any:
 
 
 def _expanded(a: Vectors, shape: Shape) -> Vectors:
-    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))  # type: ignore[no-any-return]
+    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))
 
 
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:

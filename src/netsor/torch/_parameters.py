@@ -248,7 +248,7 @@ def _fan_in(module: Any, name: str, tensor: Any) -> int | None:
         return None
     if owner == "Conv1D":  # of transformers, whose matrices are (in, out)
         return int(tensor.shape[0])
-    return math.prod(tensor.shape[1:])
+    return math.prod(map(int, tensor.shape[1:]))
 
 
 # Samples
@@ -260,7 +260,7 @@ class Initialisations(NamedTuple):
     samples: dict[str, list[Sample]]  # of each parameter
     module: Any  # the last initialisation
     tensors: dict[str, Any]  # its parameters and buffers
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 def _initialisations(
