@@ -12,6 +12,7 @@ import operator
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value]:
-    """Every value that the outputs depend on, inputs first; without `past`, optimiser
-    steps count as given.
+    """Every value that the outputs depend on, inputs first.
+
+    Without `past`, the gradients that earlier optimiser steps used are left out.
     """
     done: dict[Value, None] = {}
     for output in outputs:
@@ -52,11 +54,8 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
         pending = [output]
         while pending:
             op = pending[-1].op
-            waiting = [
-                x
-                for x in (op.inputs if past else ops.current_inputs(op))
-                if x not in done
-            ]
+            inputs = op.inputs if past else ops.current_inputs(op)
+            waiting = [x for x in inputs if x not in done]
             if waiting:
                 pending += reversed(waiting)
             else:
@@ -65,14 +64,15 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
 
 
 def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
-    """The random sources in the order of first use, from which their seeds are
-    derived.
+    """The number of each random source, in the order of first use.
+
+    Seeds are derived from these numbers.
     """
     sources: dict[ops.Source, int] = {}
     for value in values:
-        of = value.op.weight if isinstance(value.op, ops.Acting) else value.op
-        if isinstance(of, Weight | ops.Gaussian | ops.Normal):
-            sources.setdefault(of.source, len(sources))
+        drawn = value.op.weight if isinstance(value.op, ops.Acting) else value.op
+        if isinstance(drawn, Weight | ops.Gaussian | ops.Normal):
+            sources.setdefault(drawn.source, len(sources))
     return sources
 
 
@@ -88,24 +88,22 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
 
 
 def bind_names(
-    values: Sequence[Value], given: Mapping[str, float], allow_inf: bool
+    values: Sequence[Value], bindings: Mapping[str, float], allow_inf: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Check the user's values for the widths and hyperparameters of a program, and
-    return both.
-    """
+    """Check the user's numbers for a program: its widths, then its hyperparameters."""
     names = {
         value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)
     }
-    missing = sorted(names - given.keys())
+    missing = sorted(names - bindings.keys())
     if missing:
         raise ValueError(
             f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a"
             " finite number"
         )
     numbers = {
-        name: real(number, name) for name, number in given.items() if name in names
+        name: real(number, name) for name, number in bindings.items() if name in names
     }
-    widths = {name: number for name, number in given.items() if name not in names}
+    widths = {name: number for name, number in bindings.items() if name not in names}
     return bind_widths(widths_of(values), widths, allow_inf), numbers
 
 
@@ -120,28 +118,35 @@ def weights_of(values: Iterable[Value]) -> list[Weight]:
 
 
 def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
-    """A name for each value and weight: the user's name, or a letter for its kind and a
-    number.
+    """A name for each value and weight.
+
+    It is the user's name for a weight, or a letter for the kind and a number.
     """
     counts: Counter[str] = Counter()
     names: dict[Value | ops.Source, str] = {}
     sources = dict.fromkeys(w.source for w in weights_of(values))
-    given = Counter(source.name for source in sources)
+    uses_of_name = Counter(source.name for source in sources)
     for source in sources:
         base = source.name or "W"
         counts[base] += 1
-        names[source] = (
-            base
-            if given[source.name] == 1 and source.name
-            else f"{base}_{counts[base]}"
-        )
+        if source.name and uses_of_name[source.name] == 1:
+            names[source] = base
+        else:
+            names[source] = f"{base}_{counts[base]}"
     for value in values:
-        letter = value.op.letter or ("a" if isinstance(value, Scalar) else "u")
-        if isinstance(value.op, ops.Dot):
-            letter = "p" if value.op.power == 0.5 else "m"
+        letter = _letter(value)
         counts[letter] += 1
         names[value] = f"{letter}{counts[letter]}"
     return names
+
+
+def _letter(value: Value) -> str:
+    """The letter that names values of this kind."""
+    if isinstance(value.op, ops.Dot):
+        return "p" if value.op.power == 0.5 else "m"
+    if value.op.letter:
+        return value.op.letter
+    return "a" if isinstance(value, Scalar) else "u"
 
 
 def compose_indices(outputs: Sequence[Value]) -> list[Value]:
@@ -155,11 +160,11 @@ def compose_indices(outputs: Sequence[Value]) -> list[Value]:
     for value in topological_order(outputs):
         inputs = [new.get(x, x) for x in value.op.inputs]
         if isinstance(value.op, ops.Take):
-            made = _index_of(value, inputs[0], value.op.flat)
+            rewritten = _index_of(value, inputs[0], value.op.flat)
         else:
-            made = value.with_inputs(*inputs)
-        if made is not value:
-            new[value] = made
+            rewritten = value.with_inputs(*inputs)
+        if rewritten is not value:
+            new[value] = rewritten
     return [new.get(output, output) for output in outputs]
 
 
@@ -174,16 +179,17 @@ def _index_of(value: Value, x: Value, flat: Ints) -> Value:
 
 
 def indexed_value(x: Value, values: Container[Value]) -> tuple[Value, Ints] | None:
-    """The value among these that x is, or is an index of, and the positions of x in it;
+    """The value among these that x is, or is an index of, and the positions of x in it.
+
     None if there is none.
     """
-    places = np.arange(x.size).reshape(x.shape)
+    positions = np.arange(x.size).reshape(x.shape)
     while x not in values:
         if not isinstance(x.op, ops.Take):
             return None
-        places = x.op.flat.ravel()[places]
+        positions = x.op.flat.ravel()[positions]
         x = x.op.x
-    return x, places
+    return x, positions
 
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:
@@ -196,96 +202,121 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
 def narrow_with_origins(
     outputs: Sequence[Value], values: Sequence[Value]
 ) -> tuple[list[Value], dict[Value, Value]]:
-    """The same outputs of a program with these values, narrowed, and the original of
-    each value they then need.
+    """Narrow a program with these values, in topological order.
+
+    Returns the new outputs, and the original of each value that they depend on.
     """
+    demands = _demands(outputs, values)
+    narrowing = _Narrowing(demands)
+    origins: dict[Value, Value] = {}
+    for value in values:
+        if value in demands.keeps:
+            origins.setdefault(narrowing.narrow(value), value)
+    return [narrowing.new[output] for output in outputs], origins
+
+
+class _Demands(NamedTuple):
+    """The entries of each value to compute, and of its inputs that these need."""
+
+    keeps: dict[Value, Keep]
+    needs: dict[Value, list[tuple[Value, Keep]]]
+
+
+def _demands(outputs: Sequence[Value], values: Sequence[Value]) -> _Demands:
     keeps = {output: every(output.shape) for output in outputs}
     needs: dict[Value, list[tuple[Value, Keep]]] = {}
     for value in reversed(values):
-        if value in keeps:
-            keeps[value], needs[value] = demand(value, keeps[value])
-            for x, need in needs[value]:
-                if keeps.setdefault(x, need) is not need:
-                    both = tuple(map(operator.or_, keeps[x], need))
-                    keeps[x] = every(x.shape) if is_all(both) else both
-    new: dict[Value, Value] = {}
-    parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses share a part
+        if value not in keeps:
+            continue
+        keeps[value], needs[value] = demand(value, keeps[value])
+        for x, need in needs[value]:
+            if keeps.setdefault(x, need) is not need:
+                union = tuple(map(operator.or_, keeps[x], need))
+                keeps[x] = every(x.shape) if is_all(union) else union
+    return _Demands(keeps, needs)
 
-    def part(x: Value, keep: Keep) -> Value:
-        """The entries of x that one use needs, taken from those that all uses need."""
-        if keep is keeps[x]:  # the usual case
-            return new[x]
-        among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
-        key = x, b"".join(axis.tobytes() for axis in among)
-        if key not in parts:
-            parts[key] = new[x] if is_all(among) else new[x][box(among)]
-        return parts[key]
 
-    made_from: dict[Value, Value] = {}
-    for value in (value for value in values if value in keeps):
-        keep, op, inputs = (
-            keeps[value],
-            value.op,
-            [part(x, need) for x, need in needs[value]],
+class _Narrowing:
+    """Values restricted to the entries that are needed; `new` has those done so far."""
+
+    def __init__(self, demands: _Demands) -> None:
+        self.keeps, self.needs = demands
+        self.new: dict[Value, Value] = {}
+        # Parts of new values, so that two uses that need the same entries share a part.
+        self.parts: dict[tuple[Value, bytes], Value] = {}
+
+    def narrow(self, value: Value) -> Value:
+        """Restrict a value whose inputs are done."""
+        op, keep = value.op, self.keeps[value]
+        inputs = [self._part(x, need) for x, need in self.needs[value]]
+        shape = value.shape
+        if keep is not every(value.shape):
+            shape = tuple(int(axis.sum()) for axis in keep)
+        same_inputs = len(inputs) == len(op.inputs) and all(
+            map(operator.is_, inputs, op.inputs)
         )
-        shape = (
-            value.shape
-            if keep is every(value.shape)
-            else tuple(int(axis.sum()) for axis in keep)
-        )
-        if (
-            shape == value.shape
-            and len(inputs) == len(op.inputs)
-            and all(map(operator.is_, inputs, op.inputs))
-        ):
-            new[value] = value
+        if shape == value.shape and same_inputs:
+            result = value
         elif isinstance(op, ops.Take):
-            places = within(kept(op.flat, keep).ravel(), op.x.shape, needs[value][0][1])
-            new[value] = inputs[0].take(places.reshape(shape))
+            _, input_box = self.needs[value][0]
+            positions = within(kept(op.flat, keep).ravel(), op.x.shape, input_box)
+            result = inputs[0].take(positions.reshape(shape))
         elif isinstance(op, ops.Join) and len(inputs) == 1:
-            new[value] = inputs[0]
+            result = inputs[0]
         else:
-            new[value] = replace(
-                value, op=op.at(keep).with_inputs(*inputs), shape=shape
-            )
-        made_from.setdefault(new[value], value)
-    return [new[output] for output in outputs], made_from
+            new_op = op.at(keep).with_inputs(*inputs)
+            result = replace(value, op=new_op, shape=shape)
+        self.new[value] = result
+        return result
+
+    def _part(self, x: Value, need: Keep) -> Value:
+        """The entries of x that one use needs, among those that all uses need."""
+        if need is self.keeps[x]:  # the usual case
+            return self.new[x]
+        box_in_new = tuple(
+            needed[computed]
+            for needed, computed in zip(need, self.keeps[x], strict=True)
+        )
+        key = x, b"".join(axis.tobytes() for axis in box_in_new)
+        if key not in self.parts:
+            new = self.new[x]
+            self.parts[key] = new if is_all(box_in_new) else new[box(box_in_new)]
+        return self.parts[key]
 
 
 def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
-    """The entries to compute if these are needed (some axes cannot be sliced), and what
-    they need of each input.
+    """The entries to compute if these are needed, and what they need of each input.
+
+    More are computed than needed if an axis cannot be sliced.
     """
     whole = keep is every(value.shape)  # the usual case
     if not whole:
-        computed = value.op.whole(value.ndim)
+        unsliced = value.op.whole(value.ndim)
         keep = tuple(
-            np.ones_like(axis) if k in computed else axis for k, axis in enumerate(keep)
+            np.ones_like(axis) if k in unsliced else axis for k, axis in enumerate(keep)
         )
     needs: list[tuple[Value, Keep]] = []
     match value.op:
         case ops.Take(x, flat):
             needs.append((x, around(kept(flat, keep).ravel(), x.shape)))
         case ops.Join(parts) if not whole:
-            firsts = zip(parts, _split(keep[0], parts), strict=True)
-            needs += [
-                (part, (first, *keep[1:])) for part, first in firsts if first.any()
-            ]
+            for part, first in zip(parts, _split(keep[0], parts), strict=True):
+                if first.any():
+                    needs.append((part, (first, *keep[1:])))
         case op if whole:
             return keep, [(x, every(x.shape)) for x in op.inputs]
         case op:
             for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-                sizes = zip(x.shape, axes, strict=True)
-                needs.append(
-                    (
-                        x,
-                        tuple(
-                            np.ones(n, bool) if k is None or n == 1 else keep[k]
-                            for n, k in sizes
-                        ),
-                    )
-                )
+                needs.append((x, _needed_box(x.shape, axes, keep)))
     return keep, [(x, every(x.shape) if is_all(need) else need) for x, need in needs]
+
+
+def _needed_box(shape: Shape, axes: Axes, keep: Keep) -> Keep:
+    """The entries of an input of this shape that a box of the result needs."""
+    return tuple(
+        np.ones(size, bool) if axis is None or size == 1 else keep[axis]
+        for size, axis in zip(shape, axes, strict=True)
+    )
 
 
 def _split(joined: Bools, parts: Sequence[Value]) -> list[Bools]:
@@ -300,37 +331,36 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
     for output in outputs:
         asked[output][...] = True
     for value in reversed(values):
-        own = asked[value]
+        mask = asked[value]
         match value.op:
             case ops.Take(x, flat):
-                asked[x].reshape(-1)[flat[own]] = True
+                asked[x].reshape(-1)[flat[mask]] = True
             case ops.Join(parts):
-                for part, some in zip(parts, _split(own, parts), strict=True):
-                    asked[part] |= some
+                for part, part_mask in zip(parts, _split(mask, parts), strict=True):
+                    asked[part] |= part_mask
             case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if (
                 f is MASKED_SOFTMAX
             ):
-                # a masked entry is 0, the only entry of a row is 1
-                live = np.broadcast_to(allowed > 0, value.shape)
-                rows = (
-                    (own & live).any(axis=-1, keepdims=True)
-                    & live
-                    & (live.sum(axis=-1, keepdims=True) > 1)
-                )
-                asked[p] |= _gathered(rows, align_axes(p.ndim, value.ndim), p.shape)
+                scores = _asked_scores(mask, allowed)
+                asked[p] |= _gathered(scores, align_axes(p.ndim, value.ndim), p.shape)
             case op:
                 for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-                    asked[x] |= _gathered(own, axes, x.shape)
+                    asked[x] |= _gathered(mask, axes, x.shape)
     return asked
 
 
+def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
+    """The scores that these entries of a masked softmax depend on."""
+    live = np.broadcast_to(allowed > 0, mask.shape)  # a masked entry is 0
+    row_is_asked = (mask & live).any(axis=-1, keepdims=True)
+    has_a_choice = live.sum(axis=-1, keepdims=True) > 1  # the only entry of a row is 1
+    return row_is_asked & live & has_a_choice
+
+
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
-    """Reduce a mask of the result to one of an input with this shape, along the axes
-    that the input has.
-    """
-    needed = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
-    needed = np.expand_dims(
-        needed, tuple(k for k, axis in enumerate(axes) if axis is None)
-    )
-    once = tuple(k for k, size in enumerate(shape) if size == 1)
-    return np.broadcast_to(np.any(needed, axis=once, keepdims=True), shape)
+    """Reduce a mask of the result to one of an input with this shape."""
+    missing = tuple(k for k in range(asked.ndim) if k not in axes)
+    read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
+    singleton = tuple(k for k, size in enumerate(shape) if size == 1)
+    needed = np.expand_dims(np.any(asked, axis=missing), read_whole)
+    return np.broadcast_to(np.any(needed, axis=singleton, keepdims=True), shape)

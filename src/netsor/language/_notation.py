@@ -1,16 +1,18 @@
-"""The notation of values: a program as text, one line per operation in the terms of the
-paper, and LaTeX fragments.
+"""How operations are written: a program as text, and formulas in LaTeX.
+
+Text has one line per operation, in the terms of the paper.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from .._validate import Shape
+from ..activations import Function
 from . import _operation as ops
 from ._array import Value
 from ._graph import names_of, narrow, topological_order, widths_of
@@ -33,18 +35,26 @@ from ._stop_gradient import ScaledGradient
 from ._vector import Vector
 from ._width import Width
 
-LETTERS = "ijklmabcdefgh"  # index letters
-MAX_MATRIX_ROWS = 4  # a larger covariance matrix does not fit on a line of LaTeX
-MAX_LISTED_POSITIONS = 24  # nor does a longer list of positions
-# In text and in LaTeX. Matched by identity, since users may have functions with these
-# names
+LETTERS = "ijklmabcdefgh"  # of indices, in the order in which formulas take them
+MAX_MATRIX_ROWS = 4  # more rows of a covariance do not fit on a line of LaTeX
+MAX_LISTED_POSITIONS = 24  # more positions do not fit on a line of LaTeX
+
+
+class InfixOperator(NamedTuple):
+    """The sign between the two arguments of a function."""
+
+    text: str
+    latex: str
+
+
+# Keys are these functions themselves, since users may have functions with their names.
 INFIX = {
-    ADD: ("+", "+"),
-    SUBTRACT: ("−", "-"),
-    MULTIPLY: ("·", r"\cdot"),
-    MATMUL: ("@", ""),
+    ADD: InfixOperator("+", "+"),
+    SUBTRACT: InfixOperator("−", "-"),
+    MULTIPLY: InfixOperator("·", r"\cdot"),
+    MATMUL: InfixOperator("@", ""),
 }
-# Operations as text, from the names of their inputs and from their fields
+# How operations are written as text, with {0} for the name of the first input.
 TEMPLATES: dict[type[ops.Operation], str] = {
     ops.Data: "given vectors in R^{value.width}",
     ops.Constant: "given numbers of shape {value.shape}",
@@ -60,26 +70,31 @@ TEMPLATES: dict[type[ops.Operation], str] = {
 }
 
 
+class ProgramText(NamedTuple):
+    """The text of a program, before it is laid out."""
+
+    head: str  # its name and widths
+    # for each operation and weight: its equation, its kind and its shape
+    rows: list[tuple[str, str, str]]
+    last: str  # the lines of the probes and of the outputs
+
+
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
-    """The program as it is evaluated: one line per operation, with its kind and its
-    result.
-    """
+    """The program as it is evaluated: one line per operation, with kind and shape."""
     head, rows, last = parts(name, outputs, probes)
-    left, middle = (
-        max((len(row[column]) for row in rows), default=0) for column in (0, 1)
-    )
-    lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
+    equation_width = max((len(equation) for equation, _, _ in rows), default=0)
+    kind_width = max((len(kind) for _, kind, _ in rows), default=0)
+    lines = []
+    for equation, kind, shape in rows:
+        line = f"  {equation:{equation_width}}   {kind:{kind_width}}   {shape}"
+        lines.append(line.rstrip())
     return "\n".join([head, *lines, last])
 
 
-def parts(
-    name: str, outputs: Sequence[Value], probes: Sequence[Probe]
-) -> tuple[str, list[tuple[str, str, str]], str]:
-    """The first line of the text, a row of three cells per operation and weight, and
-    the probes and outputs.
-    """
-    every = narrow([*outputs, *(probe.value for probe in probes)])
-    values = topological_order(every)
+def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> ProgramText:
+    """The parts of the text of a program."""
+    results = narrow([*outputs, *(probe.value for probe in probes)])
+    values = topological_order(results)
     names = names_of(values)
     rows: list[tuple[str, str, str]] = []
     introduced: set[Source] = set()
@@ -87,145 +102,157 @@ def parts(
         if isinstance(value.op, Acting) and value.op.weight.source not in introduced:
             weight = value.op.weight.drawn
             introduced.add(weight.source)
-            many = (
-                "matrix"
-                if weight.members.size == 1
-                else f"{weight.members.size} matrices"
-            )
-            entries = f"entries N(0, {weight.std**2:g}/{weight.fan})"
-            rows.append(
-                (
-                    names[weight.source],
-                    f"{many} {weight.out_width}×{weight.in_width}, {entries}",
-                    "",
-                )
-            )
-        if not isinstance(value.op, Constant) or value.size > 1:
-            shape = "×".join(map(str, value.shape)) or "1"
-            shape += f" in R^{value.width}" if isinstance(value, Vector) else ""
+            rows.append((names[weight.source], _weight_law(weight), ""))
+        if not _is_single_number(value):
+            equation = f"{names[value]} = {expression(value, names)}"
             kind = value.op.kind or type(value.op).__name__.lower()
-            rows.append((f"{names[value]} = {expression(value, names)}", kind, shape))
-    widths = ", ".join(
-        dict.fromkeys(
-            str(width.name) for width in widths_of(values) if width.name is not None
-        )
-    )
-    head = f"program {name}" + (f", widths {widths}" if widths else "")
-    written = [_reference(value, names) for value in every]
-    watched = zip(probes, written[len(outputs) :], strict=True)
-    last = [f"probe {probe.name}: {shown}" for probe, shown in watched]
-    return (
-        head,
-        rows,
-        "\n".join([*last, f"return {', '.join(written[: len(outputs)])}"]),
-    )
+            rows.append((equation, kind, _shape_text(value)))
+
+    head = f"program {name}"
+    symbols = [str(width.name) for width in widths_of(values) if width.name is not None]
+    if symbols:
+        head += f", widths {', '.join(dict.fromkeys(symbols))}"
+
+    references = [_reference(value, names) for value in results]
+    returned, watched = references[: len(outputs)], references[len(outputs) :]
+    last = [
+        f"probe {probe.name}: {reference}"
+        for probe, reference in zip(probes, watched, strict=True)
+    ]
+    last.append(f"return {', '.join(returned)}")
+    return ProgramText(head, rows, "\n".join(last))
+
+
+def _weight_law(weight: Weight) -> str:
+    count = weight.members.size
+    matrices = "matrix" if count == 1 else f"{count} matrices"
+    size = f"{weight.out_width}×{weight.in_width}"
+    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan})"
+
+
+def _shape_text(value: Value) -> str:
+    shape = "×".join(map(str, value.shape)) or "1"
+    return f"{shape} in R^{value.width}" if isinstance(value, Vector) else shape
+
+
+def _is_single_number(value: Value) -> bool:
+    return isinstance(value.op, Constant) and value.size == 1
 
 
 def _reference(value: Value, names: dict[Value | Source, str]) -> str:
     """The name of a value; single numbers are written out."""
-    return (
-        f"{value.op.numbers.ravel()[0]:g}"
-        if isinstance(value.op, Constant) and value.size == 1
-        else names[value]
-    )
+    if isinstance(value.op, Constant) and value.size == 1:
+        return f"{value.op.numbers.ravel()[0]:g}"
+    return names[value]
 
 
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
-    """The right-hand side of the line of a value; an operation without a case is a
-    function of its inputs.
+    """The right-hand side of the line of a value.
+
+    An operation without a case or a template is a function of its inputs.
     """
-    op, inputs = value.op, [_reference(x, names) for x in value.op.inputs]
+    op = value.op
+    inputs = [_reference(x, names) for x in op.inputs]
     match op:
-        case MatMul(weight, _, each) | SteppedMatMul(weight, _, each):
-            steps = steps_of(op)
-            matrix = (
-                names[weight.source]
-                + "'" * len(steps)
-                + (".T" if weight.transposed else "")
-            )
-            if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
-                matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
-            if weight.frozen:
-                matrix = f"stop_gradient({matrix})"
-            moved = f", moved along {', '.join(inputs[1:])}" if steps else ""
-            return (
-                f"{matrix}.each({inputs[0]})" if each else f"{matrix} {inputs[0]}"
-            ) + moved
+        case MatMul() | SteppedMatMul():
+            return _product_text(op, inputs, names[op.weight.source])
         case ops.Nonlin(f) | ops.Apply(f) if f in INFIX:
-            return f" {INFIX[f][0]} ".join(inputs)
-        # the vectors of a Nonlin come first
-        case ops.Nonlin(f, first) | ops.Apply(f, first):
-            arguments = ", ".join(
-                inputs[: len(first)] + [f"{p:g}" for p in f.parameters]
-            )
-            given = ", ".join(inputs[len(first) :])
-            return f"{f.name}({arguments}{'; ' * bool(given)}{given})"
+            return f" {INFIX[f].text} ".join(inputs)
+        case ops.Nonlin(f, vectors):
+            return _call_text(f, inputs[: len(vectors)], inputs[len(vectors) :])
+        case ops.Apply(f):
+            return _call_text(f, inputs, [])
         case ops.Gaussian(_, mean, factor):
             return initial_law(mean, factor)
         case ops.Normal(std=std):
             return f"N(0, {std**2:g})"
         case ops.Dot(x, _, power):
-            return (
-                f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{', '.join(inputs)}>"
-            )
+            exponent = "-1/2" if power == 0.5 else "-1"
+            return f"{x.width}^({exponent}) <{', '.join(inputs)}>"
+        case ScaledGradient() if op.stops:
+            return f"stop_gradient({inputs[0]})"
         case ScaledGradient():
-            return (
-                f"stop_gradient({inputs[0]})"
-                if op.stops
-                else f"{inputs[0]}, its gradient times given numbers"
-            )
+            return f"{inputs[0]}, its gradient times given numbers"
         case ops.Take():
             indices = taken_indices(op, LETTERS, 0)
-            at = f"[{', '.join(indices)}]" if indices else ""
-            return f"selected from {inputs[0]}" if indices is None else inputs[0] + at
-    template = TEMPLATES.get(
-        type(op), f"{type(op).__name__.lower()}({', '.join(inputs)})"
-    )
-    return template.format(*inputs, op=op, value=value)
+            if indices is None:
+                return f"selected from {inputs[0]}"
+            return f"{inputs[0]}[{', '.join(indices)}]" if indices else inputs[0]
+    function = f"{type(op).__name__.lower()}({', '.join(inputs)})"
+    return TEMPLATES.get(type(op), function).format(*inputs, op=op, value=value)
 
 
-def taken_indices(op: ops.Take, i: Sequence[str], first: int) -> list[str] | None:
-    """The indices that a Take reads, ["j", "3"] for `u[i, j] = x[j, 3]` if `first` is
-    0; None if no formula fits.
+def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) -> str:
+    """A matrix times vectors; the inputs after the first are those of its steps."""
+    weight = op.weight
+    steps = steps_of(op)
+    matrix += "'" * len(steps)
+    if weight.transposed:
+        matrix += ".T"
+    if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
+        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+    if weight.frozen:
+        matrix = f"stop_gradient({matrix})"
+    product = f"{matrix}.each({inputs[0]})" if op.each else f"{matrix} {inputs[0]}"
+    if steps:
+        product += f", moved along {', '.join(inputs[1:])}"
+    return product
+
+
+def _call_text(f: Function, arguments: list[str], scalars: list[str]) -> str:
+    """A call `f(x, y, parameter; p, q)`, with the scalars p and q of a `nonlin`."""
+    listed = ", ".join([*arguments, *(f"{number:g}" for number in f.parameters)])
+    if scalars:
+        listed += f"; {', '.join(scalars)}"
+    return f"{f.name}({listed})"
+
+
+def taken_indices(
+    op: ops.Take, index_letters: Sequence[str], first: int
+) -> list[str] | None:
+    """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
+
+    Positions count from `first`, 0 or 1. The result is None if no formula fits.
     """
-    indices: list[str] = []
+    if not op.x.shape:
+        return []
     ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
-    for coordinate in np.unravel_index(op.flat, op.x.shape) if op.x.shape else ():
-        start = int(np.ravel(coordinate)[0])
-        ways: list[tuple[str, Any]] = [("", 0), *zip(i, ramps, strict=False)]
-        letter = next(
-            (letter for letter, ramp in ways if (coordinate == start + ramp).all()),
-            None,
-        )
-        if letter is None:
+    indices: list[str] = []
+    for positions in np.unravel_index(op.flat, op.x.shape):
+        start = int(np.ravel(positions)[0])
+        if (positions == start).all():
+            indices.append(str(start + first))
+            continue
+        for letter, ramp in zip(index_letters, ramps, strict=False):
+            if (positions == start + ramp).all():
+                indices.append(f"{letter}+{start}" if start > 0 else letter)
+                break
+        else:
             return None
-        indices.append(
-            letter + f"+{start}" * (start > 0) if letter else str(start + first)
-        )
     return indices
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
-    """N(mean, cov) over the vectors of an initial value; numbers stand for constant
-    means and covariances.
+    """N(mean, cov) over the vectors of an initial value.
+
+    Numbers stand for constant means and for multiples of the identity.
     """
     factor = factor.reshape(mean.size, factor.shape[-1])
     cov = factor @ factor.T
     mean_text = f"{mean.ravel()[0]:g}" if (mean == mean.ravel()[0]).all() else "mean"
     if not cov.any():
         return f"{mean_text}·(1, …, 1)"
-    return (
-        f"N({mean_text},"
-        f" {f'{cov[0, 0]:g}' if np.array_equal(cov, cov[0, 0] * np.eye(len(cov))) else 'cov'})"
-    )
+    is_multiple = np.array_equal(cov, cov[0, 0] * np.eye(len(cov)))
+    cov_text = f"{cov[0, 0]:g}" if is_multiple else "cov"
+    return f"N({mean_text}, {cov_text})"
 
 
 # LaTeX
 
 Indices = Sequence[str]
 
-# Also for MathJax and KaTeX: text within $$ uses only amsmath commands that both
-# support.
+# The preamble of a document. What stands between $$ is also shown by MathJax and KaTeX,
+# and so uses only those commands of amsmath that both support.
 DOCUMENT = r"""\documentclass{article}
 \usepackage{amsmath,amssymb}
 \allowdisplaybreaks
@@ -243,8 +270,8 @@ def gathered(lines: list[str]) -> str:
 
 def letters(shape: Shape) -> list[str]:
     """An index letter per axis; 1 for an axis of length 1."""
-    names = iter(LETTERS)
-    return ["1" if size == 1 else next(names) for size in shape]
+    unused = iter(LETTERS)
+    return ["1" if size == 1 else next(unused) for size in shape]
 
 
 def primed(indices: Indices) -> list[str]:
@@ -260,26 +287,27 @@ def below(indices: Indices, shape: Shape) -> str:
 
 
 def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[str]]:
-    """The indices that entry i of a value reads from each input; `whole` for an axis
-    that is read whole.
+    """The indices that entry i of a value reads from each input.
+
+    `whole` stands for an axis that is read whole.
     """
-    reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
-    sizes = [zip(x.shape, axes, strict=True) for x, axes in reads]
+
+    def index_of(size: int, result_axis: int | None) -> str:
+        if result_axis is None:
+            return whole
+        return "1" if size == 1 else i[result_axis]
+
     return [
-        [whole if k is None else "1" if n == 1 else i[k] for n, k in axes]
-        for axes in sizes
+        [index_of(size, axis) for size, axis in zip(x.shape, axes, strict=True)]
+        for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
     ]
 
 
 def escape(text: str) -> str:
     """Escape text for LaTeX, in ASCII."""
-    for special, written in (
-        ("−", "-"),
-        ("·", " "),
-        ("…", "..."),
-        ("\\", r"\textbackslash "),
-    ):
-        text = text.replace(special, written)
+    replacements = {"−": "-", "·": " ", "…": "...", "\\": r"\textbackslash "}
+    for character, replacement in replacements.items():
+        text = text.replace(character, replacement)
     text = re.sub(r"([_&%$#{}])", r"\\\1", text)
     text = re.sub(r"[\^~]", r"\\\g<0>{}", text)
     return re.sub(r"[<>]", r"$\g<0>$", text).encode("ascii", "replace").decode()
@@ -292,8 +320,9 @@ def decimal(number: float) -> str:
 
 
 def gaussian_law(mean: Floats, factor: Floats) -> str:
-    """The law of the coordinates of initial vectors; a covariance matrix of a few
-    vectors is written out.
+    """The law of the coordinates of initial vectors.
+
+    The covariance matrix of a few vectors is written out.
     """
     rows = factor.reshape(mean.size, factor.shape[-1])
     cov = rows @ rows.T
@@ -306,18 +335,19 @@ def gaussian_law(mean: Floats, factor: Floats) -> str:
     return rf"\mathcal N({centre}, \begin{{pmatrix}} {entries} \end{{pmatrix}})"
 
 
-def numbers(given: Floats, symbol: str) -> str:
+def numbers(array: Floats, symbol: str) -> str:
     """One number if all are equal, a few numbers as a list, and a symbol for more."""
-    if (given == given[0]).all():
-        return decimal(given[0])
-    if len(given) <= MAX_MATRIX_ROWS:
-        return f"({', '.join(map(decimal, given))})"
+    if (array == array[0]).all():
+        return decimal(array[0])
+    if len(array) <= MAX_MATRIX_ROWS:
+        return f"({', '.join(map(decimal, array))})"
     return symbol
 
 
 def constant_vectors(mean: Floats, i: Indices) -> tuple[str, str]:
-    """The factor of (1, …, 1) in initial vectors that are not random, and what defines
-    it.
+    """The factor of (1, …, 1) in initial vectors that are not random.
+
+    With it comes the text that defines it, "" for a number.
     """
     if (mean == mean.ravel()[0]).all():
         return decimal(mean.ravel()[0]), ""
@@ -340,23 +370,26 @@ def dimension(width: Width) -> str:
 
 
 def variance(weight: Weight) -> str:
-    """σ² in/fan, the factor from E[Z^x Z^x'] to the covariance of W x; empty if it is
-    1.
-    """
-    number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
-    many, few = dimension(weight.in_width), dimension(weight.fan)
-    return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
+    """σ² in/fan, the factor from E[Z^x Z^x'] to the covariance of W x; "" for 1."""
+    factors = ""
+    if weight.std != 1:
+        factors += rf"{decimal(weight.std**2)} \,"
+    in_width, fan = dimension(weight.in_width), dimension(weight.fan)
+    if in_width != fan:
+        factors += rf"\frac{{{in_width}}}{{{fan}}} \,"
+    return factors
 
 
 def matrix_source(x: Value) -> Source | None:
-    """The source of the matrices that made x (or the array that x indexes); None if x
-    is not a MatMul output.
+    """The source of the matrices that made x, or the array that x indexes.
+
+    None if it is not a MatMul output.
     """
     op = x.op.x.op if isinstance(x.op, Take) else x.op
     return op.weight.source if isinstance(op, MatMul) else None
 
 
-# how a formula writes an input: as a value or as its limit
+# How a formula writes an entry of an input: as a value, or as its limit.
 Reference = Callable[[Value, Indices], str]
 LATEX = {
     ops.Add: "{0} + {1}",
@@ -366,18 +399,27 @@ LATEX = {
 
 
 def selection(op: ops.Take, name: str) -> str:
-    """The definition of π, the positions that an index selects, in numpy's order and
-    counted from 1.
+    """The definition of π, the positions that an index selects.
+
+    They are in numpy's order and count from 1.
     """
-    indices = letters(op.flat.shape)
-    at = ",".join(index for index in indices if index != "1")
+    subscript = _varying(letters(op.flat.shape))
     if op.flat.size > MAX_LISTED_POSITIONS:
         return rf"{name} \text{{ given}}"
     axes = [axis for axis, size in enumerate(op.x.shape) if size > 1]
-    places = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))[axes].T + 1
-    rows = [",".join(map(str, place)) for place in places]
-    listed = ", ".join(row if len(axes) == 1 else f"({row})" for row in rows)
-    return rf"({name}({at}))_{{{at}}} = ({listed})" if at else rf"{name} = {listed}"
+    positions = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))[axes].T + 1
+    entries = [",".join(map(str, position)) for position in positions]
+    if len(axes) != 1:
+        entries = [f"({entry})" for entry in entries]
+    listed = ", ".join(entries)
+    if not subscript:
+        return rf"{name} = {listed}"
+    return rf"({name}({subscript}))_{{{subscript}}} = ({listed})"
+
+
+def _varying(indices: Indices) -> str:
+    """The indices of axes that are longer than 1."""
+    return ",".join(index for index in indices if index != "1")
 
 
 def formula(
@@ -396,48 +438,60 @@ def formula(
             known = taken_indices(op, i, 1)
             if known is not None:
                 return ref(x, known)
-            at = ",".join(index for index in i if index != "1")
             name = positions(op)
-            return ref(x, [f"{name}({at})" if at else name])
-        case ops.Join(parts):
-            every = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in parts)
-            return f"({every})_{{{i[0]}}}"
+            subscript = _varying(i)
+            return ref(x, [f"{name}({subscript})" if subscript else name])
+        case ops.Join(joined):
+            entries = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in joined)
+            return f"({entries})_{{{i[0]}}}"
         case ops.Concat(x, axis):
-            first, last = (
-                ref(x, read_indices(value, i, k)[0]) for k in ("1", str(x.shape[axis]))
-            )
+            first = ref(x, read_indices(value, i, "1")[0])
+            last = ref(x, read_indices(value, i, str(x.shape[axis]))[0])
             return rf"({first}; \dots; {last})"
-    summed = LETTERS[len(i)]  # the summation index
-    read = list(
-        map(
-            ref,
-            op.inputs,
-            read_indices(value, i, summed if isinstance(op, ops.Mix) else r"\cdot"),
-        )
-    )
+    summation_index = LETTERS[len(i)]
+    whole = summation_index if isinstance(op, ops.Mix) else r"\cdot"
+    inputs = [
+        ref(x, indices)
+        for x, indices in zip(op.inputs, read_indices(value, i, whole), strict=True)
+    ]
     match op:
         case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in INFIX:
-            return f" {INFIX[f][1]} ".join(read)
+            return f" {INFIX[f].latex} ".join(inputs)
         case ops.Add() | ops.Scale() | ops.Mix():
-            return LATEX[type(op)].format(*read, k=summed)
+            return LATEX[type(op)].format(*inputs, k=summation_index)
         case ops.Split(_, axis):
-            return rf"({read[0]})_{{\text{{part }} {i[axis]}}}"
+            return rf"({inputs[0]})_{{\text{{part }} {i[axis]}}}"
         case ops.Dot(x, _, power):
-            scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
-            return rf"{scale} \langle {read[0]}, {read[1]} \rangle"
-        case Rotate(_, _, base, fraction, stretch, interleaved):
-            turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
-            turned += "'" * interleaved
-            bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
-            return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {read[0]}"
-    known = getattr(op, "f", None)
-    name, parameters = (
-        (known.name, known.parameters) if known else (type(op).__name__.lower(), ())
-    )
-    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(read)
-    arguments = ", ".join([*read[:vectors], *map(decimal, parameters)]) + "; " * (
-        vectors < len(read)
-    )
-    entry = [i[k] for k in op.whole(value.ndim)]
-    called = rf"\operatorname{{{escape(name)}}}({arguments}{', '.join(read[vectors:])})"
-    return called + (f"_{{{','.join(entry)}}}" if entry else "")
+            exponent = "-1/2" if power == 0.5 else "-1"
+            scale = rf"{dimension(x.width)}^{{{exponent}}}"
+            return rf"{scale} \langle {inputs[0]}, {inputs[1]} \rangle"
+        case Rotate():
+            return rf"{_rotation(op, i)} \, {inputs[0]}"
+    return _function_call(value, i, inputs)
+
+
+def _rotation(op: Rotate, i: Indices) -> str:
+    """R with its base and position; primed for interleaved pairs."""
+    symbol = "R" if op.fraction == 1 else rf"R^{{({decimal(op.fraction)})}}"
+    if op.interleaved:
+        symbol += "'"
+    subscript = [decimal(op.base)]
+    if op.stretch is not None:
+        subscript += map(decimal, op.stretch)
+    subscript.append(f"t({i[-1]})")
+    return f"{symbol}_{{{', '.join(subscript)}}}"
+
+
+def _function_call(value: Value, i: Indices, inputs: Sequence[str]) -> str:
+    """An operation as a named function of its inputs."""
+    op = value.op
+    f: Function | None = getattr(op, "f", None)
+    name = type(op).__name__.lower() if f is None else f.name
+    parameters = () if f is None else f.parameters
+    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(inputs)
+    arguments = ", ".join([*inputs[:vectors], *map(decimal, parameters)])
+    if vectors < len(inputs):
+        arguments += f"; {', '.join(inputs[vectors:])}"
+    call = rf"\operatorname{{{escape(name)}}}({arguments})"
+    entry = [i[axis] for axis in op.whole(value.ndim)]
+    return f"{call}_{{{','.join(entry)}}}" if entry else call

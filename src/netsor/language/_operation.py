@@ -1,8 +1,8 @@
-"""The operations of the language. Those of Python operators are defined next to
-`Vector` and `Scalar`.
+"""The operations of the language, and records of optimiser steps.
 
-Each returns an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar
-at index i of the array x.
+Operations of Python operators are defined next to `Vector` and `Scalar`. Each returns
+an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of
+the array x.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ._width import Width
 class Concat(Entrywise):
     """V: the vectors along one axis, concatenated into one longer vector."""
 
-    acts, kind = VectorAccess.LINEARLY, "concatenation"
+    acts = VectorAccess.LINEARLY
+    kind = "concatenation"
     x: Vector
     axis: int
 
@@ -45,11 +46,10 @@ class Concat(Entrywise):
 
 
 class Split(Entrywise):
-    """V: split vectors into `count` parts along a new axis; the inverse of a Concat
-    along it.
-    """
+    """V: vectors split into `count` parts along a new axis, the inverse of a Concat."""
 
-    acts, kind = VectorAccess.LINEARLY, "parts"
+    acts = VectorAccess.LINEARLY
+    kind = "parts"
     x: Vector
     axis: int
     count: int
@@ -64,51 +64,54 @@ class Split(Entrywise):
 
 
 class Dot(Entrywise):
-    """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a
-    mean).
-    """
+    """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩."""
 
-    acts, kind = VectorAccess.BY_PRODUCTS, "dot"
+    acts = VectorAccess.BY_PRODUCTS
+    kind = "dot"
     x: Vector
     y: Vector
-    power: float
+    power: float  # 1/2 for a score, 1 for a mean
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All pairs along the last axes."""
         batch = ndim - 2
-        return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (
-            *align_axes(self.y.ndim - 1, batch),
-            ndim - 1,
+        rows, columns = ndim - 2, ndim - 1
+        return (
+            (*align_axes(self.x.ndim - 1, batch), rows),
+            (*align_axes(self.y.ndim - 1, batch), columns),
         )
 
 
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
-    kind, letter = "ratio of widths", "c"
+    kind = "ratio of widths"
+    letter = "c"
     over: tuple[Width, ...]
     under: tuple[Width, ...]
 
     def of(self, widths: Mapping[str, float]) -> float:
         """The number; NaN if two widths go to infinity independently."""
-        powers = [(width, 0.5) for width in self.over] + [
-            (width, -0.5) for width in self.under
-        ]
-        return math.prod(
-            (width.bind(widths) ** power for width, power in powers), start=1.0
-        )
+        number = 1.0
+        for width in self.over:
+            number *= width.bind(widths) ** 0.5
+        for width in self.under:
+            number *= width.bind(widths) ** -0.5
+        return number
 
     def __str__(self) -> str:
-        over, under = (
-            " ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under)
-        )
-        return f"({over}/{under})^(1/2)" if self.under else f"({over})^(1/2)"
+        ratio = " ".join(map(str, self.over)) or "1"
+        if self.under:
+            ratio += f"/{' '.join(map(str, self.under))}"
+        return f"({ratio})^(1/2)"
 
 
 class Join(Operation):
     """V or S: arrays concatenated along their first axis."""
 
-    acts, kind, parted = VectorAccess.LINEARLY, "join", True
+    acts = VectorAccess.LINEARLY
+    kind = "join"
+    parted = True
     parts: tuple[Value, ...]
 
 
@@ -154,45 +157,42 @@ class OptimiserStep:
         sizes = self.in_width.bind(widths), self.out_width.bind(widths)
         try:
             with np.errstate(all="ignore"):
-                made = as_number(rate(*sizes))
+                number = as_number(rate(*sizes))
         except Exception as error:  # a user's function may raise anything
             raise TraceError(
                 "step",
                 f"lr, scale or eps of {self.name} fails at the widths {sizes}: {error}",
             ) from error
-        if made is None or not math.isfinite(made):
+        if number is None or not math.isfinite(number):
             raise TraceError(
                 "step",
-                f"lr, scale or eps of {self.name} must be finite, got {shown(made)} at"
-                f" {sizes}",
+                f"lr, scale or eps of {self.name} must be finite, got {shown(number)}"
+                f" at {sizes}",
             )
-        return made
+        return number
 
 
 @dataclass(frozen=True, eq=False)
 class GradientTerm:
-    """A pair (left, right) of inputs of `SteppedMatMul`: size · Σ_k l[b, k] r[b, k]^T
-    is a term of G.
+    """A term of G in `SteppedMatMul`: size · Σ_k l[b, k] r[b, k]^T.
 
-    It comes from a use y = W x (√(in/fan) W x, if W has entries N(0, σ²/in)); l or r is
-    √(out·unit) ∂L/∂y.
+    The vectors l and r are a pair of its inputs `left` and `right`. They come from a
+    use y = W x (√(in/fan) W x, if W has entries N(0, σ²/in)): x is one of them, and
+    √(out·unit) ∂L/∂y the other.
     """
 
-    step: int
+    step: int  # to which it belongs, counted from 0
     members: tuple[int, ...]  # the matrices b
     used: Weight
-    unit: str | None
+    unit: str | None  # the name of a width; None for 1
 
     def size(self, widths: Mapping[str, float]) -> float:
         """The factor of l r^T in G."""
-        fan, out, columns = (
-            w.bind(widths)
-            for w in (self.used.fan, self.used.out_width, self.used.drawn.in_width)
-        )
-        return float(
-            (columns / fan / out / (1 if self.unit is None else widths[self.unit]))
-            ** 0.5
-        )
+        fan = self.used.fan.bind(widths)
+        out_width = self.used.out_width.bind(widths)
+        columns = self.used.drawn.in_width.bind(widths)
+        unit = 1 if self.unit is None else widths[self.unit]
+        return float((columns / fan / out_width / unit) ** 0.5)
 
 
 class SteppedMatMul(Acting):
@@ -208,18 +208,22 @@ class SteppedMatMul(Acting):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All uses in earlier steps."""
-        return align_axes(self.x.ndim, ndim), *(
-            (None,) * v.ndim for v in self.inputs[1:]
-        )
+        earlier = ((None,) * v.ndim for v in self.inputs[1:])
+        return align_axes(self.x.ndim, ndim), *earlier
 
 
 class SteppedParameter(Operation):
-    """V or S: an initial vector or random scalars after a step; G is the sum of d,
-    √(n·unit) ∂L/∂x or √unit ∂L/∂x.
+    """V or S: an initial vector or random scalars after an optimiser step.
+
+    The gradient G is the sum of `d` times `sizes`.
     """
 
-    acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
+    acts = VectorAccess.ON_COORDINATES
+    kind = "after a step"
+    letter = "h"
     x: Value
+    # a part of the gradient for each unit: √(n·unit) ∂L/∂x of vectors, √unit ∂L/∂x of
+    # scalars
     d: tuple[Value, ...]
     scalars: tuple[Scalar, ...]
     units: tuple[str | None, ...]
@@ -227,20 +231,26 @@ class SteppedParameter(Operation):
 
     def sizes(self, widths: Mapping[str, float]) -> list[float]:
         """The factor of each d in G."""
-        own = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
-        return [
-            float((own * (1.0 if unit is None else widths[unit])) ** -0.5)
-            for unit in self.units
-        ]
+        width = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
+        units = [1.0 if unit is None else widths[unit] for unit in self.units]
+        return [float((width * unit) ** -0.5) for unit in units]
 
 
 def scalars_of(
     op: SteppedMatMul | SteppedParameter, number: int = 0
 ) -> list[Scalar | float]:
-    """The scalar factors of η and λ in a step, or 1."""
+    """The factors of η and λ in a step that are scalars of the program, or 1."""
     steps = op.steps if isinstance(op, SteppedMatMul) else (op.rule,)
-    given = iter(op.scalars[sum(sum(rule.scalars) for rule in steps[:number]) :])
-    return [next(given) if there else 1.0 for there in steps[number].scalars]
+    # all steps share one tuple of scalars, without the numbers 1
+    position = sum(sum(rule.scalars) for rule in steps[:number])
+    factors: list[Scalar | float] = []
+    for is_scalar in steps[number].scalars:
+        if is_scalar:
+            factors.append(op.scalars[position])
+            position += 1
+        else:
+            factors.append(1.0)
+    return factors
 
 
 def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
@@ -250,13 +260,11 @@ def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
 
 def current_inputs(op: Operation) -> tuple[Value, ...]:
     """The inputs of an operation that do not belong to earlier steps."""
-    return (
-        (op.x,)
-        if isinstance(op, SteppedMatMul)
-        else ()
-        if isinstance(op, SteppedParameter)
-        else op.inputs
-    )
+    if isinstance(op, SteppedMatMul):
+        return (op.x,)
+    if isinstance(op, SteppedParameter):
+        return ()
+    return op.inputs
 
 
 def initial_value(value: Value) -> tuple[Value, int]:

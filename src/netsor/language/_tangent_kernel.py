@@ -23,12 +23,18 @@ from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_o
 from ._graph import topological_order
 from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
 from ._parameters import Weight
-from ._scalar import Scalar, applied, constant
+from ._scalar import Floats, Scalar, applied, constant
 from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
 from ._width import Width
 
-# a matrix, and the steps that it has taken
+# Added to the norm of a gradient before it is clipped, as in PyTorch.
+CLIP_EPS = 1e-6
+# Initial vectors whose correlation is larger than this are no rounding errors of
+# independent ones.
+CORRELATED = 1e-12
+
+# A matrix, and the steps that it has taken.
 Version = tuple[Source, tuple[OptimiserStep, ...]]
 
 
@@ -39,11 +45,10 @@ def ntk(
     weights: Parameter | Sequence[Parameter] | None = None,
     parametrisation: str = "ntk",
 ) -> Scalar:
-    """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program with
-    shape p.shape + q.shape.
+    """The tangent kernel Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program.
 
-    For a coordinate of an output y, use a random readout `ns.dot(r, y)`; r is then the
-    last layer, also in `weights`.
+    Its shape is p.shape + q.shape. For a coordinate of an output y, use a random
+    readout `ns.dot(r, y)`; r is then the last layer, also in `weights`.
 
     Parameters
     ----------
@@ -71,35 +76,42 @@ def ntk(
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
     chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
-    sides = [_backward(first, chosen)]
-    sides.append(sides[0] if second is first else _backward(second, chosen))
-    shape, standard = (first.size, second.size), parametrisation == "standard"
-    found: list[Scalar] = []
-    for version, own in sides[0][0].items():
-        for pair, gram in _products((own, sides[1][0].get(version, [])), standard):
-            sums = []  # (outputs, K): the output that each use belongs to
-            for side, outputs in zip(pair, shape, strict=True):
-                sizes = [max(term.left.shape[1], term.right.shape[1]) for term in side]
-                sums.append(
-                    np.eye(outputs)[:, np.repeat([term.output for term in side], sizes)]
-                )
-            found.append(constant(sums[0]) @ gram.sum(0) @ constant(sums[1].T.copy()))
-    for k, leaf in enumerate(chosen.leaves):
-        found.append(
-            _leaf_term(
-                leaf, [[row[k] for row in leaves] for _, leaves in sides], standard
+    left = _backward(first, chosen)
+    right = left if second is first else _backward(second, chosen)
+    standard = parametrisation == "standard"
+    summands: list[Scalar] = []
+    for version, terms in left.terms.items():
+        sides = terms, right.terms.get(version, [])
+        for pair, gram in _products(sides, standard):
+            sum_left = _sum_over_uses(pair[0], first.size)
+            sum_right = _sum_over_uses(pair[1], second.size)
+            summands.append(
+                constant(sum_left) @ gram.sum(0) @ constant(sum_right.T.copy())
             )
-        )
-    total = reduce(operator.add, found) if found else constant(np.zeros(shape))
-    return total.reshape(*first.shape, *second.shape)
+    for k, leaf in enumerate(chosen.leaves):
+        cotangents = [
+            [of_output[k] for of_output in side.leaves] for side in (left, right)
+        ]
+        summands.append(_leaf_term(leaf, cotangents, standard))
+    if not summands:
+        summands = [constant(np.zeros((first.size, second.size)))]
+    return reduce(operator.add, summands).reshape(*first.shape, *second.shape)
+
+
+def _sum_over_uses(terms: Sequence[Term], outputs: int) -> Floats:
+    """The matrix (outputs, K) that sums over the K vectors that belong to an output."""
+    sizes = [max(term.left.shape[1], term.right.shape[1]) for term in terms]
+    output_of_vector = np.repeat([term.output for term in terms], sizes)
+    return np.eye(outputs)[:, output_of_vector]
 
 
 @also_spelled(parametrization="parametrisation")
 def grad_norm(
     p: Scalar, weight: Parameter, parametrisation: str = "standard"
 ) -> Scalar:
-    """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|², as
-    a scalar of the program.
+    """The squared norm of the gradient of p by one parameter, |∂p/∂W|².
+
+    It is a scalar of the same program.
 
     Parameters
     ----------
@@ -135,12 +147,14 @@ def grad_norm(
     return ntk(p, None, weight, parametrisation)
 
 
-def _backward(
-    p: Scalar, chosen: Parameters
-) -> tuple[dict[Version, list[Term]], list[list[Value]]]:
-    """For each output of p: the terms of each matrix, and the cotangents of the other
-    parameters.
-    """
+class _OutputGradients(NamedTuple):
+    """The gradients of all outputs."""
+
+    terms: dict[Version, list[Term]]  # of each matrix, for all outputs
+    leaves: list[list[Value]]  # for each output, the cotangents of other parameters
+
+
+def _backward(p: Scalar, chosen: Parameters) -> _OutputGradients:
     terms: dict[Version, list[Term]] = {}
     leaves: list[list[Value]] = []
     for output in range(p.size):
@@ -152,14 +166,16 @@ def _backward(
             version = use.op.weight.source, steps_of(use.op)
             terms.setdefault(version, []).extend(terms_of(output, use, chosen))
         leaves.append([reverse.of(leaf) for leaf in chosen.leaves])
-    return terms, leaves
+    return _OutputGradients(terms, leaves)
 
 
 def _products(
     sides: Sequence[Sequence[Term]], standard: bool
 ) -> Iterator[tuple[list[list[Term]], Scalar]]:
-    """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight, (matrices, K, K'), with the
-    terms of each group.
+    """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight, (matrices, K, K').
+
+    There is one such array for each group of matrices that the same terms belong to.
+    It comes with these terms, one list for each side.
     """
     if len({term.members for side in sides for term in side}) > 1:
         sides = [
@@ -186,20 +202,20 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     √in/std times that.
     """
     drawn = term.used.drawn
-    over = drawn.out_width, drawn.in_width, *([drawn.in_width] if standard else [])
-    under = (
-        term.used.fan,
-        term.used.out_width,
-        *([Width(term.unit)] if term.unit else []),
-    )
-    return (
-        width_ratio(over, under) if standard else drawn.std * width_ratio(over, under)
-    )
+    over = [drawn.out_width, drawn.in_width]
+    under = [term.used.fan, term.used.out_width]
+    if standard:
+        over.append(drawn.in_width)
+    if term.unit:
+        under.append(Width(term.unit))
+    ratio = width_ratio(tuple(over), tuple(under))
+    return ratio if standard else drawn.std * ratio
 
 
 def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
-    """For initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ,
-    which is N(0, 1).
+    """⟨∂p/∂b, ∂q/∂b⟩ for initial vectors or random scalars b.
+
+    Unless `standard`, it is with respect to b/σ, which is N(0, 1).
     """
     law: Any = initial_value(leaf)[0].op
     # (entries, outputs)
@@ -216,39 +232,35 @@ def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) ->
 def pooled(parts: Sequence[Vector]) -> Vector:
     """Join the vectors of several uses, (matrices, K), along K."""
     rows = max(part.shape[0] for part in parts)
-    same = [
-        part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1]))
-        for part in parts
-    ]
-    return same[0] if len(same) == 1 else join(same, axis=1)
+    if len(parts) == 1:
+        return parts[0]
+    return join([part.broadcast_to((rows, part.shape[1])) for part in parts], axis=1)
 
 
 class Gradients(NamedTuple):
-    """The gradient of a loss with respect to each parameter of a step, with one part
-    per unit.
-    """
+    """The gradient of a loss by each parameter of a step, with one part per unit."""
 
     terms: dict[Source, list[Term]]  # of each matrix
-    # equal initial vectors get the sum of their gradients
+    # Of each initial value: units with cotangents. Equal initial vectors have the sum
+    # of their gradients.
     leaves: dict[Value, list[tuple[str | None, Any]]]
-    # the steps that each matrix has taken
-    latest: dict[Source, tuple[OptimiserStep, ...]]
+    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps of each matrix so far
 
 
 def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradients:
-    """The gradient of Σ p with respect to the chosen parameters, after the steps that
-    `outputs` depend on.
+    """The gradient of Σ p by the chosen parameters.
+
+    They are those after the last step that `outputs` depend on.
     """
     latest: dict[Source, tuple[OptimiserStep, ...]] = {}
     for value in topological_order([p, *outputs], past=False):
         if isinstance(value.op, Acting):
-            before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
-            latest[value.op.weight.source] = max(before, steps, key=len)
+            source = value.op.weight.source
+            steps = steps_of(value.op)
+            latest[source] = max(latest.get(source, ()), steps, key=len)
 
     def counts(op: Acting) -> bool:
-        """Skip uses before the last step of a matrix: they belong to an earlier
-        step.
-        """
+        """Skip uses of a matrix before its last step: they belong to earlier steps."""
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 
     seed = [(p, constant(np.ones(p.shape)))]
@@ -256,41 +268,39 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
     terms: dict[Source, list[Term]] = {}
     leaves: dict[Value, list[tuple[str | None, Any]]] = {}
     for unit in first.units:
-        reverse = (
-            first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
-        )
+        reverse = first
+        if unit is not None:
+            reverse = Reverse(seed, chosen.leaves, counts, unit=unit)
         for use in reverse.uses:
-            terms.setdefault(use.op.weight.source, []).extend(
-                terms_of(0, use, chosen, unit)
-            )
+            use_terms = terms_of(0, use, chosen, unit)
+            terms.setdefault(use.op.weight.source, []).extend(use_terms)
         for leaf in chosen.leaves:
-            d, same = reverse.of(leaf), _tied(leaf)
-            total = (
-                d
-                if same is None
-                else mix(constant(same), d.reshape(-1)).reshape(*leaf.shape)
-            )
-            leaves.setdefault(leaf, []).append((unit, total))
+            d = reverse.of(leaf)
+            tied = _tied(leaf)
+            if tied is not None:
+                d = mix(constant(tied), d.reshape(-1)).reshape(*leaf.shape)
+            leaves.setdefault(leaf, []).append((unit, d))
     return Gradients(terms, leaves, latest)
 
 
 def _tied(leaf: Value) -> np.ndarray | None:
-    """Which initial vectors are equal, hence one parameter, as for a token that occurs
-    twice; None if all differ.
+    """Which initial vectors are equal, as a matrix of 0 and 1; None if all differ.
+
+    Equal vectors are one parameter, as for a token that occurs twice.
     """
     first = initial_value(leaf)[0].op
     if not isinstance(first, Gaussian):
         return None
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
-    _, which = np.unique(rows, axis=0, return_inverse=True)
-    between = rows[:, 1:] @ rows[:, 1:].T
+    _, group = np.unique(rows, axis=0, return_inverse=True)
+    group = group.ravel()
+    cov = rows[:, 1:] @ rows[:, 1:].T
+    variance = np.diagonal(cov)
     # biases that start at equal numbers are separate parameters
-    random = np.diagonal(between) > 0
-    same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(
-        leaf.size, dtype=bool
-    )
-    size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
-    if (np.abs(between) > 1e-12 * size)[~same].any():
+    same = (group[:, None] == group) & (variance > 0)
+    same |= np.eye(leaf.size, dtype=bool)
+    largest_cov = np.sqrt(np.outer(variance, variance))
+    if (np.abs(cov) > CORRELATED * largest_cov)[~same].any():
         raise TraceError(
             "step",
             f"weights={leaf!r} are correlated: write them as sums of independent ones",
@@ -301,39 +311,41 @@ def _tied(leaf: Value) -> np.ndarray | None:
 def clipped(whole: Gradients, most: float) -> Gradients:
     """Gradients times min(1, most/(norm + 1e-6)), with the norm over all of them."""
     squares = []
-    for own in whole.terms.values():
-        squares += [gram.sum() for _, gram in _products((own,), standard=True)]
-    for leaf, parts in whole.leaves.items():  # equal initial vectors count once
-        d = reduce(
-            operator.add,
-            (
-                scale(width_ratio((), (Width(unit),) if unit else ()), d)
-                for unit, d in parts
-            ),
-        )
-        d, tied = d.reshape(-1), _tied(leaf)
-        each = (
-            mean_dot(d[:, None], d[:, None])[:, 0, 0]
-            if isinstance(d, Vector)
-            else d * d
-        )
-        squares.append(
-            (each if tied is None else each * (1.0 / tied.sum(axis=1))).sum()
-        )
+    for matrix_terms in whole.terms.values():
+        squares += [gram.sum() for _, gram in _products((matrix_terms,), standard=True)]
+    for leaf, parts in whole.leaves.items():
+        squares.append(_squared_norm(leaf, parts))
     f = Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True)
-    by = applied(f, (reduce(operator.add, squares),), ())
+    factor = applied(f, (reduce(operator.add, squares),), ())
     terms = {
-        source: [replace(term, left=by * term.left) for term in terms]
-        for source, terms in whole.terms.items()
+        source: [replace(term, left=factor * term.left) for term in matrix_terms]
+        for source, matrix_terms in whole.terms.items()
     }
     leaves = {
-        leaf: [(unit, by * d) for unit, d in parts]
+        leaf: [(unit, factor * d) for unit, d in parts]
         for leaf, parts in whole.leaves.items()
     }
     return Gradients(terms, leaves, whole.latest)
 
 
+def _squared_norm(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
+    """|∂L/∂x|² of initial vectors or random scalars; equal vectors count once."""
+    in_one_unit = []
+    for unit, part in parts:
+        under = (Width(unit),) if unit else ()
+        in_one_unit.append(scale(width_ratio((), under), part))
+    d: Any = reduce(operator.add, in_one_unit).reshape(-1)
+    if isinstance(d, Vector):
+        squares = mean_dot(d[:, None], d[:, None])[:, 0, 0]
+    else:
+        squares = d * d
+    tied = _tied(leaf)
+    if tied is not None:
+        squares = squares * (1.0 / tied.sum(axis=1))
+    return squares.sum()
+
+
 def _clip_factor(square: Any, most: float) -> Any:
     xp = array_namespace(square)
-    # 1e-6 as in PyTorch
-    return xp.clip(most / (xp.sqrt(xp.clip(square, 0.0, None)) + 1e-6), None, 1.0)
+    norm = xp.sqrt(xp.clip(square, 0.0, None))
+    return xp.clip(most / (norm + CLIP_EPS), None, 1.0)
