@@ -371,7 +371,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             next(factors, None)
             seconds_of_draw = time.perf_counter() - start - planned
             drawing = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * seconds_of_draw
-            seconds = count * (planned + drawing) * with_evidence
+            seconds = count * (planned + drawing) if with_evidence else 0.0
             return _bayes.ChainCost(seconds, size, count)
         latent, _ = model._latent(model.X_, combination.arguments)
         planned = time.perf_counter() - start

@@ -110,7 +110,7 @@ class Latent:
     def on_device(
         self, function: Callable[[Any, Any, Any], Any]
     ) -> Callable[[Floats], Floats]:
-        """`function(library, mean, columns)` on the device, as a function of normals."""
+        """`function(library, mean, columns)` on the device, given normals."""
         assert isinstance(self.backend, Device)
         bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
