@@ -1,5 +1,6 @@
-"""A scikit-learn estimator: regression with an attention prior. Needs scikit-learn; see
-`ns.AttentionRegressor`.
+"""Regression with an attention prior, as a scikit-learn estimator.
+
+It needs scikit-learn; see `ns.AttentionRegressor`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,26 +46,46 @@ from .laws import Estimate, Joint, Provenance
 from .laws._estimate import Array, combined
 from .laws._likelihood import Observations, updated_by_columns
 
-Combination = tuple[float, dict[str, Any]]  # the noise, and the arguments of the prior
-
 n = Width("n")
 two_or_more = partial(whole, least=2, most=_bayes.MOST)
-# errors of Gaussian expectations below this change an evidence by less than its error
+# relative error of Gaussian expectations below which the evidence changes by less than
+# its own error
 ROUNDED = 1e-6
-# arrays of the size of the tokens' kernel while a plan is made, and more for each head:
-# measured
-COPIES = 11.0, 6.0
+# arrays of the size of the tokens' kernel that exist while a plan is made, in all and
+# for each head; measured
+COPIES = 11.0
+COPIES_PER_HEAD = 6.0
+
+
+class Combination(NamedTuple):
+    """One combination of the values of the grid."""
+
+    noise: float
+    arguments: dict[str, Any]  # of the prior; `heads` too, also if infinite
+
+    @property
+    def infinite_heads(self) -> bool:
+        """Whether the prior is the Gaussian process of infinitely many heads."""
+        return bool(self.arguments.get("heads") == inf)
+
+
+class GivenExamples(NamedTuple):
+    """The function at new examples given the data, for each state of the posterior."""
+
+    mean: Array  # (states, examples)
+    cov: Array
+    origin: Provenance
 
 
 @program
 def attention_prior(
     tokens: Any, heads: int = 1, sharpness: float = 2.0, scale: float = 2.0
 ) -> Any:
-    """One random query reads the tokens of each example, with the same weights for all:
-    (examples,) outputs.
+    """One random query reads the tokens of each example, with the same weights for all.
 
-    Tokens (examples, tokens, features) are data. `sharpness` is the standard deviation
-    of the scores' matrix, `scale` that of the readout.
+    Tokens (examples, tokens, features) are data; there is one output for each example.
+    `sharpness` is the standard deviation of the scores' matrix, `scale` that of the
+    readout.
     """
     h = language.erf(
         language.weight(n, tokens.shape[-1], std=1.1) @ language.data(tokens)
@@ -78,9 +99,7 @@ def attention_prior(
 
 
 def as_tokens(x: Array) -> Array:
-    """Flat data (examples, features) as tokens: each feature is one, its name (one-hot)
-    and its value.
-    """
+    """Flat data (examples, features) as tokens: one-hot name and value of a feature."""
     if x.ndim == 3:
         return x
     count, features = x.shape
@@ -96,8 +115,7 @@ def checked_count(value: Any, name: str) -> float:
 @single_threaded
 @dataclass(eq=False, repr=False)
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Bayesian regression with an attention prior over functions, in scikit-learn's
-    conventions.
+    """Bayesian regression with an attention prior, as a scikit-learn estimator.
 
     `X` is (examples, tokens, features), or flat (examples, features): then each feature
     is a token, one-hot name and value. Scale features and targets to a size of about 1;
@@ -138,7 +156,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Examples
     --------
     >>> x = np.linspace(-2, 2, 12)[:, None]
-    >>> model = ns.AttentionRegressor(noise=0.1, draws=160, particles=64).fit(x, np.sin(x[:, 0]))
+    >>> model = ns.AttentionRegressor(noise=0.1, draws=160, particles=64)
+    >>> model = model.fit(x, np.sin(x[:, 0]))
     >>> mean, std = model.predict([[0.3]], return_std=True)
     >>> bool(abs(mean[0] - np.sin(0.3)) < 4 * std[0])
     True
@@ -181,26 +200,31 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y : array_like
             (examples,).
         """
-        tried, _ = self._begin(X, y)
-        self.evidence_, best = [], 0
+        combinations = self._begin(X, y)
+        self.evidence_ = []
+        chosen = combinations[0]
         if self.grid or self.evidence:
-            found = [self._evidence(*given) for given in tried]
-            chosen = [
-                {k: (arguments | {"noise": noise})[k] for k in self.grid or ()}
-                for noise, arguments in tried
-            ]
-            self.evidence_ = list(zip(chosen, found, strict=True))
-            best = max(range(len(tried)), key=lambda k: found[k].value)
-            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = (
-                found[best].value,
-                found[best].error,
-            )
-        self.noise_, self.arguments_ = tried[best]
-        if self.arguments_.get("heads") == inf:
-            self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
+            evidences = [self._evidence(combination) for combination in combinations]
+            for combination, evidence in zip(combinations, evidences, strict=True):
+                values = {**combination.arguments, "noise": combination.noise}
+                on_grid = {name: values[name] for name in self.grid or ()}
+                self.evidence_.append((on_grid, evidence))
+            best = max(range(len(evidences)), key=lambda k: evidences[k].value)
+            chosen = combinations[best]
+            self.log_marginal_likelihood_ = evidences[best].value
+            self.log_marginal_likelihood_error_ = evidences[best].error
+        self.noise_ = chosen.noise
+        self.arguments_ = chosen.arguments
+        if chosen.infinite_heads:
+            self.states_ = np.zeros((1, 0))
+            self.r_hat_ = 1.0
+            self.effective_ = math.inf
         else:
             self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
-            self.states_, self.r_hat_, self.effective_, *_ = self._sampled(self.latent_)
+            chains = self._sampled(self.latent_)
+            self.states_ = chains.z
+            self.r_hat_ = chains.r_hat
+            self.effective_ = chains.effective
         return self
 
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
@@ -213,11 +237,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.draws, self.chains, self.thin, self.particles, self.moves
         ).checked()
 
-    def _begin(self, X: Any, y: Any) -> tuple[list[Combination], float]:
-        """Check parameters and data and store the data; the combinations of the grid,
-        and the bytes of a plan.
-        """
-        tried = self._combinations()
+    def _begin(self, X: Any, y: Any) -> list[Combination]:
+        """Check parameters and data, store the data, and list the grid."""
+        combinations = self._combinations()
         X, y = validate_data(
             self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64
         )
@@ -227,7 +249,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 " (examples, features)"
             )
         self.shape_ = X.shape[1:]
-        self.X_, self.mean_ = as_tokens(X), float(np.mean(y))
+        self.X_ = as_tokens(X)
+        self.mean_ = float(np.mean(y))
         self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
         try:
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
@@ -236,7 +259,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "None, an integer from 0 to 2^32 − 1 or a numpy.random.RandomState"
             )
             raise ArgumentError("random_state", self.random_state, allowed) from None
-        return tried, self._checked_size(len(self.X_), tried)
+        self._checked_size(len(self.X_), combinations)
+        return combinations
 
     def _combinations(self) -> list[Combination]:
         """Check all parameters but X and y; the combinations of the grid."""
@@ -259,7 +283,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 raise ArgumentError(
                     name, getattr(self, name), "None or a mapping by names"
                 )
-        arguments, grid = dict(self.arguments or {}), dict(self.grid or {})
+        arguments = dict(self.arguments or {})
+        grid = dict(self.grid or {})
         if "noise" in arguments:
             raise ArgumentError(
                 "arguments",
@@ -267,48 +292,51 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "without 'noise', which is a parameter itself",
             )
         for name, values in grid.items():
-            single = isinstance(values, str) or getattr(values, "ndim", 1) == 0
-            if (
-                single
-                or not isinstance(values, Sequence | np.ndarray)
-                or not len(values)
-            ):
-                raise ArgumentError(
-                    f"grid: {name}", values, "a sequence of one value or more"
-                )
-        own = {
-            "noise": self.noise,
-            **({"heads": heads} if prior is None or heads == inf else {}),
-            **arguments,
-        }
-        labels = {name: f"arguments: {name}" for name in arguments} | {
-            name: f"grid: {name}" for name in grid
-        }
-        tried = (
-            own | dict(zip(grid, values, strict=True))
-            for values in itertools.product(*grid.values())
-        )
-        return [self._checked(given, labels) for given in tried]
+            self._check_grid_values(name, values)
 
-    def _checked(self, given: dict[str, Any], labels: Mapping[str, str]) -> Combination:
-        """Check one combination; `labels` name arguments and grid values in
-        messages.
-        """
+        defaults: dict[str, Any] = {"noise": self.noise}
+        if prior is None or heads == inf:
+            defaults["heads"] = heads
+        defaults |= arguments
+        labels = {name: f"arguments: {name}" for name in arguments}
+        labels |= {name: f"grid: {name}" for name in grid}
+        combinations = []
+        for values in itertools.product(*grid.values()):
+            on_grid = dict(zip(grid, values, strict=True))
+            combinations.append(self._checked(defaults | on_grid, labels))
+        return combinations
+
+    @staticmethod
+    def _check_grid_values(name: str, values: Any) -> None:
+        """Check that the grid has a sequence of values for this argument."""
+        is_single = isinstance(values, str) or getattr(values, "ndim", 1) == 0
+        is_sequence = isinstance(values, Sequence | np.ndarray)
+        if is_single or not is_sequence or not len(values):
+            raise ArgumentError(
+                f"grid: {name}", values, "a sequence of one value or more"
+            )
+
+    def _checked(
+        self, arguments: dict[str, Any], labels: Mapping[str, str]
+    ) -> Combination:
+        """Check one combination; `labels` name arguments and grid values in errors."""
         noise = real(
-            given.pop("noise"),
+            arguments.pop("noise"),
             labels.get("noise", "noise"),
             least=1 / SCALE,
             most=SCALE,
         )
-        used, label = dict(given), labels.get("heads", "heads")
-        if "heads" in given and checked_count(given["heads"], label) == inf:
+        used = dict(arguments)
+        label = labels.get("heads", "heads")
+        if "heads" in arguments and checked_count(arguments["heads"], label) == inf:
             if self.width != inf:
                 raise ValueError(
                     f"{label}=inf needs width=inf, got width={shown(self.width)}"
                 )
-            del used["heads"]  # the prior has one
-        for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
-            scale(used[name], labels[name])
+            del used["heads"]  # the prior is called for one head
+        if self.prior is None:
+            for name in used.keys() & {"sharpness", "scale"}:
+                scale(used[name], labels[name])
         signature: Any = "(…)"
         try:
             signature = inspect.signature(self.prior or attention_prior)
@@ -319,7 +347,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"arguments and grid do not fit prior{signature}, got {shown(used)}:"
                 f" {error}"
             ) from None
-        return noise, given
+        return Combination(noise, arguments)
 
     def cost(self, X: Any, y: Any) -> _bayes.ChainCost:
         """The cost of `fit` with these data, without fitting. The parameters are those
@@ -329,62 +357,64 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         assumed to cost as much.
         """
         model = clone(self)
-        tried, size = model._begin(X, y)
-        count, wanted, (noise, arguments) = (
-            len(tried),
-            bool(self.grid or self.evidence),
-            tried[0],
-        )
+        combinations = model._begin(X, y)
+        size = model._checked_size(len(model.X_), combinations)
+        count = len(combinations)
+        with_evidence = bool(self.grid or self.evidence)
+        combination = combinations[0]
         start = time.perf_counter()
-        if arguments.get("heads") == inf:
-            factors = model._infinite(model.X_, arguments)[0].factors()
+        if combination.infinite_heads:
+            heads, _ = model._infinite(model.X_, combination.arguments)
+            factors = heads.factors()
             next(factors)
             planned = time.perf_counter() - start
             next(factors, None)
-            again = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * (
-                time.perf_counter() - start - planned
-            )
-            return _bayes.ChainCost(count * (planned + again) * wanted, size, count)
-        latent, _ = model._latent(model.X_, arguments)
+            seconds_of_draw = time.perf_counter() - start - planned
+            drawing = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * seconds_of_draw
+            seconds = count * (planned + drawing) if with_evidence else 0.0
+            return _bayes.ChainCost(seconds, size, count)
+        latent, _ = model._latent(model.X_, combination.arguments)
         planned = time.perf_counter() - start
-        each = _bayes.cost(
-            latent,
-            model._data(noise),
-            self._schedule(),
-            1 + (1 + self.runs / 2) * wanted,
+        # the posterior is one path; each run of the evidence has half as many particles
+        paths = 1.0
+        if with_evidence:
+            paths += 1 + self.runs / 2
+        one = _bayes.cost(
+            latent, model._data(combination.noise), self._schedule(), paths
         )
         return _bayes.ChainCost(
-            count * (planned + each.seconds),
-            max(each.bytes, size),
-            count * each.likelihoods,
+            seconds=count * (planned + one.seconds),
+            bytes=max(one.bytes, size),
+            likelihoods=count * one.likelihoods,
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples (best in one call). Other
-        parameters are those of `fit`.
+        """The posterior mean of the function at new examples, best in one call.
+
+        Other parameters are those of `fit`.
 
         Parameters
         ----------
         return_std : bool
             Whether to return the standard deviations too.
         """
-        mean, cov, _ = self._given(X)
-        centre = mean.mean(axis=0)
+        given = self._given(X)
+        mean = given.mean.mean(axis=0) + self.mean_
         if not return_std:
-            return centre + self.mean_
-        each = np.diagonal(cov, axis1=1, axis2=2)
-        return centre + self.mean_, np.sqrt(
-            np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0)
-        )
+            return mean
+        of_states = np.diagonal(given.cov, axis1=1, axis2=2)
+        var = of_states.mean(axis=0) + given.mean.var(axis=0)
+        return mean, np.sqrt(np.maximum(var, 0.0))
 
     def law(self, X: Any) -> Joint:
         """The joint law of the function at new examples, given the data."""
-        mean, cov, origin = self._given(X)
-        return Joint(mean + self.mean_, cov, origin)
+        given = self._given(X)
+        return Joint(given.mean + self.mean_, given.cov, given.origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws of the function at new examples, jointly. Other parameters are those of
-        `fit`.
+        """Joint draws of the function at new examples.
+
+        Other parameters are those of `fit`.
 
         Parameters
         ----------
@@ -396,10 +426,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(random_state).randint(2**31))
         return np.asarray(self.law(X).rvs(n_samples, seed=seed)).T
 
-    def _given(self, X: Any) -> tuple[Array, Array, Provenance]:
-        """Mean and covariance of the function at new examples for each state of the
-        posterior, and the provenance.
-        """
+    def _given(self, X: Any) -> GivenExamples:
+        """Mean, covariance and provenance of the function at new examples."""
         check_is_fitted(self, "states_")
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
@@ -407,52 +435,53 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"X of shape {X.shape} must be (examples,"
                 f" {', '.join(map(str, self.shape_))}), as in fit"
             )
-        more, rows = self._new_examples(as_tokens(X))
-        data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
-        self._checked_size(len(whole), [(self.noise_, self.arguments_)])
-        if self.arguments_.get("heads") == inf:
-            heads, origin = self._infinite(whole, self.arguments_)
+        new, rows = self._new_examples(as_tokens(X))
+        data = self._data(self.noise_)
+        examples = np.concatenate([self.X_, new])
+        fitted = Combination(self.noise_, self.arguments_)
+        self._checked_size(len(examples), [fitted])
+        if fitted.infinite_heads:
+            heads, origin = self._infinite(examples, self.arguments_)
             mean, cov, error = heads.given(data, rows)
-            return (
-                mean,
-                cov,
-                replace(
-                    origin, quadrature_error=combined(origin.quadrature_error, error)
-                ),
-            )
-        large, origin = (
-            self._latent(whole, self.arguments_)
-            if len(more)
-            else (self.latent_, self.origin_)
-        )
-        places = embedding(self.latent_, large)
-        # more examples can change the pivots of a low-rank kernel, and so its normals
-        if places is None:
-            z = self._sampled(large).z
+            total = combined(origin.quadrature_error, error)
+            return GivenExamples(mean, cov, replace(origin, quadrature_error=total))
+        if len(new):
+            latent, origin = self._latent(examples, self.arguments_)
         else:
-            z = np.random.default_rng(self.seed_).standard_normal(
-                (len(self.states_), large.size)
-            )
-            z[:, places] = self.states_
-        parts = large.over(
-            z, lambda mean, columns: updated_by_columns(mean, columns, data, rows)
+            latent, origin = self.latent_, self.origin_
+        parts = latent.over(
+            self._extended_states(latent),
+            lambda mean, columns: updated_by_columns(mean, columns, data, rows),
         )
-        mean, cov = map(np.concatenate, zip(*parts, strict=True))
-        return mean, cov, origin
+        mean = np.concatenate([mean for mean, _ in parts])
+        cov = np.concatenate([cov for _, cov in parts])
+        return GivenExamples(mean, cov, origin)
+
+    def _extended_states(self, latent: Latent) -> Array:
+        """The states of the fit, with random numbers of the prior for new examples."""
+        positions = embedding(self.latent_, latent)
+        # more examples can change the pivots of a low-rank kernel, and so its normals
+        if positions is None:
+            return self._sampled(latent).z
+        rng = np.random.default_rng(self.seed_)
+        z = rng.standard_normal((len(self.states_), latent.size))
+        z[:, positions] = self.states_
+        return z
 
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
-        """The distinct examples that are not data, and the row of each example in the
-        data and these.
+        """The distinct examples that are not data, and the row of each example.
+
+        Rows count the data first, and then the new examples.
         """
-        at = {example.tobytes(): k for k, example in enumerate(self.X_)}
-        new = {
-            example.tobytes(): example
-            for example in tokens
-            if example.tobytes() not in at
-        }
-        at |= {key: len(self.X_) + k for k, key in enumerate(new)}
-        rows = np.array([at[example.tobytes()] for example in tokens], dtype=np.intp)
-        return np.array([*new.values()]).reshape(-1, *self.X_.shape[1:]), rows
+        row_of = {example.tobytes(): row for row, example in enumerate(self.X_)}
+        new = []
+        for example in tokens:
+            key = example.tobytes()
+            if key not in row_of:
+                row_of[key] = len(self.X_) + len(new)
+                new.append(example)
+        rows = np.array([row_of[example.tobytes()] for example in tokens], np.intp)
+        return np.array(new).reshape(-1, *self.X_.shape[1:]), rows
 
     def _data(self, noise: float) -> Observations:
         return Observations(
@@ -490,53 +519,56 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _infinite(
         self, tokens: Array, arguments: Mapping[str, Any]
     ) -> tuple[_bayes.InfiniteHeads, Provenance]:
-        one = {name: value for name, value in arguments.items() if name != "heads"}
-        head, origin = self._latent(tokens, one)
+        """The Gaussian process of infinitely many heads, from draws of one head."""
+        of_one_head = {k: value for k, value in arguments.items() if k != "heads"}
+        head, origin = self._latent(tokens, of_one_head)
         method = f"infinitely many heads, given {len(self.y_)} examples"
         draws = 1 if head.plan.constant else self.kernel_draws
-        return _bayes.InfiniteHeads(head, draws, self.seed_), replace(
-            origin, method=method
-        )
+        heads = _bayes.InfiniteHeads(head, draws, self.seed_)
+        return heads, replace(origin, method=method)
 
-    def _evidence(self, noise: float, arguments: Mapping[str, Any]) -> Estimate:
-        if arguments.get("heads") == inf:
-            return self._infinite(self.X_, arguments)[0].evidence(self._data(noise))
-        latent, origin = self._latent(self.X_, arguments)
-        shifted = (
-            self._at(self.X_, arguments).shifted(self.workers)
-            if origin.quadrature_error > ROUNDED
-            else []
-        )
-        how = self._schedule()._replace(
-            particles=max(_bayes.MIN_PARTICLES, self.particles // 2)
-        )
+    def _evidence(self, combination: Combination) -> Estimate:
+        """The log evidence of the data with this noise and these arguments."""
+        data = self._data(combination.noise)
+        if combination.infinite_heads:
+            heads, _ = self._infinite(self.X_, combination.arguments)
+            return heads.evidence(data)
+        latent, origin = self._latent(self.X_, combination.arguments)
+        shifted = []
+        if origin.quadrature_error > ROUNDED:
+            prior = self._at(self.X_, combination.arguments)
+            shifted = prior.shifted(self.workers)
+        particles = max(_bayes.MIN_PARTICLES, self.particles // 2)
         return _bayes.evidence(
             latent,
-            self._data(noise),
-            how,
+            data,
+            self._schedule()._replace(particles=particles),
             self.runs,
             self.seed_,
             self.progress,
             shifted,
         )
 
-    def _checked_size(self, count: int, tried: Sequence[Combination]) -> float:
-        """The bytes that a plan for `count` examples needs; raises an error if memory
-        is too small.
-        """
-        counts = [given.get("heads", 1) for _, given in tried]
-        # infinitely many are planned as one
-        heads = max(1.0 if count == inf else float(count) for count in counts)
-        tokens, many = self.X_.shape[1], f" for heads={heads:.0f}" if heads > 1 else ""
-        size = 8 * (COPIES[0] + COPIES[1] * heads) * float(count * tokens) ** 2
-        what = (
-            f"{count:,} examples of {tokens} tokens, whose kernel has"
-            f" {count * tokens:,} rows{many},"
-        )
+    def _checked_size(
+        self, examples: int, combinations: Sequence[Combination]
+    ) -> float:
+        """The bytes that a plan for so many examples needs; an error if too many."""
+        heads = 1.0
+        for combination in combinations:
+            count = float(combination.arguments.get("heads", 1))
+            if count != inf:  # infinitely many are planned as one
+                heads = max(heads, count)
+        tokens = self.X_.shape[1]
+        rows = examples * tokens
+        size = 8 * (COPIES + COPIES_PER_HEAD * heads) * float(rows) ** 2
+        for_heads = or_heads = ""
+        if heads > 1:
+            for_heads = f" for heads={heads:.0f}"
+            or_heads = " or heads"
         check_memory(
             size,
-            what,
-            f"take fewer examples or tokens{' or heads' if many else ''}, or predict in"
-            " parts",
+            f"{examples:,} examples of {tokens} tokens, whose kernel has {rows:,}"
+            f" rows{for_heads},",
+            f"take fewer examples or tokens{or_heads}, or predict in parts",
         )
         return size

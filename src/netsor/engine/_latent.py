@@ -27,7 +27,11 @@ from .backends._numpy import _laid_out
 
 
 class Latent:
-    """The outputs of a plan given rows of standard normals (replicas, size)."""
+    """A plan as a function of standard normals.
+
+    Each row of normals (replicas, size) gives the mean and the covariance of the
+    outputs of one replica.
+    """
 
     def __init__(
         self, plan: Plan, workers: int | None = None, backend: Backend | None = None
@@ -41,14 +45,14 @@ class Latent:
                 "'float64': chains need double precision",
             )
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.places: dict[Step, slice] = {}  # position among the normals of a replica
-        self.size = 0
+        # the normals of each random step, among those of a replica
+        self.positions: dict[Step, slice] = {}
+        self.size = 0  # normals of a replica
         for step in self.plan.steps:
             if step.kind in ("normals", "chi"):
-                self.places[step] = slice(
-                    self.size, self.size + math.prod(self.shape(step))
-                )
-                self.size = self.places[step].stop
+                end = self.size + math.prod(self.shape(step))
+                self.positions[step] = slice(self.size, end)
+                self.size = end
 
     @property
     def entries(self) -> int:
@@ -58,21 +62,20 @@ class Latent:
     @property
     def block(self) -> int:
         """The replicas computed at a time; depends only on the plan."""
-        return max(
-            1, min(CHUNK, BLOCK_BYTES // max(self.plan.bytes + 8 * self.entries**2, 1))
-        )
+        bytes_of_replica = max(self.plan.bytes + 8 * self.entries**2, 1)
+        return max(1, min(CHUNK, BLOCK_BYTES // bytes_of_replica))
 
     def shape(self, step: Step) -> tuple[int, ...]:
-        """The shape of the normals behind the random numbers of a step, in one
-        replica.
-        """
+        """The shape of the normals behind a random step, in one replica."""
         if step.kind == "normals":
             return step.out.shape
         return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
 
     def given(self, z: Floats) -> tuple[Floats, Floats]:
-        """Mean (replicas, entries) and coefficients C (replicas, entries, ·) given
-        normals; C C^T is the covariance.
+        """Mean and coefficients C of the outputs given normals.
+
+        The shapes are (replicas, entries) and (replicas, entries, ·); C C^T is the
+        covariance.
         """
         mean, columns = run(
             self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy
@@ -82,96 +85,105 @@ class Latent:
                 "the law is not finite: a function of the program gave NaN or infinity,"
                 " or it overflowed"
             )
-        return np.broadcast_to(mean, (len(z), self.entries)), np.broadcast_to(
-            columns, (len(z), *columns.shape[1:])
-        )
+        # what does not depend on z has one replica
+        mean = np.broadcast_to(mean, (len(z), self.entries))
+        columns = np.broadcast_to(columns, (len(z), *columns.shape[1:]))
+        return mean, columns
 
-    def over(self, z: Floats, what: Callable[[Floats, Floats], Any]) -> list[Any]:
-        """`what(mean, columns)` for each block of replicas, in threads; only the blocks
-        in flight are in memory.
+    def over(self, z: Floats, function: Callable[[Floats, Floats], Any]) -> list[Any]:
+        """`function(mean, columns)` for each block of replicas, in threads.
+
+        Only the blocks in flight are in memory.
         """
-        parts = [z[k : k + self.block] for k in range(0, len(z), self.block)]
+        blocks = _blocks(z, self.block)
 
-        def one(part: Floats) -> Any:
-            return what(*self.given(part))
+        def of_block(block: Floats) -> Any:
+            mean, columns = self.given(block)
+            return function(mean, columns)
 
         with one_blas_thread():
-            if self.workers == 1 or len(parts) == 1:
-                return list(map(one, parts))
-            with thread_pool(min(self.workers, len(parts))) as pool:
-                return list(pool.map(one, parts))
+            if self.workers == 1 or len(blocks) == 1:
+                return [of_block(block) for block in blocks]
+            with thread_pool(min(self.workers, len(blocks))) as pool:
+                return list(pool.map(of_block, blocks))
 
     def on_device(
-        self, what: Callable[[Any, Any, Any], Any]
+        self, function: Callable[[Any, Any, Any], Any]
     ) -> Callable[[Floats], Floats]:
-        """A function of normals (replicas, size) that computes `what(library, mean,
-        columns)` on the device.
-        """
+        """`function(library, mean, columns)` on the device, given normals."""
         assert isinstance(self.backend, Device)
-        size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(
-            self.plan.bytes + 32 * self.entries**2, 1
-        )
-        block = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
-        ask = self.backend.given(self.plan, what)
+        bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
+        size = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
+        replicas = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
+        of_draws = self.backend.given(self.plan, function)
 
-        def found(z: Floats) -> Floats:
-            parts = [z[k : k + block] for k in range(0, len(z), block)]
-            return np.concatenate(
-                [
-                    ask({step.out: self._drawn(step, part) for step in self.places})
-                    for part in parts
-                ]
-            )
+        def of_normals(z: Floats) -> Floats:
+            results = []
+            for block in _blocks(z, replicas):
+                draws = {step.out: self._drawn(step, block) for step in self.positions}
+                results.append(of_draws(draws))
+            return np.concatenate(results)
 
-        return found
+        return of_normals
 
     def _drawn(self, step: Step, z: Floats) -> Any:
-        own: Any = z[:, self.places[step]].reshape(len(z), *self.shape(step))
+        """The random numbers of a step, made from its normals."""
+        drawn: Any = z[:, self.positions[step]].reshape(len(z), *self.shape(step))
         if step.kind == "chi":
-            own = chi(step.params["freedom"], "float64").of(np, own)
-        own = _laid_out(own)
+            drawn = chi(step.params["freedom"], "float64").of(np, drawn)
+        drawn = _laid_out(drawn)
         # a step may overwrite dead arrays, but z belongs to the caller
-        own.flags.writeable = False
-        return own
+        drawn.flags.writeable = False
+        return drawn
+
+
+def _blocks(z: Floats, replicas: int) -> list[Floats]:
+    return [z[k : k + replicas] for k in range(0, len(z), replicas)]
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:
-    """The positions of a plan's normals among those of another plan whose draws have
-    the same keys, or None.
+    """The positions of the normals of one plan among those of another.
+
+    They are normals of steps with the same key. The result is None if the other plan
+    does not have them all.
     """
     # A draw of the other plan may be larger: its first entries along every axis match
     # the smaller one.
-    of = {(step.kind, step.params["key"]): step for step in large.places}
-    places = [np.zeros(0, dtype=np.intp)]
-    for step in small.places:
-        other, shape = of.get((step.kind, step.params["key"])), small.shape(step)
+    step_of_key = {(step.kind, step.params["key"]): step for step in large.positions}
+    positions = [np.zeros(0, dtype=np.intp)]
+    for step in small.positions:
+        shape = small.shape(step)
+        other = step_of_key.get((step.kind, step.params["key"]))
         if other is None or len(large.shape(other)) != len(shape):
             return None
-        some = np.arange(large.size)[large.places[other]].reshape(large.shape(other))[
-            tuple(map(slice, shape))
-        ]
-        if some.shape != shape:
+        of_other = np.arange(large.size)[large.positions[other]]
+        corner = tuple(slice(length) for length in shape)
+        of_step = of_other.reshape(large.shape(other))[corner]
+        if of_step.shape != shape:
             return None
-        places.append(some.ravel())
-    return np.concatenate(places)
+        positions.append(of_step.ravel())
+    return np.concatenate(positions)
 
 
 def embedding(small: Latent, large: Latent) -> Ints | None:
-    """The positions of a plan's normals in a plan with more outputs; None if its
-    outputs do not come first.
+    """The positions of a plan's normals in those of a plan with more outputs.
+
+    The result is None if the outputs of the first plan are not the first ones of the
+    second.
     """
-    # Random normals test whether they do.
-    found = matched(small, large)
-    if found is None:
+    positions = matched(small, large)
+    if positions is None:
         return None
+    # Random normals test whether these outputs are the same functions of them.
     z = np.random.default_rng(0).standard_normal((2, large.size))
     with one_blas_thread():
-        (mean, own), (more, wide) = small.given(z[:, found]), large.given(z)
-    k = small.entries
-    cov, wider = (c @ np.swapaxes(c, 1, 2) for c in (own, wide[:, :k]))
-    size = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
-    same = (
-        np.abs(more[:, :k] - mean).max() < 1e-7 * size
-        and np.abs(wider - cov).max() < 1e-7 * size**2
-    )
-    return found if same else None
+        mean, columns = small.given(z[:, positions])
+        all_means, all_columns = large.given(z)
+    count = small.entries
+    first_columns = all_columns[:, :count]
+    cov = columns @ np.swapaxes(columns, 1, 2)
+    cov_in_large = first_columns @ np.swapaxes(first_columns, 1, 2)
+    std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
+    same_mean = np.abs(all_means[:, :count] - mean).max() < 1e-7 * std
+    same_cov = np.abs(cov_in_large - cov).max() < 1e-7 * std**2
+    return positions if same_mean and same_cov else None

@@ -15,16 +15,16 @@ from .._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-# an error of unit size, equal only to itself, and the draws that it comes from
+# one independent error: an object that is equal only to itself, and its sources
 _Part = tuple[object, Sources]
-SHOWN = 12  # entries of an array that a notebook shows
+SHOWN = 12  # largest number of entries of an array that a notebook shows
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
-    """A value and its standard error: `value, error = estimate`, `estimate.value`,
-    `float(estimate)`.
+    """A value and its standard error.
 
-    The error is 0 where the value is exact up to rounding, and infinite where nothing
+    Read them by `value, error = estimate`, `estimate.value` or `float(estimate)`. The
+    error is 0 where the value is exact up to rounding, and infinite where nothing
     is known about it. You can add, subtract, multiply, divide and compare estimates,
     numbers and arrays; `log`, `exp` and `sqrt` are methods, and work as numpy's
     functions too. Errors remember their sources: `e − e` is 0 ± 0.
@@ -79,12 +79,9 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
             or not np.isfinite([self.value, self.error]).all()
         ):
             return f"{self.value:.6g} ± {self.error:.2g}"
-        # two of the error
-        digits = (
-            math.floor(math.log10(abs(self.value)))
-            - math.floor(math.log10(self.error))
-            + 2
-        )
+        exponent = math.floor(math.log10(abs(self.value)))
+        exponent_of_error = math.floor(math.log10(self.error))
+        digits = exponent - exponent_of_error + 2  # two digits of the error
         return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"
 
     def __format__(self, spec: str) -> str:
@@ -98,17 +95,14 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         if not np.ndim(self.value):
             return table([[str(self)]])
         value, error = np.broadcast_arrays(self.value, self.error)
-        some = list(np.ndindex(value.shape))[:SHOWN]
-        rows = [
-            [", ".join(map(str, at)), str(Estimate(value[at].item(), error[at].item()))]
-            for at in some
-        ]
-        rest = (
-            note(f"and {value.size - SHOWN} more, of shape {value.shape}")
-            if value.size > SHOWN
-            else ""
-        )
-        return table(rows, ["entry", "value ± error"]) + rest
+        rows = []
+        for index in list(np.ndindex(value.shape))[:SHOWN]:
+            entry = Estimate(value[index].item(), error[index].item())
+            rows.append([", ".join(map(str, index)), str(entry)])
+        html = table(rows, ["entry", "value ± error"])
+        if value.size > SHOWN:
+            html += note(f"and {value.size - SHOWN} more, of shape {value.shape}")
+        return html
 
     def __float__(self) -> float:
         return float(self.value)
@@ -116,9 +110,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """The value alone; otherwise numpy would make an array of the two numbers
-        (value, error).
-        """
+        """The value alone; without this method numpy would read (value, error)."""
         return np.array(self.value, dtype=dtype)
 
     # A number is compared with the value; two estimates are equal if their errors are
@@ -130,7 +122,9 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
                 np.array_equal(self.value, other.value)
                 and np.array_equal(self.error, other.error)
             )
-        return tuple(self) == other if isinstance(other, tuple) else self.value == other
+        if isinstance(other, tuple):
+            return tuple(self) == other
+        return self.value == other
 
     def __ne__(self, other: object) -> Any:
         return np.logical_not(self == other)[()]
@@ -148,33 +142,23 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
     ) -> Any:
         values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
-        if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
+        known = ufunc in _COMPARISONS or ufunc in _SLOPES
+        if method != "__call__" or kwargs or not known:
             return NotImplemented  # numpy's error names the function
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
-        if ufunc is np.power and isinstance(inputs[1], Estimate):
-            raise TypeError(
-                "an estimate to the power of an estimate: take (log(a) * b).exp()"
-            )
-        if ufunc is np.divide and not np.all(values[1]):
-            raise ZeroDivisionError("division of an estimate by 0")
-        if (ufunc is np.log and not np.all(values[0] > 0)) or (
-            ufunc is np.sqrt and np.any(values[0] < 0)
-        ):
-            allowed = "above 0" if ufunc is np.log else "0 or more"
-            raise ValueError(
-                f"{ufunc.__name__} of {inputs[0]}: the value must be {allowed}"
-            )
+        _check_operands(ufunc, inputs, values)
         with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
             slopes = _SLOPES[ufunc](*values)
         parts: dict[_Part, Any] = {}
-        for term, slope in zip(inputs, slopes, strict=True):
-            for part, size in term._parts.items() if isinstance(term, Estimate) else ():
+        for operand, slope in zip(inputs, slopes, strict=True):
+            if not isinstance(operand, Estimate):
+                continue
+            for part, size in operand._parts.items():
                 # 0 times infinity is 0 here, not NaN
-                none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)
-                parts[part] = parts.get(part, 0.0) + np.where(
-                    none, 0.0, np.where(none, 0.0, slope) * size
-                )
+                zero = (np.asarray(slope) == 0) | (np.asarray(size) == 0)
+                change = np.where(zero, 0.0, np.where(zero, 0.0, slope) * size)
+                parts[part] = parts.get(part, 0.0) + change
         value = ufunc(*values)
         result = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
         result._parts = parts
@@ -191,6 +175,22 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def sqrt(self) -> Estimate:
         """The square root."""
         return cast(Estimate, np.sqrt(self))
+
+
+def _check_operands(
+    ufunc: Any, operands: tuple[Any, ...], values: list[npt.NDArray[Any]]
+) -> None:
+    """Raise an error where the result or its error would not be defined."""
+    if ufunc is np.power and isinstance(operands[1], Estimate):
+        raise TypeError(
+            "an estimate to the power of an estimate: take (log(a) * b).exp()"
+        )
+    if ufunc is np.divide and not np.all(values[1]):
+        raise ZeroDivisionError("division of an estimate by 0")
+    if ufunc is np.log and not np.all(values[0] > 0):
+        raise ValueError(f"log of {operands[0]}: the value must be above 0")
+    if ufunc is np.sqrt and np.any(values[0] < 0):
+        raise ValueError(f"sqrt of {operands[0]}: the value must be 0 or more")
 
 
 # the derivatives of each function with respect to its arguments
@@ -218,27 +218,33 @@ _COMPARISONS = (
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add linearly, which is the
-    worst case; others in squares.
+    """The size of a sum of errors.
+
+    Those that share sources add linearly, which is the worst case; others in squares.
     """
-    groups: list[tuple[Sources, Any]] = []
+    groups: list[tuple[Sources, Any]] = []  # sources that are connected, and their sum
     for (_, sources), size in parts.items():
         total = np.abs(size)
-        for group in [group for group in groups if group[0] & sources]:
+        connected = [group for group in groups if group[0] & sources]
+        for group in connected:
+            group_sources, group_total = group
             groups.remove(group)
-            sources, total = sources | group[0], total + group[1]
+            sources = sources | group_sources
+            total = total + group_total
         groups.append((sources, total))
     return combined(*(total for _, total in groups))
 
 
-# from here on a series in 1/count gives all digits of Student's quantile, and
-# scipy.special loads slowly
+# number of values from which a series in 1/count gives all digits of Student's
+# quantile; it spares loading scipy.special, which is slow
 MANY = 10**4
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """The factor that makes a standard error from `count` values cover like a normal
-    law's: one error in 68 %.
+    """The factor that widens a standard error from `count` values.
+
+    With it, one error covers as often as that of a normal law, in 68 % of cases;
+    `errors` errors, as often as so many of a normal law.
     """
     if count < 2:
         return math.inf
@@ -252,23 +258,19 @@ def student(count: int, errors: float = 1.0) -> float:
 def combined(*errors: Any) -> Any:
     """The total of independent errors: the root of the sum of their squares."""
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        total = np.sqrt(
-            sum(
-                (np.asarray(e, dtype=np.float64) ** 2 for e in errors),
-                start=np.zeros(()),
-            )
-        )
+        squares = (np.asarray(error, dtype=np.float64) ** 2 for error in errors)
+        total = np.sqrt(sum(squares, start=np.zeros(())))
     return float(total) if np.ndim(total) == 0 else total
 
 
-# standard errors by which we assume a decisive tail to be heavier than it looks
+# standard errors by which a decisive tail counts as heavier than it looks
 STEEPER = 1.0
-# the same for a mean or a variance of many draws: errors of those are small if the tail
-# is light
+# the same for a mean or a variance of many draws, whose error is small if the tail is
+# light
 STEEPER_OF_MANY = 2.0
-# largest deviations that show a tail; for fewer than 100 draws, a fifth of the draws
+# number of the largest deviations that show a tail; of fewer than 100 draws, a fifth
 TAIL = 20
-FEWEST = 5  # least number of these deviations, however few the draws
+FEWEST = 5  # smallest such number, however few the draws
 # share of the largest deviation below which a deviation is rounding, for example in
 # draws from an atom
 SAME = 1e-12
@@ -278,8 +280,9 @@ LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 def tail_error(
     samples: Array, share: Array | None, count: float, steeper: float = 0.0
 ) -> Array:
-    """How much of the mean of each column may lie beyond its draws, which are worth
-    `count` draws of equal weight.
+    """How much of the mean of each column may lie beyond its draws.
+
+    The draws have the weights `share`, and are worth `count` draws of equal weight.
     """
     # We assume that deviations from the median are lognormal beyond x_p, which a share
     # p of them exceeds: log x = log x_p + σ (z − z_p) with z standard normal. So σ =
@@ -290,52 +293,57 @@ def tail_error(
         return np.zeros(samples.shape[1:])
     if share is not None and not share.all():  # draws without weight show nothing
         samples, share = samples[share > 0], share[share > 0]
-    flat, parts = samples.reshape(len(samples), -1), []
-    for columns in batches(flat.T, len(flat), 2**22):
-        size, each, differ = _largest(columns.T, share)
-        # at most half of the draws that differ are the tail; the other half shows where
-        # it begins
-        some = (
-            np.clip(
-                np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2),
-                1,
-                None,
-            )
-            / count
-        )
-        mass, column = np.cumsum(each, axis=0), np.arange(size.shape[1])
-        # beyond x_p
-        last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)
-        p, start = mass[last, column], size[last + 1, column]
-        # two values alone have no tail
-        start = np.where(start > 0, start, np.where(size[0] > 0, size[0], 1.0))
-        beyond = np.where(
-            np.arange(len(size))[:, None] <= last,
-            np.log(np.maximum(size, start)) - np.log(start),
-            0.0,
-        )
-        z = -_quantile(np.clip(p, 1e-300, 0.5))
-        slope = np.sum(each * beyond, axis=0) / (
-            np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z
-        )
-        slope = slope * (1 + steeper / np.sqrt(p * count))
-        exponent = (
-            np.log(start)
-            + slope**2 / 2
-            - slope * z
-            + np.log(_cdf(slope + _quantile(1 / count)))
-        )
-        exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
-        parts.append(np.where(size[0] > 0, np.exp(exponent), 0.0))
-    return np.concatenate(parts).reshape(samples.shape[1:])
+    flat = samples.reshape(len(samples), -1)
+    errors = [
+        _tail_errors(columns.T, share, count, steeper)
+        for columns in batches(flat.T, len(flat), 2**22)
+    ]
+    return np.concatenate(errors).reshape(samples.shape[1:])
+
+
+def _tail_errors(
+    samples: Array, share: Array | None, count: float, steeper: float
+) -> Array:
+    """`tail_error` for a matrix, with draws along its rows."""
+    deviation, weight, differ = _largest(samples, share)
+    # at most half of the draws that differ are the tail; the other half shows where it
+    # begins
+    largest_tail = min(TAIL, max(count / 5, FEWEST))
+    tail_share = np.clip(np.minimum(largest_tail, count * differ / 2), 1, None) / count
+    mass = np.cumsum(weight, axis=0)
+    column = np.arange(deviation.shape[1])
+    # the position of the last draw of the tail, its share p and its begin x_p
+    last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
+    last = np.minimum(last, len(deviation) - 2)
+    p = mass[last, column]
+    start = deviation[last + 1, column]
+    # two values alone have no tail
+    largest = np.where(deviation[0] > 0, deviation[0], 1.0)
+    start = np.where(start > 0, start, largest)
+
+    in_tail = np.arange(len(deviation))[:, None] <= last
+    log_ratio = np.log(np.maximum(deviation, start)) - np.log(start)
+    log_ratio = np.where(in_tail, log_ratio, 0.0)
+    z = -_quantile(np.clip(p, 1e-300, 0.5))
+    normal_density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z)
+    sigma = sigma * (1 + steeper / np.sqrt(p * count))
+    exponent = (
+        np.log(start)
+        + sigma**2 / 2
+        - sigma * z
+        + np.log(_cdf(sigma + _quantile(1 / count)))
+    )
+    exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
+    return np.where(deviation[0] > 0, np.exp(exponent), 0.0)
 
 
 def tail_index(samples: Array) -> Array:
-    """Index of the tail of each column of positive numbers; from 1 the mean is infinite.
+    """Index of the tail of each column of positive numbers.
 
-    The smaller of Hill's estimates from the largest `TAIL` numbers and from half as
-    many. A power law has the same index further out; the tail of a bounded law that only
-    looks heavy becomes lighter there.
+    The mean is infinite if it is 1 or more. It is the smaller of Hill's estimates from
+    the largest `TAIL` numbers and from half as many: a power law has the same index
+    further out, but a bounded law that only looks heavy has a smaller one.
     """
     falling = np.sort(samples, axis=0)[::-1]
 
@@ -354,8 +362,9 @@ _cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
 
 
 def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
-    """The largest deviations from the median of each column, falling; their weights;
-    the weight of all that differ.
+    """The largest deviations from the median of each column, falling.
+
+    With their weights, and the weight of all deviations that are more than rounding.
     """
     if share is None:
         size = np.abs(samples - np.median(samples, axis=0))
@@ -378,20 +387,19 @@ BLOCKS = 40  # blocks of replicas that give the errors of quantities other than 
 
 
 def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
-    """Parts of an array, at least one, whose tables (part, width) have about `entries`
-    entries, to bound memory.
+    """Parts of an array, at least one, to bound memory.
+
+    Tables (part, width) have about `entries` entries.
     """
     step = max(1, entries // max(width, 1))
     return (y[k : k + step] for k in range(0, max(len(y), 1), step))
 
 
 class Replicated(NamedTuple):
-    """A quantity at points, for each independent block of a law's replicas: rows
-    (blocks, points), and weights.
-    """
+    """A quantity at points, for each independent block of a law's replicas."""
 
-    rows: Array
-    weight: Array
+    rows: Array  # (blocks, points)
+    weight: Array  # of each block; their sum is 1
 
     @property
     def mean(self) -> Array:
@@ -400,21 +408,25 @@ class Replicated(NamedTuple):
 
 
 class Replicas:
-    """Averages over replicas (the first axis), with weights of sum 1 or equal ones;
-    `count` is their number.
+    """Averages over replicas, the first axis of samples, with their errors.
+
+    Weights have the sum 1; without them all are equal. A replica may stand for several:
+    then `count` is the number of all.
     """
 
     def __init__(
         self, number: int, weight: Array | None = None, count: float | None = None
     ) -> None:
-        self.weight, self.weights = (
-            weight,
-            np.full(number, 1 / number) if weight is None else weight,
-        )
-        # the effective number
-        self.count = count or (
-            number if weight is None else float(1 / np.sum(weight**2))
-        )
+        self.weight = weight  # None if equal
+        self.weights = np.full(number, 1 / number) if weight is None else weight
+        # the effective number of replicas
+        self.count: float
+        if count:
+            self.count = count
+        elif weight is None:
+            self.count = number
+        else:
+            self.count = float(1 / np.sum(weight**2))
         # Σ w² over the replicas of each component
         self._square = self.weights / count if count else self.weights**2
 
@@ -425,15 +437,14 @@ class Replicas:
         return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
-        return np.asarray(
-            samples.mean(axis=0)
-            if self.weight is None
-            else np.tensordot(self.weight, samples, axes=1)
-        )
+        if self.weight is None:
+            return np.asarray(samples.mean(axis=0))
+        return np.asarray(np.tensordot(self.weight, samples, axes=1))
 
     def spread(self, samples: Array) -> Array:
-        """The standard error of the mean, from the spread of the replicas; 0 for one
-        replica, which is exact.
+        """The standard error of the mean from the spread of the replicas.
+
+        It is 0 for one replica, which is exact.
         """
         if self.count == 1:
             return np.zeros(samples.shape[1:])
@@ -448,9 +459,7 @@ class Replicas:
         )
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """The largest contribution to the mean of a tail beyond these replicas
-        (`tail_error`).
-        """
+        """The largest contribution of a tail beyond these replicas to the mean."""
         # With a hundred replicas, a fifth of them shows the tail. There most laws look
         # heavier than further out, so we take the tail as it looks. A decisive tail,
         # such as that of a fourth moment, always counts as heavier.
@@ -462,15 +471,11 @@ class Replicas:
         return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
-        value, error = (
-            self.mean(samples),
-            combined(self.spread(samples), self.unseen(samples, decisive)),
-        )
-        return (
-            Estimate(float(value), float(error))
-            if np.ndim(value) == 0
-            else Estimate(value, error)
-        )
+        value = self.mean(samples)
+        error = combined(self.spread(samples), self.unseen(samples, decisive))
+        if np.ndim(value) == 0:
+            return Estimate(float(value), float(error))
+        return Estimate(value, error)
 
 
 def proportion_error(share: Any, count: float) -> Any:
@@ -501,9 +506,7 @@ class Jackknife(NamedTuple):
     blocks: int  # the least number of blocks in a group; 0 if all are exact
 
     def corrected(self) -> Estimate:
-        """The value less its bias, which counts as an error; with too few blocks to
-        know the bias, the value itself.
-        """
+        """The value less its bias, if enough blocks show it; the bias is an error."""
         # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it
         # the error: the bias is left
         off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
@@ -521,19 +524,16 @@ def jackknife(
         count = len(group.rows)
         if count < 2 or not np.isfinite(value):
             continue
-        rest = (means[k] - group.weight[:, None] * group.rows) / (
-            1 - group.weight[:, None]
+        weight = group.weight
+        # the mean of this group without each of its blocks
+        without_block = (means[k] - weight[:, None] * group.rows) / (
+            1 - weight[:, None]
         )
-        without = np.asarray(
-            functional(*(rest if i == k else mean for i, mean in enumerate(means)))
-        )
-        bias += float(np.sum((1 - group.weight) * (without - value)))
-        errors.append(
-            student(count)
-            * float(
-                np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))
-            )
-        )
+        changed = [*means[:k], without_block, *means[k + 1 :]]
+        without = np.asarray(functional(*changed))
+        bias += float(np.sum((1 - weight) * (without - value)))
+        square = np.sum((1 - weight) * (without - without.mean()) ** 2)
+        errors.append(student(count) * float(np.sqrt(square)))
     counts = [len(group.rows) for group in groups if len(group.rows) > 1]
     return Jackknife(value, bias, combined(*errors), min(counts, default=0))
 
@@ -541,8 +541,9 @@ def jackknife(
 def bootstrap(
     functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True
 ) -> Estimate:
-    """A function with kinks of the means of the groups, less its bias from noise, with
-    its error; or just its value.
+    """A function with kinks of the means of the groups, less its bias from noise.
+
+    Without `errors` it is just the value.
     """
     # More noise of the same size shows the bias. Where the truth is 0, it shows the
     # smaller half of it, so we count one and a half times what we find as an error.
@@ -550,7 +551,8 @@ def bootstrap(
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
     rng = np.random.default_rng(2025)
-    weights, least = [], min(len(group.rows) for group in groups if len(group.rows) > 1)
+    least = min(len(group.rows) for group in groups if len(group.rows) > 1)
+    weights = []  # (repetitions, blocks) of each group
     for group in groups:
         count = len(group.rows)
         drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
@@ -561,11 +563,13 @@ def bootstrap(
                 (count + 1) / (count - 1)
             )
         weights.append(drawn)
-    redrawn = (
-        [w @ group.rows for w, group in zip(each, groups, strict=True)]
-        for each in zip(*weights, strict=True)
-    )
-    again = np.array([functional(*means) for means in redrawn])
+    again = np.empty(AGAIN)
+    for repetition in range(AGAIN):
+        means = [
+            group_weights[repetition] @ group.rows
+            for group_weights, group in zip(weights, groups, strict=True)
+        ]
+        again[repetition] = functional(*means)
     bias = float(again.mean()) - value
     off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
     return Estimate(

@@ -158,17 +158,17 @@ class Joint(LawBase):
         )
 
     def __repr__(self) -> str:
-        return f"<Joint over {self.dim} entries: {'; '.join(self._words)}>"
+        return f"<Joint over {self.dim} entries: {'; '.join(self._labels)}>"
 
     _repr_html_ = card
 
     @property
-    def _words(self) -> list[str]:
+    def _labels(self) -> list[str]:
         given = (
             f"given data, log evidence {self.log_evidence}, effective sample size"
             f" {self.effective:.0f}"
         )
-        return super()._words + ([] if self.log_evidence is None else [given])
+        return super()._labels + ([] if self.log_evidence is None else [given])
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""

@@ -1,10 +1,9 @@
-"""Laws of one variable, with the methods of scipy.stats: a subclass defines densities,
-probabilities and moments.
-"""
+"""Laws of one variable, with the methods of scipy.stats and with standard errors."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, partialmethod
 from typing import Any
@@ -24,12 +23,16 @@ from ._plot import card, plot_law
 
 @single_threaded
 class Law(LawBase):
-    """A law of one variable, with the methods of scipy.stats and a standard error for
-    every number.
+    """A law of one variable, with the methods of scipy.stats.
 
     Points may be numbers or arrays. `law.with_error` has the same methods; each returns
-    an `Estimate`. `status` says what is proved, and `method` how the law was computed.
-    Programs make laws; you do not call this class.
+    an `Estimate`, a value with its standard error. `status` says what is proved, and
+    `method` how the law was computed. Programs make laws; you do not call this class.
+
+    The public methods check arguments and return plain numbers. A subclass supplies the
+    private methods marked abstract, which get checked points as an array and return
+    estimates. These hold the errors of sampling; the errors of quadrature are added by
+    `doubt`, which reads every number again from slightly different laws.
 
     Examples
     --------
@@ -48,26 +51,53 @@ class Law(LawBase):
     0.40 ± 0.01
     """
 
-    # A subclass defines these. y and t are points (k,), and an Estimate has the errors
-    # of sampling.
+    # What a subclass supplies. The points y and t have the shape (k,).
 
-    _pdf: Callable[[Array], Estimate]  # the density
-    _cdf: Callable[[Array], Estimate]  # the distribution function
-    _sf: Callable[[Array], Array]  # P(Y > y), accurate where it is small
-    _logpdf: Callable[[Array], Array]
-    _cf: Callable[[Array], Estimate]  # the characteristic function
-    _moment: Callable[[int], Estimate]  # E[Y^order]
-    _var: Callable[[], Estimate]
-    # skewness and excess kurtosis, with all their errors
-    _shape: Callable[[], tuple[Estimate, Estimate]]
-    # log P(Y > y) where P underflows; for −Y and −y if the sign is −1
-    _log_tail: Callable[[Array, int], Array]
-    # locations and scales of the features of the density
-    _scales: Callable[[], tuple[Array, Array]]
-    # `_perturbed` for this error
-    _moved: Callable[[float, Provenance], Sequence[tuple[Law, Law]]]
+    @abstractmethod
+    def _pdf(self, y: Array) -> Estimate:
+        """The density."""
 
-    # Defaults; a subclass may have a better way
+    @abstractmethod
+    def _cdf(self, y: Array) -> Estimate:
+        """The distribution function P(Y ≤ y)."""
+
+    @abstractmethod
+    def _sf(self, y: Array) -> Array:
+        """P(Y > y), accurate where it is small."""
+
+    @abstractmethod
+    def _logpdf(self, y: Array) -> Array:
+        """The logarithm of the density, also where the density underflows."""
+
+    @abstractmethod
+    def _log_tail(self, y: Array, sign: int) -> Array:
+        """log P(Y > y) where P underflows; for −Y and −y if the sign is −1."""
+
+    @abstractmethod
+    def _cf(self, t: Array) -> Estimate:
+        """The characteristic function."""
+
+    @abstractmethod
+    def _moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
+
+    @abstractmethod
+    def _var(self) -> Estimate:
+        """The variance."""
+
+    @abstractmethod
+    def _shape(self) -> tuple[Estimate, Estimate]:
+        """Skewness and excess kurtosis, with all their errors, quadrature included."""
+
+    @abstractmethod
+    def _scales(self) -> tuple[Array, Array]:
+        """Locations and scales of the features of the density, for quadrature."""
+
+    @abstractmethod
+    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
+        """The laws of `_perturbed` for this relative quadrature error."""
+
+    # Defaults that a subclass may improve
 
     @property
     def _has_density(self) -> bool:
@@ -80,30 +110,26 @@ class Law(LawBase):
         return np.asarray(self._cdf(y).value)
 
     def _log_side(self, y: Array, sign: int) -> Array:
-        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate where it is near 0
-        or 1.
-        """
-        share, rest = (self._sf(y), self._distribution(y))[::sign]
+        """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate in both tails."""
+        above, below = self._sf(y), self._distribution(y)
+        share, rest = (above, below) if sign == 1 else (below, above)
         with np.errstate(divide="ignore"):
             logs = np.where(
                 share < 0.5,
                 np.log(np.maximum(share, 0.0)),
                 np.log1p(-np.minimum(rest, 1.0)),
             )
-        if (tiny := np.isneginf(logs)).any():
+        tiny = np.isneginf(logs)
+        if tiny.any():
             logs[tiny] = self._log_tail(y[tiny], sign)
         return logs
 
     def _log_error(self, y: Array) -> Array:
-        """The error of the logarithm of the density: the relative error of the
-        density.
-        """
+        """The error of log f(y), which is the relative error of the density f."""
         value, error = self._pdf(y)
-        return np.asarray(
-            np.divide(
-                error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0
-            )
-        )
+        unknown = np.full(len(y), np.inf)
+        positive = np.asarray(value) > 0
+        return np.asarray(np.divide(error, value, out=unknown, where=positive))
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles, or with `upper` the inverse of P(Y > y)."""
@@ -112,9 +138,7 @@ class Law(LawBase):
     # For distances; these defaults suit an exact law with a smooth density
 
     def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels of `factor` bandwidths around its draws; the law itself
-        if it has no draws.
-        """
+        """This law with kernels of `factor` bandwidths around its draws, if any."""
         return self
 
     def _densities(self, y: Array) -> Replicated:
@@ -122,9 +146,7 @@ class Law(LawBase):
         return Replicated(self._density(y)[None], np.ones(1))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        """The distribution function by blocks: P(Y < y), or with side right P(Y ≤
-        y).
-        """
+        """The distribution function by blocks: P(Y ≤ y), or P(Y < y) on the left."""
         return Replicated(self._distribution(y)[None], np.ones(1))
 
     def _jumps(self) -> Array:
@@ -132,9 +154,7 @@ class Law(LawBase):
         return np.zeros(0)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        """The distribution function, 1 minus it, and its slope, of the part without
-        jumps.
-        """
+        """P(Y ≤ y), P(Y > y) and the density, of the part without jumps."""
         return self._distribution(y), self._sf(y), self._density(y)
 
     @cached_property
@@ -152,14 +172,16 @@ class Law(LawBase):
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """The largest change of a number when the components of the law move by its
-        quadrature error.
-        """
-        value = read(self) if self._perturbed else 0.0
-        changes = (
-            [np.abs(read(law) - value) for law in pair] for pair in self._perturbed
-        )
-        return combined(*(np.maximum(*pair) for pair in changes))
+        """The change of a number when the law moves by its quadrature error."""
+        if not self._perturbed:
+            return combined()
+        value = read(self)
+        changes = []
+        for below, above in self._perturbed:
+            change_below = np.abs(read(below) - value)
+            change_above = np.abs(read(above) - value)
+            changes.append(np.maximum(change_below, change_above))
+        return combined(*changes)
 
     # The public methods
 
@@ -261,20 +283,20 @@ class Law(LawBase):
         return self.with_error.cf(t).value
 
     def gaussian(self) -> Any:
-        """The Gaussian with this law's mean and variance, a `Mixture` of one
-        component.
-        """
-        value, error = self.with_error.var()
-        known = error / value if value > 0 and math.isfinite(error) else 0.0
-        about = f"the Gaussian with mean and variance of: {self.method}"
-        return KINDS["Mixture"](
-            self.mean(), value, Provenance(self.status, about, quadrature_error=known)
+        """The Gaussian of equal mean and variance, a `Mixture` of one component."""
+        variance, error = self.with_error.var()
+        relative_error = 0.0
+        if variance > 0 and math.isfinite(error):
+            relative_error = error / variance
+        origin = Provenance(
+            status=self.status,
+            method=f"the Gaussian with mean and variance of: {self.method}",
+            quadrature_error=relative_error,
         )
+        return KINDS["Mixture"](self.mean(), variance, origin)
 
     def support(self) -> tuple[float, float]:
-        """The ends of the support; for a law that consists of points, the smallest and
-        the largest.
-        """
+        """The ends of the support, the outermost atoms if the law has only atoms."""
         return -math.inf, math.inf
 
     def plot(
@@ -285,8 +307,9 @@ class Law(LawBase):
         gaussian: bool = True,
         log: bool = False,
     ) -> Any:
-        """The density, with its error as a band, and the Gaussian of equal mean and
-        variance, dashed.
+        """Plot the density with its error as a band.
+
+        A dashed line shows the Gaussian of equal mean and variance.
 
         Parameters
         ----------
@@ -309,18 +332,16 @@ class Law(LawBase):
         points = "".join(
             f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3]
         )
-        return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._words)}>"
+        return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._labels)}>"
 
 
-ROOT_ATOL = 1e-14  # error of a numerical root, in standard deviations
-WIDE = 1.96  # standard errors to each side that hold 95 %
+ROOT_ATOL = 1e-14  # error of a quantile by root finding, in standard deviations
+WIDE = 1.96  # standard errors on each side of an interval that covers 95 %
 
 
 @single_threaded
 class WithError:
-    """The methods of a law; each returns an Estimate, the value and its standard
-    error.
-    """
+    """The methods of a law, each returning an `Estimate`."""
 
     def __init__(self, law: Law) -> None:
         self._law = law
@@ -345,36 +366,47 @@ class WithError:
         return Estimate(value, error, self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile, with its change as the level moves by the error of the
-        distribution function, in log odds.
+        """The quantile; its error is its change as the level moves by its error.
+
+        The error of the level is that of the distribution function, in log odds.
         """
         law = self._law
-        level, value = base.levels(q, "ppf"), np.asarray(law.ppf(q))
-        inner = np.where((level > 0) & (level < 1), level, 0.5)
-        error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
+        level = base.levels(q, "ppf")
+        value = np.asarray(law.ppf(q))
+        atoms = [at for at, _ in law.atoms]
+        level_error = np.asarray(self.cdf(value).error)
         if atoms:  # a level may miss an atom on either side
-            error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
+            left_of_value = self.cdf(np.nextafter(value, -np.inf))
+            level_error = np.maximum(level_error, left_of_value.error)
+
+        inner = np.where((level > 0) & (level < 1), level, 0.5)
         # an overflow means that nothing is known about the log odds of a tiny level
         with np.errstate(over="ignore"):
-            step = error / (inner * (1 - inner))
-        reach = np.zeros_like(error)
+            step = level_error / (inner * (1 - inner))
+        error = np.zeros_like(level_error)
         # a jump of the quantile may lie between one error and two
-        for wide in (-WIDE, -1.0, 1.0, WIDE):
-            moved = np.asarray(
-                law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step))
-            )
-            with np.errstate(invalid="ignore"):
-                reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
+        for steps in (-WIDE, -1.0, 1.0, WIDE):
+            log_odds = scipy.special.logit(inner) + steps * step
+            moved = np.asarray(law.ppf(scipy.special.expit(log_odds)))
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                error = np.maximum(error, np.abs(moved - value) / abs(steps))
+
         # at least the error over the density, which steps of draws would hide; an atom
         # has no density
-        slope = np.asarray(law.pdf(value)) if law._has_density else np.zeros_like(error)
+        if law._has_density:
+            density = np.asarray(law.pdf(value))
+        else:
+            density = np.zeros_like(level_error)
         with np.errstate(over="ignore"):
-            straight = np.divide(
-                error, slope, out=np.zeros_like(error), where=slope > 0
+            linear = np.divide(
+                level_error,
+                density,
+                out=np.zeros_like(level_error),
+                where=density > 0,
             )
-        reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
-        known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
-        return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
+        error = np.where(np.isin(value, atoms), error, np.maximum(error, linear))
+        exact = ~np.isfinite(value) | (error < ROOT_ATOL * law.std())
+        return Estimate(value[()], np.where(exact, 0.0, error)[()], law.sources)
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function; its error is the radius of a circle in the

@@ -1,6 +1,4 @@
-"""The base class of all laws: provenance, notes, saving and loading; and the validation
-of arguments.
-"""
+"""The base class of all laws, with provenance, saving and loading; argument checks."""
 
 from __future__ import annotations
 
@@ -8,11 +6,12 @@ import io
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,8 +41,7 @@ class Provenance:
 
 
 class LawError(PlacedError):
-    """A law cannot answer the question, or the numbers do not make a law. It is a
-    ValueError.
+    """A law cannot answer a question, or numbers do not make a law; a ValueError.
 
     The parameters are those of `TraceError`.
 
@@ -56,10 +54,11 @@ class LawError(PlacedError):
     """
 
 
-FORMAT = 1
-# most characters of an error's text in a message: some errors repeat the whole file
+FORMAT = 1  # version of the files that `save` writes
+# longest excerpt of another error in a message, in characters: some errors repeat the
+# whole file
 REASON = 200
-KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
+KINDS: dict[str, Any] = {}  # every class of laws by its name, for `load`
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -88,53 +87,57 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise LawError("load", str(error)) from None
     with file:
         try:
-            archive = np.load(file, allow_pickle=False)
-            if (
-                sum(info.file_size for info in archive.zip.infolist())
-                > os.fstat(file.fileno()).st_size
-            ):
-                raise ValueError("its arrays are compressed or overlap")
-            arrays = dict(archive)
-            about = parsed(str(arrays.pop("about")).encode(), "its description")
-            if about["format"] != FORMAT:
-                raise ValueError(
-                    f"its format is {shown(about['format'])}; this version reads"
-                    f" {FORMAT}"
-                )
-            if (kind := str(about["kind"])) not in KINDS:
-                raise ValueError(f"its kind is {shown(kind)}")
-            return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
+            return _read(file)
         except Exception as error:  # the errors of a damaged archive are not documented
-            text = error.plain if isinstance(error, LawError) else str(error)
-            why = (
-                f"it has no {text}"
-                if isinstance(error, KeyError)
-                else " ".join(text.split())[:REASON]
-            )
-            damage = f"is not a law, or is damaged ({why or type(error).__name__})"
+            damage = f"is not a law, or is damaged ({_reason(error)})"
             raise LawError(
                 "load",
                 f"{named(path)} {damage}: it must be a file that law.save(path) wrote",
             ) from None
 
 
+def _read(file: IO[bytes]) -> Any:
+    """The law in an open file; any exception if the file is none of ours."""
+    archive = np.load(file, allow_pickle=False)
+    unpacked = sum(info.file_size for info in archive.zip.infolist())
+    if unpacked > os.fstat(file.fileno()).st_size:
+        raise ValueError("its arrays are compressed or overlap")
+    arrays = dict(archive)
+    about = parsed(str(arrays.pop("about")).encode(), "its description")
+    if about["format"] != FORMAT:
+        raise ValueError(
+            f"its format is {shown(about['format'])}; this version reads {FORMAT}"
+        )
+    kind = str(about["kind"])
+    if kind not in KINDS:
+        raise ValueError(f"its kind is {shown(kind)}")
+    return KINDS[kind]._from_arrays(_origin(**about["origin"]), **arrays)
+
+
+def _reason(error: Exception) -> str:
+    """A short reason why a file cannot be read."""
+    text = error.plain if isinstance(error, LawError) else str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {text}"
+    return " ".join(text.split())[:REASON] or type(error).__name__
+
+
 def _origin(
-    notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **words: Any
+    notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **texts: Any
 ) -> Provenance:
-    """The provenance that a file describes; every field must be there, and no other
-    field.
-    """
-    texts = [*words.values(), *(notes if isinstance(notes, list) else [None])]
-    wholes = [random_numbers, 0 if seed is None else seed]
+    """The provenance in a file, which must have exactly its fields."""
     error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
-    if (
-        not all(isinstance(text, str) for text in texts)
-        or None in map(as_whole, wholes)
-        or not error >= 0
-    ):
+    valid = (
+        isinstance(notes, list)
+        and all(isinstance(text, str) for text in (*texts.values(), *notes))
+        and as_whole(random_numbers) is not None
+        and (seed is None or as_whole(seed) is not None)
+        and error >= 0
+    )
+    if not valid:
         raise ValueError("its origin has a field of a wrong type")
     return Provenance(
-        **words,
+        **texts,
         random_numbers=random_numbers,
         seed=seed,
         quadrature_error=float(error),
@@ -142,14 +145,23 @@ def _origin(
     )
 
 
-class LawBase:
-    """A law with its provenance."""
+class LawBase(ABC):
+    """A law of any number of variables, with its provenance.
+
+    `save` writes what `_arrays` returns, and `load` gives it back to `_from_arrays`.
+    """
 
     origin: Provenance
-    _rvs: Callable[[int, np.random.Generator], Array]  # independent draws
-    _arrays: Callable[[], dict[str, Any]]  # written by `save`, read by `_from_arrays`
-    # set by the program that has this law at infinite width
+    # LaTeX of the law and of all it depends on; a program sets it at infinite width
     _formula: Callable[[], str] | None = None
+
+    @abstractmethod
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        """Independent draws of the law, along the first axis."""
+
+    @abstractmethod
+    def _arrays(self) -> dict[str, Any]:
+        """Everything that a file stores, by name; None for what it leaves out."""
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.__name__] = cls
@@ -160,9 +172,7 @@ class LawBase:
 
     @property
     def status(self) -> str:
-        """The standing of the law: `proved`, `exact`, `same limit`, `conjectured` or
-        `estimated`.
-        """
+        """`proved`, `exact`, `same limit`, `conjectured` or `estimated`."""
         return self.origin.status
 
     @property
@@ -176,46 +186,39 @@ class LawBase:
         return self.origin.random_numbers
 
     @property
-    def _words(self) -> list[str]:
-        """The words of its representations."""
-        numbers = (
-            [f"{self.random_numbers:,} random numbers per replica"]
-            if self.random_numbers
-            else []
-        )
-        return [self.method, self.status, *numbers]
+    def _labels(self) -> list[str]:
+        """Method, status and cost, for the representations of the law."""
+        labels = [self.method, self.status]
+        if self.random_numbers:
+            labels.append(f"{self.random_numbers:,} random numbers per replica")
+        return labels
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks about the law, such as activations that were treated as the
-        identity.
-        """
+        """Remarks about the law, such as activations treated as the identity."""
         error = self.origin.quadrature_error
-        about = (
+        if error < 1e-6:
+            return self.origin.notes
+        accuracy = (
             "Gaussian expectations, or numbers in single precision, have a relative"
-            f" error of about {error:.1g}"
+            f" error of about {error:.1g}, or more for a function with jumps or poles"
         )
-        doubt = (f"{about}, or more for a function with jumps or poles",)
-        return self.origin.notes + (doubt if error >= 1e-6 else ())
+        return (*self.origin.notes, accuracy)
 
     @property
     def sources(self) -> Sources:
-        """The source of the errors of this law, its seed or itself: errors with a
-        common source are correlated.
+        """The source of the errors of this law: its seed, or the law itself.
+
+        Errors with a common source are correlated.
         """
-        return frozenset(
-            [
-                (
-                    self.origin.seed
-                    if self.origin.seed is not None
-                    else (type(self).__name__, id(self))
-                )
-            ]
-        )
+        if self.origin.seed is not None:
+            return frozenset([self.origin.seed])
+        return frozenset([(type(self).__name__, id(self))])
 
     def latex(self) -> str:
-        """The formula of the law and of everything it depends on, for LaTeX's math
-        mode, if the width is infinite.
+        """The formula of the law and of all it depends on, at infinite width.
+
+        It is written for LaTeX's math mode.
         """
         if self._formula is None:
             raise LawError(
@@ -226,17 +229,15 @@ class LawBase:
         return self._formula()
 
     def correction(self) -> Any:
-        """The terms of order 1/n of the law at width n: of density, variance and
-        kurtosis, and of distances.
+        """The terms of order 1/n of the law at width n.
+
+        They are those of the density, of variance and kurtosis, and of distances.
         """
-        needs = (
-            "the limit of one plain attention layer, made by a program of one width"
-            " that uses each matrix once"
-        )
-        tokens = "up to eight Gaussian tokens that are both keys and values"
         raise LawError(
             "correction",
-            f"needs {needs}, and {tokens}; ns.width_needed compares any law with its"
+            "needs the limit of one plain attention layer, made by a program of one"
+            " width that uses each matrix once, and up to eight Gaussian tokens that"
+            " are both keys and values; ns.width_needed compares any law with its"
             " limit",
         )
 
@@ -260,15 +261,17 @@ class LawBase:
             The seed, or as in scipy a generator; the draws differ each time if both are
             None.
         """
-        sizes = (
-            () if size is None else size if isinstance(size, tuple | list) else (size,)
-        )
-        shape = tuple(
-            length
-            for length in map(as_whole, sizes)
-            if length is not None and 0 <= length <= NUMBERS
-        )
-        if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
+        if size is None:
+            lengths: tuple[Any, ...] = ()
+        elif isinstance(size, tuple | list):
+            lengths = tuple(size)
+        else:
+            lengths = (size,)
+        shape: list[int] = []
+        for length in map(as_whole, lengths):
+            if length is not None and 0 <= length <= NUMBERS:
+                shape.append(length)
+        if len(shape) < len(lengths) or len(shape) > AXES or math.prod(shape) > NUMBERS:
             raise LawError(
                 "rvs",
                 "size",
@@ -279,9 +282,7 @@ class LawBase:
         return draws.reshape((*shape, *draws.shape[1:]))[()]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has the same data as a file, without the functions
-        that made the law.
-        """
+        """Pickle what a file would store, without the functions that made the law."""
         return partial(type(self)._from_arrays, self.origin, **self._arrays()), ()
 
     def save(self, path: str | Path) -> None:
@@ -306,13 +307,13 @@ class LawBase:
 numbers = partial(_validate.numbers, error=LawError)
 real = partial(_validate.real, error=LawError)
 whole = partial(_validate.whole, error=LawError)
-# standard deviation over mean: a law that varies by less counts as not random
+# smallest ratio of standard deviation to mean of a law that counts as random
 CONSTANT = 1e-9
-# largest mean, draw, standard deviation or point: its square is still a finite double
+# largest allowed mean, draw, standard deviation or point: its square is still finite
 MAX_MAGNITUDE = 1e150
-# highest order of a moment: beyond it E[Z^k] of a standard normal Z overflows
+# highest order of a moment: beyond it, even E[Z^k] of a standard normal overflows
 HIGHEST = 300
-HEADS = 2**63  # largest number of heads; with more, the law is as for infinitely many
+HEADS = 2**63  # with this many heads or more, the law is that of infinitely many
 
 
 def points(argument: Any, name: str, operation: str) -> Array:
@@ -326,12 +327,10 @@ def points(argument: Any, name: str, operation: str) -> Array:
 def checked_draws(argument: Any) -> Array:
     """At least two draws that are not all equal."""
     draws = as_floats(argument)
-    if draws is None:
-        allowed = (
-            "not be masked: take draws.compressed()"
-            if np.ma.is_masked(argument)
-            else "be real numbers"
-        )
+    if draws is None and np.ma.is_masked(argument):
+        allowed = "not be masked: take draws.compressed()"
+    elif draws is None:
+        allowed = "be real numbers"
     elif (
         draws.size < 2
         or not (np.abs(draws) <= MAX_MAGNITUDE).all()
@@ -387,9 +386,7 @@ def checked_heads(argument: Any, operation: str) -> int:
 def checked_generator(
     seed: Any, operation: str, rng: Rng = None
 ) -> np.random.Generator:
-    """A generator with this seed, or the given one; one with a fresh seed if both are
-    None.
-    """
+    """The generator with this seed, or `rng`; a fresh one if both are None."""
     if seed is None and (rng is None or isinstance(rng, np.random.Generator)):
         return rng or np.random.default_rng()
     try:

@@ -1,6 +1,4 @@
-"""Numerical methods for laws: grids, integrals, biases of kernels, quantiles, values at
-points of any shape.
-"""
+"""Numerical methods for laws: grids, integrals, biases of kernels and quantiles."""
 
 from __future__ import annotations
 
@@ -18,108 +16,131 @@ from ._law_base import MAX_MAGNITUDE, LawError, points
 CDF_ATOL = 1e-9  # largest error of a cubic that replaces a distribution function
 GONE = 1e-18  # largest probability beyond the last node
 ROOT_TWO = math.sqrt(2)
-# least growth of the bias of kernels from a bandwidth to √2 times it: bounds the bias
-# by 5 changes
+# assumed minimal growth of the bias of kernels as their bandwidth grows by √2, so that
+# the bias is at most 5 times its change
 MIN_GROWTH = 1.2
-MAX_NODES = 60_000  # most nodes of a grid
-# factors of the bandwidth that show the bias of kernels
+MAX_NODES = 60_000  # largest number of nodes of a grid
+# factors of the bandwidth at which the bias of kernels shows
 NARROWER = 0.5 ** np.arange(1, 7)
-SIGNIFICANT = 2.0  # standard errors from which a change is not noise
-# errors of an integral over a law; the second is rounding
-INTEGRAL_RTOL, INTEGRAL_ATOL = 1e-8, 1e-15
+SIGNIFICANT = 2.0  # standard errors from which a change is more than noise
+INTEGRAL_RTOL = 1e-8  # relative error of an integral over a law
+INTEGRAL_ATOL = 1e-15  # absolute error of the part over one cell: rounding
+# first nodes around each feature of a density, in its scales
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 def resolved(*laws: Any) -> Array:
-    """Nodes between which the distribution functions of laws, without their jumps, are
-    cubics up to CDF_ATOL.
+    """Nodes of a grid that resolves the distribution functions of laws.
+
+    Between two nodes, these are cubics up to CDF_ATOL, apart from their jumps.
     """
     functions = [law._read for law in laws]
-    places, scales = np.concatenate([law._scales() for law in laws], axis=1)
-    y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
-    step, more = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4, []
-    # to both sides, until nothing is left
-    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):
-        at, far = float(end), step
-        while (
-            np.isfinite(at)
-            and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE
-        ):
-            at, far = at + sign * far, 1.1 * far
-            more.append(at)
-    y = np.unique(np.concatenate([y, [at for at in more if np.isfinite(at)]]))
+    nodes = _first_nodes(laws)
+
+    values = slice(1, 1 + len(functions))
+    slopes = slice(1 + len(functions), None)
 
     def table(y: Array) -> Array:
-        """y, then a row for the values of each function, then a row for the slopes of
-        each.
-        """
-        read = [f(y) for f in functions]
-        values = [np.where(low < 0.5, low, 1 - high) for low, high, _ in read]
-        return np.stack([y, *values, *(slope for _, _, slope in read)])
+        """Rows: y, the values of each function, the slopes of each."""
+        value_rows, slope_rows = [], []
+        for function in functions:
+            below, above, density = function(y)
+            value_rows.append(np.where(below < 0.5, below, 1 - above))
+            slope_rows.append(density)
+        return np.stack([y, *value_rows, *slope_rows])
 
-    value, slope = slice(1, 1 + len(functions)), slice(1 + len(functions), None)
-    nodes = [table(y)]
-    left, right = nodes[0][:, :-1], nodes[0][:, 1:]  # the ends of cells to check
-    while left.shape[1] and sum(part.shape[1] for part in nodes) < MAX_NODES:
+    tables = [table(nodes)]
+    left, right = tables[0][:, :-1], tables[0][:, 1:]  # the ends of cells to check
+    while left.shape[1] and sum(part.shape[1] for part in tables) < MAX_NODES:
         a, b = left[0], right[0]
         middle = table(a + (b - a) / 2)
-        nodes.append(middle)
-        guess = (left[value] + right[value]) / 2 + (b - a) * (
-            left[slope] - right[slope]
+        tables.append(middle)
+        cubic = (left[values] + right[values]) / 2 + (b - a) * (
+            left[slopes] - right[slopes]
         ) / 8
-        rough = (np.abs(middle[value] - guess) > CDF_ATOL).any(axis=0)
+        rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
         rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+        # the halves of rough cells are the next ones to check
+        left, middle, right = left[:, rough], middle[:, rough], right[:, rough]
         left, right = (
-            np.concatenate(parts, axis=1)[:, np.tile(rough, 2)]
-            for parts in ((left, middle), (middle, right))
+            np.concatenate([left, middle], axis=1),
+            np.concatenate([middle, right], axis=1),
         )
-    return np.unique(np.concatenate([part[0] for part in nodes]))
+    return np.unique(np.concatenate([part[0] for part in tables]))
+
+
+def _first_nodes(laws: tuple[Any, ...]) -> Array:
+    """Nodes at the features of densities, and to both sides until nothing is left."""
+    locations, scales = np.concatenate([law._scales() for law in laws], axis=1)
+    y = np.unique((locations[:, None] + scales[:, None] * FIRST).ravel())
+    first_step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
+    outer: list[float] = []
+    for sign, end in ((-1.0, y[0]), (1.0, y[-1])):
+        point, step = float(end), first_step
+        while np.isfinite(point) and _largest_tail(laws, point, sign) > GONE:
+            point, step = point + sign * step, 1.1 * step
+            outer.append(point)
+    finite = [point for point in outer if np.isfinite(point)]
+    return np.unique(np.concatenate([y, finite]))
+
+
+def _largest_tail(laws: tuple[Any, ...], point: float, sign: float) -> float:
+    """The largest probability of these laws beyond a point, on the side of the sign."""
+    tails = []
+    for law in laws:
+        below, above, _ = law._read(np.array([point]))
+        tail = below if sign < 0 else above
+        tails.append(float(tail[0]))
+    return max(tails)
 
 
 def integrated(
     integrand: Callable[[Array], Array], nodes: Array
 ) -> tuple[Array, Array]:
-    """Points and weights of a Gauss rule on cells between nodes, halved until the
-    integral settles to INTEGRAL_RTOL.
+    """Points and weights of a Gauss rule on cells between nodes.
+
+    Cells are halved until the integral settles to INTEGRAL_RTOL.
     """
 
     def gauss(cells: Array) -> tuple[Array, Array]:
         left, right = cells[..., None]
-        return (left + right) / 2 + (right - left) / 2 * NODES, (
-            right - left
-        ) / 2 * WEIGHTS
+        points = (left + right) / 2 + (right - left) / 2 * NODES
+        return points, (right - left) / 2 * WEIGHTS
 
     def integrals(cells: Array) -> Array:
         points, weights = gauss(cells)
-        return np.asarray(
-            np.sum(weights * integrand(points.ravel()).reshape(points.shape), axis=1)
-        )
+        heights = integrand(points.ravel()).reshape(points.shape)
+        return np.asarray(np.sum(weights * heights, axis=1))
 
     # a Gauss rule integrates wider cells than a cubic
     nodes = np.append(nodes[:-1:3], nodes[-1])
-    cells, done, total = np.stack([nodes[:-1], nodes[1:]]), [], 0.0
+    cells = np.stack([nodes[:-1], nodes[1:]])
     whole = integrals(cells)
+    settled_cells: list[Array] = []
+    settled_total = 0.0
     for _ in range(40):
         a, b = cells
-        c = a + (b - a) / 2
-        halves = np.concatenate([[a, c], [c, b]], axis=1)
-        each = integrals(halves)
-        parts = each.reshape(2, -1).sum(axis=0)
+        middle = a + (b - a) / 2
+        halves = np.concatenate([[a, middle], [middle, b]], axis=1)
+        of_halves = integrals(halves)
+        refined = of_halves.reshape(2, -1).sum(axis=0)
         # errors have either sign, so each of N cells may be off by the error of the sum
         # over √N
-        close = np.maximum(
-            INTEGRAL_RTOL * (total + np.abs(parts).sum()) / np.sqrt(len(a)),
+        tolerance = np.maximum(
+            INTEGRAL_RTOL * (settled_total + np.abs(refined).sum()) / np.sqrt(len(a)),
             INTEGRAL_ATOL,
         )
-        settled = ~(np.abs(whole - parts) > close) | (c <= a) | (c >= b)
-        total += float(np.abs(parts[settled]).sum())
-        rest = ~np.tile(settled, 2)
-        done.append(halves[:, ~rest])
-        cells, whole = halves[:, rest], each[rest]
+        # a NaN settles, and so does a cell that cannot be halved
+        changed = np.abs(whole - refined) > tolerance
+        settled = ~changed | (middle <= a) | (middle >= b)
+        settled_total += float(np.abs(refined[settled]).sum())
+        unsettled = ~np.tile(settled, 2)
+        settled_cells.append(halves[:, ~unsettled])
+        cells, whole = halves[:, unsettled], of_halves[unsettled]
         if not cells.size or cells.shape[1] > MAX_NODES:
             break
-    points, weights = gauss(np.concatenate([*done, cells], axis=1))
+    points, weights = gauss(np.concatenate([*settled_cells, cells], axis=1))
     order = np.argsort(points.ravel())
     return points.ravel()[order], weights.ravel()[order]
 
@@ -127,25 +148,29 @@ def integrated(
 def kernel_bias_of(
     number: Callable[[float], float], value: float
 ) -> tuple[float, float]:
-    """The change of a number from kernels of bandwidth h, where it is `value`, to √2 h;
-    and its bias at h.
+    """The effect of kernels of bandwidth h on a number, which is `value` with them.
+
+    Its change from h to √2 h, and its bias at h.
     """
     # A bias proportional to h^p grows by ρ = 2^(p/2) with each factor √2, so it is the
     # change over ρ − 1. p is 2 for a smooth density, 1 for one with an edge, and less
     # where two edges meet. The changes from h/√2 to h and from h to √2 h show which. If
     # their signs differ, both are noise.
-    change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
-    ratio = change / before if before else 2.0
-    return change, (
-        change / (min(max(ratio, MIN_GROWTH), 2.0) - 1) if ratio > 0 else change
-    )
+    change = number(ROOT_TWO) - value
+    change_before = value - number(1 / ROOT_TWO)
+    ratio = change / change_before if change_before else 2.0
+    if not ratio > 0:  # noise, or NaN
+        return change, change
+    growth = min(max(ratio, MIN_GROWTH), 2.0)
+    return change, change / (growth - 1)
 
 
 def kernel_bias(
     value: Array, density: Callable[[float], Array], bandwidth: float, draws: float
 ) -> Array:
-    """The bias that the bandwidth gives a kernel estimate; `density(factor)` is the
-    estimate with another bandwidth.
+    """The bias of a kernel estimate of the density.
+
+    `density(factor)` is the estimate with `factor` times the bandwidth.
     """
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Near an edge or a steep rise it is not. There narrower kernels
@@ -168,29 +193,34 @@ def kernel_bias(
 def _integral(
     law: Any, term: Callable[[Array, Array], Array]
 ) -> Callable[[Any], Jackknife]:
-    """∫ term(y, f(y)) dy with the density f of a law, by a quadrature that suits this
-    law and others near it.
+    """∫ term(y, f(y)) dy as a function of a law with density f.
+
+    The quadrature suits `law` and others near it.
     """
     y, weights = integrated(lambda y: term(y, law._density(y)), resolved(law))
-    return lambda law: jackknife(
-        lambda density: np.sum(weights * term(y, density), axis=-1), [law._densities(y)]
-    )
+
+    def integral(density: Array) -> Array:
+        return np.asarray(np.sum(weights * term(y, density), axis=-1))
+
+    return lambda law: jackknife(integral, [law._densities(y)])
 
 
 def entropy(law: Any) -> Estimate:
     """−E[log f(Y)], with kernels around draws; −∞ for a law with atoms."""
     if law.atoms:
         return Estimate(-math.inf, 0.0)
-    dense, smoothing = law._dense(), 0.0
+    dense = law._dense()
     integral = _integral(
         dense, lambda y, density: scipy.special.entr(np.maximum(density, 0.0))
     )
     value, bias, error, _ = integral(dense)
-    if law._dense(ROOT_TWO) is not dense:
+    smoothing = 0.0
+    has_kernels = law._dense(ROOT_TWO) is not dense
+    if has_kernels:
         _, smoothing = kernel_bias_of(
             lambda factor: integral(law._dense(factor)).value, value
         )
-    # of this law as it is, so a bias is an error
+    # the value is that of this law as it is, so its biases are errors
     return Estimate(value, combined(error, bias, smoothing))
 
 
@@ -199,7 +229,7 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     if not callable(f):
         raise LawError("expect", "func", f, "a function of numbers")
 
-    def called(y: Array) -> Array:
+    def checked(y: Array) -> Array:
         values = np.asarray(f(y), dtype=np.float64)
         if values.shape not in ((), y.shape):
             raise LawError(
@@ -215,15 +245,17 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
             )
         return values
 
-    value, error, dense, wider = 0.0, 0.0, law._dense(), law._dense(ROOT_TWO)
-    if len(dense._scales()[0]):
-        integral = _integral(dense, lambda y, density: called(y) * density)
+    value, error = 0.0, 0.0
+    dense = law._dense()
+    wider = law._dense(ROOT_TWO)
+    locations, _ = dense._scales()
+    if len(locations):
+        integral = _integral(dense, lambda y, density: checked(y) * density)
         value, _, error, _ = integral(dense)
-        error = (
-            error if wider is dense else combined(error, integral(wider).value - value)
-        )
+        if wider is not dense:  # it has kernels around draws
+            error = combined(error, integral(wider).value - value)
     for at, mass in law.atoms:
-        height = float(called(np.array([at]))[0])
+        height = float(checked(np.array([at]))[0])
         value += height * mass.value
         # errors of masses add in the worst case: their sum is 0
         error += abs(height) * mass.error
@@ -231,8 +263,9 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
 
 
 def log_mean(logs: Array) -> Array:
-    """The logarithm of a mean over the last axis, from the logarithms of the terms,
-    which may underflow.
+    """The logarithm of a mean over the last axis, of terms with these logarithms.
+
+    The terms themselves may underflow.
     """
     # scipy's logsumexp takes several times as long
     top = np.maximum(logs.max(axis=-1), -1e300)
@@ -250,7 +283,8 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     """Points where P(Y ≤ y) is q, or with `upper` where P(Y > y) is q."""
     from scipy.optimize import elementwise  # slow to import
 
-    result = np.where((q == 0) != upper, -np.inf, np.inf)
+    at_lower_end = (q == 0) != upper
+    result = np.where(at_lower_end, -np.inf, np.inf)
     inner = np.flatnonzero((q > 0) & (q < 1))
     centre, scale = law.mean(), law.std()
     if scale == 0:  # a point mass
@@ -260,6 +294,7 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     level = q[inner]
 
     def excess(y: Array, level: Array) -> Array:
+        """A function of y that increases and is 0 at the quantile: a log ratio."""
         low = level < 0.5
         value = np.empty(len(y))
         # from the side where the probability is small
@@ -268,28 +303,33 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
                 small = law._distribution(y[part]) if left else law._sf(y[part])
                 wanted = level[part] if left != upper else 1 - level[part]
                 with np.errstate(divide="ignore"):
-                    log_ratio = np.maximum(
-                        np.log(np.maximum(small, 0.0)), -LOG_ZERO
-                    ) - np.log(wanted)
+                    log_small = np.log(np.maximum(small, 0.0))
+                log_ratio = np.maximum(log_small, -LOG_ZERO) - np.log(wanted)
                 value[part] = log_ratio if left else -log_ratio
         return value
 
-    ends = (np.full(len(inner), centre + sign * 8.0 * scale) for sign in (-1, 1))
     bracket = elementwise.bracket_root(
-        excess, *ends, args=(level,), maxiter=1100
+        excess,
+        np.full(len(inner), centre - 8.0 * scale),
+        np.full(len(inner), centre + 8.0 * scale),
+        args=(level,),
+        maxiter=1100,
     ).bracket
     root = elementwise.find_root(
         excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale}
     )
     # a root; or, at a jump without a root, the upper end of the bracket
-    low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
+    low, high = root.bracket
+    quantile = np.where(root.f_x == 0, root.x, high)
     for at, _ in law.atoms:
-        near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))
-        high[near[excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL]] = at
-    result[inner] = high
+        near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= quantile))
+        reached = excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL
+        quantile[near[reached]] = at
+    result[inner] = quantile
     return result
 
 
+# values at −∞ and ∞
 ENDS = {
     "pdf": (0.0, 0.0),
     "logpdf": (-math.inf, -math.inf),
@@ -297,7 +337,7 @@ ENDS = {
     "sf": (1.0, 0.0),
     "logcdf": (-math.inf, 0.0),
     "logsf": (0.0, -math.inf),
-}  # values at −∞ and ∞
+}
 
 
 def pointwise(
@@ -307,8 +347,11 @@ def pointwise(
     at = points(y, "y", operation)
     flat = np.where(np.abs(at) > MAX_MAGNITUDE, np.copysign(np.inf, at), at).reshape(-1)
     low, high = ENDS.get(operation, (math.nan, math.nan))
-    value = np.where(flat == np.inf, high, np.where(flat == -np.inf, low, np.nan))
-    error, finite = np.zeros_like(value), np.isfinite(flat)
+    value = np.full(flat.shape, np.nan)
+    value[flat == -np.inf] = low
+    value[flat == np.inf] = high
+    error = np.zeros_like(value)
+    finite = np.isfinite(flat)
     if finite.any():
         value[finite], error[finite] = f(flat[finite])
     if at.ndim == 0:

@@ -236,7 +236,7 @@ def card(law: Any) -> str:
     joint = hasattr(law, "dim")
     name = f"Joint law of {law.dim} entries" if joint else type(law).__name__
     return (
-        title(name, *law._words)
+        title(name, *law._labels)
         + (_entries if joint else _picture)(law)
         + "".join(map(note, law.notes))
     )
