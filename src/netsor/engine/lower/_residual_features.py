@@ -26,38 +26,48 @@ from ...activations import IDENTITY, Function
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed, is_smooth
-from ._components import SeedKey
+from ._components import Ints, SeedKey
 
-# functions, each of some of the arguments
+# Functions, each with the numbers of its arguments
 Factors = list[tuple[Function, tuple[int, ...]]]
-# arguments, a function of them, and its parameters
-Part = tuple[Register, Function, tuple[Register, ...]]
+
+
+class Part(NamedTuple):
+    """Some factors of features, as one function."""
+
+    arguments: Register  # (frames, k, arguments, directions)
+    f: Function
+    params: tuple[Register, ...]
 
 
 class SignFactor(NamedTuple):
-    """A factor of a function of sources: what it does if these change their signs
-    together.
-    """
+    """A factor of a function of sources, when these change their signs together."""
 
     reach: int  # the sources
-    odd: bool  # it changes its sign
-    # or changes in another way: it is neither odd nor even, or its argument has a mean
+    odd: bool  # whether it changes its sign
+    # whether it changes in another way: it is neither odd nor even, or its argument has
+    # a mean
     fixed: bool
 
 
 def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
-    """Factors multiplied that have sources in common: no two have then, so that each
-    class has signs of its own.
+    """Multiply the factors that have sources in common.
+
+    No two of the results have, so that the sources of each have signs of their own.
     """
-    found: list[SignFactor] = []
-    for new in factors:
-        for other in [c for c in found if c.reach & new.reach]:
-            found.remove(other)
-            new = SignFactor(
-                new.reach | other.reach, new.odd != other.odd, new.fixed or other.fixed
-            )
-        found.append(new)
-    return [c for c in found if c.reach]
+    classes: list[SignFactor] = []
+    for factor in factors:
+        merged = factor
+        for other in list(classes):
+            if other.reach & merged.reach:
+                classes.remove(other)
+                merged = SignFactor(
+                    reach=merged.reach | other.reach,
+                    odd=merged.odd != other.odd,
+                    fixed=merged.fixed or other.fixed,
+                )
+        classes.append(merged)
+    return [c for c in classes if c.reach]
 
 
 def has_mean_zero(factors: Sequence[SignFactor]) -> bool:
@@ -66,26 +76,53 @@ def has_mean_zero(factors: Sequence[SignFactor]) -> bool:
 
 
 def slopes(factors: Sequence[SignFactor]) -> int:
-    """The sources that a product can have coordinates along."""
+    """The sources that a product can have coordinates along.
+
+    If it is odd in one class of sources, only these; if in several, none.
+    """
     classes = _classes(factors)
     odd = [c for c in classes if c.odd and not c.fixed]
-    return reduce(
-        or_, (c.reach for c in classes if (c.fixed and not odd) or odd == [c]), 0
-    )
+    if len(odd) > 1:
+        return 0
+    if odd:
+        return odd[0].reach
+    return reduce(or_, (c.reach for c in classes if c.fixed), 0)
+
+
+# The factors of a product
+Signs = list[SignFactor]
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualFeatures:
-    """Functions of Gaussian vectors, in the frames of a group: (frames, k) of them."""
+    """Functions of Gaussian vectors, in the frames of a group: (frames, k) of them.
+
+    Attributes
+    ----------
+    f : Function
+        The function.
+    rows : tuple of Register
+        The arguments, (frames, k, directions) each.
+    supports : tuple of int
+        For each argument, the random directions along which it has coordinates in some
+        frame.
+    params : tuple of Register
+        The scalar arguments, (frames, k) each.
+    centred : tuple of bool
+        For each argument, whether its mean is 0.
+    nested : bool
+        Whether an argument is made of outputs of nonlinearities.
+    basis : ResidualBasis
+        The features of the component that they are in.
+    """
 
     f: Function
-    rows: tuple[Register, ...]  # the arguments, (frames, k, directions) each
-    # of each argument: random directions along which some frame's has coordinates
+    rows: tuple[Register, ...]
     supports: tuple[int, ...]
-    params: tuple[Register, ...]  # (frames, k) each
-    centred: tuple[bool, ...]  # of each argument, whether its mean is 0
-    nested: bool  # whether an argument is made of outputs of nonlinearities
-    basis: ResidualBasis  # the component that they are in
+    params: tuple[Register, ...]
+    centred: tuple[bool, ...]
+    nested: bool
+    basis: ResidualBasis
 
     @property
     def count(self) -> int:
@@ -97,39 +134,58 @@ class ResidualFeatures:
         """The directions that they are functions of."""
         return reduce(or_, self.supports)
 
-    def signs_of(self, of: tuple[int, ...], parity: int | None) -> list[SignFactor]:
+    @cached_property
+    def factors(self) -> Factors:
+        """The functions that these are products of, with the numbers of their arguments
+        (vectors, then scalars).
+        """
+        if isinstance(self.f, Composed) and self.f.factors:
+            return list(self.f.factors)
+        return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
+
+    def signs_of(self, arguments: tuple[int, ...], parity: int | None) -> Signs:
         """A function of some arguments, with a parity if there is one argument."""
-        known = parity if len(of) == 1 else None
-        vectors = [number for number in of if number < len(self.supports)]
+        if len(arguments) > 1:
+            parity = None
         return [
             SignFactor(
-                self.supports[k], known == -1, known is None or not self.centred[k]
+                reach=self.supports[k],
+                odd=parity == -1,
+                fixed=parity is None or not self.centred[k],
             )
-            for k in vectors
+            for k in arguments
+            if k < len(self.supports)
         ]
 
     @cached_property
-    def signs(self) -> list[SignFactor]:
+    def signs(self) -> Signs:
         """Their factors, by what these do when sources change their signs."""
-        return [sign for f, of in self.factors for sign in self.signs_of(of, f.parity)]
+        return self._signs_of_factors(self.factors)
 
-    def changes(self, number: int, b: SignFactor) -> Iterator[list[SignFactor]]:
+    def _signs_of_factors(self, factors: Factors) -> Signs:
+        signs: Signs = []
+        for f, arguments in factors:
+            signs += self.signs_of(arguments, f.parity)
+        return signs
+
+    def changes(self, number: int, b: SignFactor) -> Iterator[Signs]:
         """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a
         term for each factor of φ.
 
         Where a factor has a kink and its argument an atom, the change is another
         function of b.
         """
-        for k, (f, of) in enumerate(self.factors):
-            if number in of:
-                rest = self.factors[:k] + self.factors[k + 1 :]
-                others = [
-                    sign for g, at in rest for sign in self.signs_of(at, g.parity)
-                ]
-                smooth = is_smooth(f)
-                parity = -f.parity if smooth and f.parity is not None else None
-                own = [] if f is IDENTITY else self.signs_of(of, parity)
-                yield [*others, *own, b if smooth else b._replace(fixed=True)]
+        for k, (f, arguments) in enumerate(self.factors):
+            if number not in arguments:
+                continue
+            signs = self._signs_of_factors(self.factors[:k] + self.factors[k + 1 :])
+            smooth = is_smooth(f)
+            if f is not IDENTITY:  # its derivative is 1
+                derivative_parity = None
+                if smooth and f.parity is not None:
+                    derivative_parity = -f.parity
+                signs += self.signs_of(arguments, derivative_parity)
+            yield [*signs, b if smooth else b._replace(fixed=True)]
 
     @cached_property
     def slopes(self) -> int:
@@ -142,71 +198,73 @@ class ResidualFeatures:
         """Whether products with other features can be other than 0."""
         return not has_mean_zero([*self.signs, *other.signs])
 
-    @cached_property
-    def factors(self) -> Factors:
-        """The functions that these are products of, each with the numbers of its
-        arguments (vectors, then scalars).
-        """
-        if isinstance(self.f, Composed) and self.f.factors:
-            return list(self.f.factors)
-        return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
-
     def part(self, builder: Builder, factors: Factors) -> Part:
         """Some factors as features: arguments, function and parameters."""
         vectors = len(self.supports)
-        numbers = sorted({number for _, of in factors for number in of})
-        chosen = [n for n in numbers if n < vectors]
+        numbers = sorted({number for _, arguments in factors for number in arguments})
+        vector_numbers = [number for number in numbers if number < vectors]
         params = tuple(self.params[n - vectors] for n in numbers if n >= vectors)
-        if len(factors) == 1 and list(factors[0][1]) == numbers:
-            f = factors[0][0]
-        else:
-            place = {number: k for k, number in enumerate(numbers)}
-            f = Function(
-                "product",
-                partial(
-                    _product,
-                    tuple((g, tuple(place[n] for n in of)) for g, of in factors),
-                ),
-            )
+        f = _product_of(factors, numbers)
         # scalars alone: a function of an argument that it does not look at
-        if not chosen:
-            chosen, f = [0], Function(f.name, partial(_of_parameters, f))
-        rows = [self.rows[n] for n in chosen]
-        return (
-            builder.step(
-                "join",
-                *(builder.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows),
-                axis=2,
-            ),
-            f,
-            params,
-        )
+        if not vector_numbers:
+            vector_numbers = [0]
+            f = Function(f.name, partial(_of_parameters, f))
+        rows = [self.rows[number] for number in vector_numbers]
+        columns = [builder.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows]
+        return Part(builder.step("join", *columns, axis=2), f, params)
+
+    def reordered(self, builder: Builder, order: Ints) -> ResidualFeatures:
+        """The features in another order."""
+        rows = tuple(builder.take(a, order, axis=1) for a in self.rows)
+        params = tuple(builder.take(p, order, axis=1) for p in self.params)
+        return replace(self, rows=rows, params=params)
+
+
+def _product_of(factors: Factors, numbers: Sequence[int]) -> Function:
+    """The product of factors, as a function of the arguments with these numbers."""
+    if len(factors) == 1 and list(factors[0][1]) == numbers:
+        return factors[0][0]
+    position = {number: k for k, number in enumerate(numbers)}
+    renumbered = tuple(
+        (f, tuple(position[number] for number in arguments)) for f, arguments in factors
+    )
+    return Function("product", partial(_product, renumbered))
 
 
 @dataclass(eq=False)
 class ResidualBasis:
-    """The features of one component of a frame so far, and the factor of the Gram
-    matrix of their rests.
+    """The features of one component of a frame so far.
+
+    Attributes
+    ----------
+    features : list of ResidualFeatures
+        The features, in the order in which they came.
+    along : list of Register
+        For each, the coordinates along linear directions.
+    factor : Register or None
+        The factor of the Gram matrix of all residuals, (frames, K, K).
+    columns : list of int
+        The columns of the factor that have a direction.
+    directions : list of int
+        These directions.
     """
 
     features: list[ResidualFeatures] = field(default_factory=list)
-    # of each: the coordinates along linear directions
     along: list[Register] = field(default_factory=list)
-    factor: Register | None = None  # (frames, K, K)
-    # of the factor, those that have a direction
+    factor: Register | None = None
     columns: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)  # and these directions
+    directions: list[int] = field(default_factory=list)
 
     def add(
         self,
         builder: Builder,
         new: ResidualFeatures,
-        number: SeedKey,
+        seed_key: SeedKey,
         old: int,
         linear: bool,
         constant: bool,
     ) -> Register:
-        """The coordinates (frames, k, directions) of new features: along the old
+        """The coordinates (frames, k, directions) of new features: along the `old`
         directions, and one more for each.
 
         A feature that those before it are known to span adds no direction. Nearly
@@ -216,100 +274,132 @@ class ResidualBasis:
         `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is
         the first direction.
         """
-        frames, count, words = new.rows[0].shape[0], new.count, named(new.f)
-        if linear and (new.slopes or (constant and not has_mean_zero(new.signs))):
-            along = _regression(builder, new, constant, old)
-        else:
-            along = builder.constant(np.zeros((frames, count, old)))
-        whole = _kernel(builder, new, new, constant, words)
-        block = _less(builder, whole, along, along) if linear else whole
-        below, rest = None, block
+        count, label = new.count, named(new.f)
+        along = _along_linear_directions(builder, new, old, linear, constant)
+        gram = _kernel(builder, new, new, constant, label)
+        rest = _less(builder, gram, along, along) if linear else gram
+        below = None
         if self.factor is not None:
-            cross = []
-            for earlier, part in zip(self.features, self.along, strict=True):
-                if not new.related(earlier):
-                    cross.append(
-                        builder.constant(np.zeros((frames, count, earlier.count)))
-                    )
-                    continue
-                both = _kernel(builder, new, earlier, constant, words)
-                cross.append(
-                    _less(builder, both, along, builder.pad_or_cut(part, old))
-                    if linear
-                    else both
-                )
-            below = builder.step(
-                "solve", self.factor, builder.step("join", *cross, axis=2)
-            )
-            rest = _less(builder, block, below, below)
-        order = builder.pivot_order(rest, whole, number)
-        if moves := not np.array_equal(order, np.arange(count)):
-            rows, params = (
-                tuple(builder.take(a, order, axis=1) for a in some)
-                for some in (new.rows, new.params)
-            )
-            new = replace(new, rows=rows, params=params)
-            along, below = (
-                builder.take(along, order, axis=1),
-                below and builder.take(below, order, axis=1),
-            )
-            rest, whole = (
-                builder.take(builder.take(a, order, axis=1), order, axis=2)
-                for a in (rest, whole)
-            )
-        made, size = along, 0
-        fresh = builder.step("residual", rest, whole, words=f"coordinates of {words}")
+            cross = self._products_with_features(builder, new, along, linear, constant)
+            below = builder.step("solve", self.factor, cross)
+            rest = _less(builder, rest, below, below)
+        order = builder.pivot_order(rest, gram, seed_key)
+        reorders = not np.array_equal(order, np.arange(count))
+        if reorders:
+            new = new.reordered(builder, order)
+            along = builder.take(along, order, axis=1)
+            if below is not None:
+                below = builder.take(below, order, axis=1)
+            rest = _reordered_matrix(builder, rest, order)
+            gram = _reordered_matrix(builder, gram, order)
+        fresh = builder.step("residual", rest, gram, words=f"coordinates of {label}")
+        size = 0 if self.factor is None else self.factor.shape[-1]
+        coordinates = along
         if self.factor is None or below is None:
             self.factor = fresh
         else:
-            size = self.factor.shape[-1]
-            above = builder.step("pad", self.factor, before=0, after=count)
-            self.factor = builder.step(
-                "join", above, builder.step("join", below, fresh, axis=2), axis=1
-            )
-            # of each direction among the rests; the last is a 0
-            place = np.full(old, size)
-            place[self.places] = self.columns
-            spread = builder.step(
-                "take",
-                builder.step("pad", below, before=0, after=1),
-                places=place,
-                axis=2,
-            )
-            made = builder.step("add", made, spread)
-        some = builder.independent_columns(fresh, number)
-        self.columns += [size + int(k) for k in some]
-        self.places += range(old, old + len(some))
+            self.factor = _extended_factor(builder, self.factor, below, fresh)
+            spread = self._along_directions(builder, below, old)
+            coordinates = builder.step("add", along, spread)
+        independent = builder.independent_columns(fresh, seed_key)
+        self.columns += [size + int(k) for k in independent]
+        self.directions += range(old, old + len(independent))
         self.features.append(new)
         self.along.append(along)
-        made = builder.step("join", made, builder.take(fresh, some, axis=2), axis=2)
-        if len(some) < count:  # a direction for what is left out
-            made = (
-                self._moved(builder, made, count)
-                if builder.shift
-                else builder.step("pad", made, before=0, after=1)
-            )
-        return builder.take(made, np.argsort(order), axis=1) if moves else made
+        own = builder.take(fresh, independent, axis=2)
+        coordinates = builder.step("join", coordinates, own, axis=2)
+        if len(independent) < count:  # a direction for what is left out
+            coordinates = self._with_direction_left_out(builder, coordinates, count)
+        if reorders:
+            coordinates = builder.take(coordinates, np.argsort(order), axis=1)
+        return coordinates
 
-    def _moved(self, builder: Builder, rows: Register, count: int) -> Register:
-        """The coordinates of features, with how far each is from what all directions
-        span along a direction of 0.
+    def _products_with_features(
+        self,
+        builder: Builder,
+        new: ResidualFeatures,
+        along: Register,
+        linear: bool,
+        constant: bool,
+    ) -> Register:
+        """E[F_i F'_j] of new features and all earlier ones, less those of their parts
+        along linear directions.
+        """
+        frames, count, old = along.shape
+        products: list[Register] = []
+        for earlier, earlier_along in zip(self.features, self.along, strict=True):
+            if not new.related(earlier):
+                zeros = np.zeros((frames, count, earlier.count))
+                products.append(builder.constant(zeros))
+                continue
+            product = _kernel(builder, new, earlier, constant, named(new.f))
+            if linear:
+                padded = builder.pad_or_cut(earlier_along, old)
+                product = _less(builder, product, along, padded)
+            products.append(product)
+        return builder.step("join", *products, axis=2)
+
+    def _along_directions(
+        self, builder: Builder, below: Register, old: int
+    ) -> Register:
+        """Coordinates along the residuals so far, laid out along all old directions."""
+        # for each direction, its column among the residuals; the last column is a 0
+        column = np.full(old, below.shape[-1])
+        column[self.directions] = self.columns
+        padded = builder.step("pad", below, before=0, after=1)
+        return builder.step("take", padded, places=column, axis=2)
+
+    def _with_direction_left_out(
+        self, builder: Builder, rows: Register, count: int
+    ) -> Register:
+        """The coordinates of the last `count` features, with one direction more: 0.
+
+        In a plan with a shift, how far each is from what all directions span.
         """
         # So a plan with a shift shows whether a law depends on what is left out. Along
         # a direction that others have, it would turn the directions of all that is
         # computed from these features, and so what replicas draw.
         assert self.factor is not None
         size = self.factor.shape[-1]
-        rest = np.setdiff1d(np.arange(size), self.columns)
-        if not rest.size:
+        left_out = np.setdiff1d(np.arange(size), self.columns)
+        if not builder.shift or not left_out.size:
             return builder.step("pad", rows, before=0, after=1)
         new = builder.take(self.factor, np.arange(size - count, size), axis=1)
-        apart = builder.step(
-            "root", builder.step("squares", builder.take(new, rest, axis=2))
-        )
-        return builder.step(
-            "join", rows, builder.reshape(apart, *apart.shape, 1), axis=2
-        )
+        squares = builder.step("squares", builder.take(new, left_out, axis=2))
+        distance = builder.step("root", squares)
+        column = builder.reshape(distance, *distance.shape, 1)
+        return builder.step("join", rows, column, axis=2)
+
+
+def _along_linear_directions(
+    builder: Builder,
+    new: ResidualFeatures,
+    directions: int,
+    linear: bool,
+    constant: bool,
+) -> Register:
+    """The coordinates of features along linear directions, where they can have some."""
+    has_mean = constant and not has_mean_zero(new.signs)
+    if linear and (new.slopes or has_mean):
+        return _regression(builder, new, constant, directions)
+    frames = new.rows[0].shape[0]
+    return builder.constant(np.zeros((frames, new.count, directions)))
+
+
+def _extended_factor(
+    builder: Builder, factor: Register, below: Register, fresh: Register
+) -> Register:
+    """The triangular factor with new rows below: coordinates along the old ones, and
+    their own factor.
+    """
+    above = builder.step("pad", factor, before=0, after=fresh.shape[-1])
+    rows = builder.step("join", below, fresh, axis=2)
+    return builder.step("join", above, rows, axis=1)
+
+
+def _reordered_matrix(builder: Builder, gram: Register, order: Ints) -> Register:
+    """A Gram matrix of vectors in another order."""
+    return builder.take(builder.take(gram, order, axis=1), order, axis=2)
 
 
 def _less(builder: Builder, gram: Register, a: Register, b: Register) -> Register:
@@ -332,13 +422,13 @@ def _kernel(
 
     def expected(ours: Factors, theirs: Factors) -> Register:
         if not theirs:
-            return _mean_and_slopes(builder, x.part(builder, ours), constant)[0]
+            mean, _ = _mean_and_slopes(builder, x.part(builder, ours), constant)
+            return mean
         if not ours:
-            return builder.step(
-                "transposed",
-                _mean_and_slopes(builder, y.part(builder, theirs), constant)[0],
-            )
-        (u, f, p), (v, g, q) = x.part(builder, ours), y.part(builder, theirs)
+            mean, _ = _mean_and_slopes(builder, y.part(builder, theirs), constant)
+            return builder.step("transposed", mean)
+        u, f, p = x.part(builder, ours)
+        v, g, q = y.part(builder, theirs)
         width = max(u.shape[-1], v.shape[-1])
         return builder.step(
             "kernel",
@@ -365,13 +455,12 @@ def _mean_and_slopes(
     """
     u, f, params = part
     frames, count, r, _ = u.shape
-    found = builder.step(
+    moments = builder.step(
         "moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant
     )
-    slopes = builder.reshape(
-        builder.step("part", found, start=1, stop=1 + r), frames, count, 1, r
-    )
-    return builder.step("part", found, start=0, stop=1), slopes
+    slopes = builder.step("part", moments, start=1, stop=1 + r)
+    slopes = builder.reshape(slopes, frames, count, 1, r)
+    return builder.step("part", moments, start=0, stop=1), slopes
 
 
 def _regression(
@@ -400,35 +489,54 @@ def _regression(
     return total
 
 
+class _FactorSet(NamedTuple):
+    """Factors of two features that are functions of the same directions."""
+
+    reach: int
+    ours: Factors
+    theirs: Factors
+
+
 def independent(
     x: ResidualFeatures, y: ResidualFeatures | None
 ) -> list[tuple[Factors, Factors]]:
     """The factors of x, and of y, in sets that have no direction in common; by
     structure, not by drawn numbers.
     """
-    sets: list[tuple[int, Factors, Factors]] = []
-    for side, features in enumerate((x,) if y is None else (x, y)):
-        for factor in features.factors:
-            reach = reduce(
-                or_,
-                (features.supports[k] for k in factor[1] if k < len(features.supports)),
-                0,
+    sets: list[_FactorSet] = []
+    for factor in x.factors:
+        sets = _with_factor(sets, _FactorSet(_reach(x, factor[1]), [factor], []))
+    if y is not None:
+        for factor in y.factors:
+            sets = _with_factor(sets, _FactorSet(_reach(y, factor[1]), [], [factor]))
+    return [(factors.ours, factors.theirs) for factors in sets]
+
+
+def _reach(features: ResidualFeatures, arguments: Sequence[int]) -> int:
+    """The directions that a function of some arguments depends on."""
+    supports = features.supports
+    return reduce(or_, (supports[k] for k in arguments if k < len(supports)), 0)
+
+
+def _with_factor(sets: Sequence[_FactorSet], new: _FactorSet) -> list[_FactorSet]:
+    """Sets without a direction in common, with one more factor.
+
+    A factor that is not random goes with any one of the others.
+    """
+    apart: list[_FactorSet] = []
+    merged, attached, is_number = new, False, not new.reach
+    for other in sets:
+        shares = other.reach & merged.reach or not other.reach
+        if shares or (is_number and not attached):
+            attached = True
+            merged = _FactorSet(
+                reach=merged.reach | other.reach,
+                ours=other.ours + merged.ours,
+                theirs=other.theirs + merged.theirs,
             )
-            ours, theirs = ([], [factor]) if side else ([factor], [])
-            apart, attached, alone = [], False, not reach
-            for other in sets:
-                # a factor that is not random goes with any one of the others
-                if other[0] & reach or not other[0] or (alone and not attached):
-                    attached = True
-                    reach, ours, theirs = (
-                        reach | other[0],
-                        other[1] + ours,
-                        other[2] + theirs,
-                    )
-                else:
-                    apart.append(other)
-            sets = [*apart, (reach, ours, theirs)]
-    return [(ours, theirs) for _, ours, theirs in sets]
+        else:
+            apart.append(other)
+    return [*apart, merged]
 
 
 # Functions made of others, as partial functions of this module: steps of a plan are
@@ -452,10 +560,10 @@ def _product(
     factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any
 ) -> Any:
     """The product of functions, each of some of the arguments."""
-    made = 1.0
+    product = 1.0
     for f, numbers in factors:
-        made = made * f(*(arguments[k] for k in numbers))
-    return made
+        product = product * f(*(arguments[k] for k in numbers))
+    return product
 
 
 def _of_parameters(f: Function, u: Any, *params: Any) -> Any:

@@ -5,6 +5,9 @@ Identity: with W = [W_1; …; W_B], the W_b x are parts of W x, and Σ_b W_b^T d
 where d concatenates the d_b. If the standard deviations differ, W_b x and d_b get
 factors. A gradient through B heads is then one vector per token instead of B. This
 holds at finite width, if the matrices have no other uses.
+
+The pass finds two kinds of stacks: a weight with a batch of matrices, and several
+weights whose transposed products are terms of one sum.
 """
 
 from __future__ import annotations
@@ -29,39 +32,50 @@ from ._rewrite import Context, rewritten, users_of, uses_of
 
 
 class _Place(NamedTuple):
-    """The position of the matrices of a source in the stacked matrix."""
+    """The position of the matrices of a weight in a stacked matrix."""
 
-    whole: Source
+    stack: Source
     start: int
     size: int  # matrices in the stack
     std: float  # standard deviation of its entries, up to the fan
 
-    def weight(self, weight: Weight) -> Weight:
-        """The stacked matrix."""
-        into, out = weight.in_width, weight.out_width
-        into, out = (
-            (self.size * into, out) if weight.transposed else (into, self.size * out)
-        )
-        members = np.zeros((), np.intp)
+    def stacked(self, weight: Weight) -> Weight:
+        """The stacked matrix, transposed if the weight is."""
+        in_width, out_width = weight.in_width, weight.out_width
+        if weight.transposed:
+            in_width = self.size * in_width
+        else:
+            out_width = self.size * out_width
         return replace(
             weight,
-            source=self.whole,
-            in_width=into,
-            out_width=out,
+            source=self.stack,
+            in_width=in_width,
+            out_width=out_width,
             std=self.std,
-            members=members,
+            members=np.zeros((), np.intp),
             count=1,
         )
 
-    def scaled(self, weight: Weight, x: Vector) -> Vector:
-        """Rescale an input or output of one matrix to the standard deviation of the
-        stack.
+    def rescaled(self, weight: Weight, x: Vector) -> Vector:
+        """An input or output of the stack, for a weight with another standard
+        deviation.
         """
-        return (
-            x
-            if weight.std == self.std
-            else constant(np.asarray(weight.std / self.std)) * x
-        )
+        if weight.std == self.std:
+            return x
+        return constant(np.asarray(weight.std / self.std)) * x
+
+
+class _Sum(NamedTuple):
+    """A sum of which some terms become products with stacked matrices."""
+
+    stacks: list[list[Value]]  # the products with transposed matrices of each stack
+    other_terms: list[Value]
+
+
+# For each sum over the matrices of a batch, the product that it sums
+BatchSums = dict[Value, Value]
+Places = dict[Source, _Place]
+Users = dict[Value, list[Value]]
 
 
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -74,85 +88,74 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     users, uses = users_of(values), uses_of(values)
     for output in outputs:  # outputs must stay: count them as used more than once
         users[output] = [output] * 2 + users.get(output, [])
-    places: dict[Source, _Place] = {}
-    sums: dict[Value | None, Value] = {}  # Σ_b W_b^T d_b, and the products in this sum
-    for many in uses.values():
-        if _allowed(many, context):
-            found = {
-                _summed(value, users): value
-                for value in many
-                if _weight(value).transposed
-            }
-            if None not in found:
-                sums |= found
-                places |= _set_end_to_end([_weight(many[0])])
-    # sums: products by weights, and the rest
-    trees: dict[Value | None, tuple[list[list[Value]], list[Value]]] = {}
-    for root, leaves in _trees(values, users):
-        alike: dict[object, list[tuple[Value, Value]]] = {}
-        for leaf in leaves:
-            product = _product(leaf, users, sums)
-            if (
-                product is not None
-                and (key := _both(product, uses, context)) is not None
-            ):
-                alike.setdefault((*key, leaf.shape), []).append((leaf, product))
-        groups = [group for group in alike.values() if len(group) > 1]
-        for group in groups:
-            places |= _set_end_to_end([_weight(product) for _, product in group])
-        if groups:
-            merged = {leaf for group in groups for leaf, _ in group}
-            trees[root] = (
-                [[p for _, p in group] for group in groups],
-                [x for x in leaves if x not in merged],
-            )
-    joined = {
-        product for groups, _ in trees.values() for group in groups for product in group
-    }
-    trees |= {
-        total: ([[product]], [])
-        for total, product in sums.items()
-        if product not in joined
-    }
-    new: dict[Value, Value] = {}
-    made: dict[tuple[Source, Value], Vector] = {}
 
-    def back(products: Sequence[Value], shape: tuple[int, ...]) -> Value:
-        """Σ_b W_b^T d_b over all matrices of a stack."""
-        place, parts = places[_weight(products[0]).source], []
+    batch_sums, places = _stacked_batches(uses, users, context)
+    sums, group_places = _stacked_groups(values, uses, users, batch_sums, context)
+    places |= group_places  # a batch can be part of a larger stack
+    in_groups = {
+        product
+        for total in sums.values()
+        for stack in total.stacks
+        for product in stack
+    }
+    for total, product in batch_sums.items():
+        if product not in in_groups:
+            sums[total] = _Sum(stacks=[[product]], other_terms=[])
+    return rewritten(outputs, context, _Stacking(sums, places).change)
+
+
+class _Stacking:
+    """The rewrite of a program in which some weights are parts of stacked matrices."""
+
+    def __init__(self, sums: Mapping[Value, _Sum], places: Places) -> None:
+        self._sums, self._places = sums, places
+        self._new: dict[Value, Value] = {}
+        # the outputs of each stack, one for each of its matrices
+        self._outputs: dict[tuple[Source, Value], Vector] = {}
+
+    def change(self, old: Value, copy: Value) -> Value:
+        """What replaces a value, given its copy on rewritten inputs."""
+        self._new[old] = copy
+        if old in self._sums:
+            self._new[old] = self._stacked_sum(self._sums[old], copy.shape)
+        elif isinstance(copy.op, MatMul):
+            weight = copy.op.weight
+            if weight.source in self._places and not weight.transposed:
+                self._new[old] = self._part(weight, copy.op.x, copy.shape)
+        return self._new[old]
+
+    def _stacked_sum(self, total: _Sum, shape: tuple[int, ...]) -> Value:
+        """The sum of the products with all stacks, and of the other terms."""
+        terms = [self._transposed_product(stack, shape) for stack in total.stacks]
+        terms += [self._new[x] for x in total.other_terms]
+        return reduce(add, terms)
+
+    def _transposed_product(
+        self, products: Sequence[Value], shape: tuple[int, ...]
+    ) -> Value:
+        """W^T d = Σ_b W_b^T d_b over all matrices of a stack."""
+        first = _weight(products[0])
+        place = self._places[first.source]
+        inputs = []
         for product in products:
-            op = new[product].op
+            op = self._new[product].op
             assert isinstance(op, MatMul)
-            parts.append(place.scaled(op.weight, op.x if op.each else op.x[None]))
-        return (place.weight(_weight(products[0])) @ concat(join(parts), 0)).reshape(
-            *shape
-        )
+            x = op.x if op.each else op.x[None]
+            inputs.append(place.rescaled(op.weight, x))
+        d = concat(join(inputs), 0)
+        return (place.stacked(first) @ d).reshape(*shape)
 
-    def change(old: Value, copy: Value) -> Value:
-        new[old] = copy
-        match copy.op:
-            case _ if old in trees:
-                groups, rest = trees[old]
-                new[old] = reduce(
-                    add,
-                    [
-                        *(back(group, copy.shape) for group in groups),
-                        *(new[x] for x in rest),
-                    ],
-                )
-            case MatMul(weight, x) if not weight.transposed and weight.source in places:
-                place, count = places[weight.source], weight.members.size
-                if (place.whole, x) not in made:
-                    made[place.whole, x] = split(
-                        place.weight(weight) @ x, place.size, 0
-                    )
-                part = made[place.whole, x]
-                if count < place.size:
-                    part = part[place.start : place.start + count].reshape(*copy.shape)
-                new[old] = place.scaled(weight, part)
-        return new[old]
-
-    return rewritten(outputs, context, change)
+    def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
+        """The products W_b x of a weight, as parts of the output of its stack."""
+        place, count = self._places[weight.source], weight.members.size
+        key = place.stack, x
+        if key not in self._outputs:
+            whole = place.stacked(weight) @ x
+            self._outputs[key] = split(whole, place.size, 0)
+        part = self._outputs[key]
+        if count < place.size:
+            part = part[place.start : place.start + count].reshape(*shape)
+        return place.rescaled(weight, part)
 
 
 def _weight(value: Value) -> Weight:
@@ -160,112 +163,175 @@ def _weight(value: Value) -> Weight:
     return value.op.weight
 
 
-def _allowed(uses: Sequence[Value], context: Context) -> bool:
-    """Whether a whole batch always acts together: on common vectors, or transposed on
-    separate vectors.
+def _places_in_stack(weights: Sequence[Weight]) -> Places:
+    """The positions of several weights in one stacked matrix, end to end."""
+    same_std = len({weight.std for weight in weights}) == 1
+    stack = Source(weights[0].source.name if len(weights) == 1 else None)
+    size = sum(weight.members.size for weight in weights)
+    std = weights[0].std if same_std else 1.0
+    places: Places = {}
+    start = 0
+    for weight in weights:
+        places[weight.source] = _Place(stack, start, size, std)
+        start += weight.members.size
+    return places
+
+
+# A weight with a batch of matrices
+
+
+def _stacked_batches(
+    uses: Mapping[Source, list[Value]], users: Users, context: Context
+) -> tuple[BatchSums, Places]:
+    """Batches that can be stacked: the sums over their matrices, and their places."""
+    batch_sums: BatchSums = {}
+    places: Places = {}
+    for products in uses.values():
+        if not _always_act_together(products, context):
+            continue
+        sums: BatchSums = {}
+        every_product_is_summed = True
+        for product in products:
+            if _weight(product).transposed:
+                total = _sum_over_batch(product, users)
+                if total is None:
+                    every_product_is_summed = False
+                else:
+                    sums[total] = product
+        if every_product_is_summed:
+            batch_sums |= sums
+            places |= _places_in_stack([_weight(products[0])])
+    return batch_sums, places
+
+
+def _always_act_together(products: Sequence[Value], context: Context) -> bool:
+    """Whether all matrices of a batch act in every product.
+
+    They act on common vectors, or transposed on separate ones, at finite width.
     """
-    weights, first = [_weight(value) for value in uses], _weight(uses[0])
-    inner = [
-        weight.in_width if weight.transposed else weight.out_width for weight in weights
-    ]
-    return (
-        len(first.batch) == 1 < first.members.size
-        and {weight.transposed for weight in weights} == {False, True}
-        and all(weight.members.tolist() == first.members.tolist() for weight in weights)
-        and all(value.op.each == _weight(value).transposed for value in uses)  # type: ignore[attr-defined]
-        and all(math.isfinite(width.bind(context.bound)) for width in inner)
-    )
-
-
-def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
-    """Σ_b of the products with each transposed matrix, if they have no other use."""
-    turned = users.get(value, [])
-    product = value
-    if len(turned) == 1 and isinstance(turned[0].op, Take):
-        last = np.moveaxis(np.arange(value.size).reshape(value.shape), 0, -1)
-        if not np.array_equal(turned[0].op.flat, last):
-            return None
-        product, turned = turned[0], users.get(turned[0], [])
-    elif value.ndim > 1:
-        return None
-    match [user.op for user in turned]:
-        case [Mix(Scalar(op=Constant(numbers)), Vector() as x)] if (
-            x is product and (numbers == 1).all()
+    weights = [_weight(product) for product in products]
+    first = weights[0]
+    if len(first.batch) != 1 or first.members.size <= 1:
+        return False
+    if {weight.transposed for weight in weights} != {False, True}:
+        return False
+    for product, weight in zip(products, weights, strict=True):
+        assert isinstance(product.op, MatMul)
+        inner = weight.in_width if weight.transposed else weight.out_width
+        if (
+            weight.members.tolist() != first.members.tolist()
+            or product.op.each != weight.transposed
+            or not math.isfinite(inner.bind(context.bound))
         ):
-            return turned[0] if numbers.shape == (1, value.shape[0]) else None
+            return False
+    return True
+
+
+def _sum_over_batch(product: Value, users: Users) -> Value | None:
+    """Σ_b of the products with each transposed matrix, if they have no other use."""
+    summed, readers = product, users.get(product, [])
+    if len(readers) == 1 and isinstance(readers[0].op, Take):
+        batch_last = np.moveaxis(np.arange(product.size).reshape(product.shape), 0, -1)
+        if not np.array_equal(readers[0].op.flat, batch_last):
+            return None
+        summed, readers = readers[0], users.get(readers[0], [])
+    elif product.ndim > 1:
+        return None
+    match [reader.op for reader in readers]:
+        case [Mix(Scalar(op=Constant(numbers)), Vector() as x)] if x is summed:
+            sums_all = numbers.shape == (1, product.shape[0]) and (numbers == 1).all()
+            return readers[0] if sums_all else None
     return None
 
 
-def _trees(
-    values: Sequence[Value], users: dict[Value, list[Value]]
+# Weights whose transposed products are terms of one sum
+
+
+def _stacked_groups(
+    values: Sequence[Value],
+    uses: dict[Source, list[Value]],
+    users: Users,
+    batch_sums: BatchSums,
+    context: Context,
+) -> tuple[dict[Value, _Sum], Places]:
+    """Sums with several products that can be stacked, and the places of the weights."""
+    sums: dict[Value, _Sum] = {}
+    places: Places = {}
+    for total, terms in _maximal_sums(values, users):
+        alike: dict[object, list[tuple[Value, Value]]] = {}
+        for term in terms:
+            product = _product_behind(term, users, batch_sums)
+            key = None if product is None else _stacking_key(product, uses, context)
+            if product is not None and key is not None:
+                alike.setdefault((*key, term.shape), []).append((term, product))
+        groups = [group for group in alike.values() if len(group) > 1]
+        if not groups:
+            continue
+        for group in groups:
+            places |= _places_in_stack([_weight(product) for _, product in group])
+        stacked_terms = {term for group in groups for term, _ in group}
+        sums[total] = _Sum(
+            stacks=[[product for _, product in group] for group in groups],
+            other_terms=[term for term in terms if term not in stacked_terms],
+        )
+    return sums, places
+
+
+def _maximal_sums(
+    values: Sequence[Value], users: Users
 ) -> Iterator[tuple[Value, list[Value]]]:
-    """Maximal sums of vectors of equal shape, and their terms."""
+    """Sums of vectors of equal shape that are no terms of another, and their terms."""
     inside: set[Value] = set()
-    for root in reversed(values):
-        if isinstance(root, Vector) and isinstance(root.op, Add) and root not in inside:
-            leaves, pending = [], list(root.op.inputs)
-            while pending:
-                x = pending.pop()
-                if (
-                    isinstance(x.op, Add)
-                    and x.shape == root.shape
-                    and len(users[x]) == 1
-                ):
-                    inside.add(x)
-                    pending += x.op.inputs
-                else:
-                    leaves.append(x)
-            yield root, leaves
+    for total in reversed(values):
+        is_sum = isinstance(total, Vector) and isinstance(total.op, Add)
+        if not is_sum or total in inside:
+            continue
+        terms: list[Value] = []
+        pending = list(total.op.inputs)
+        while pending:
+            x = pending.pop()
+            is_partial_sum = isinstance(x.op, Add) and x.shape == total.shape
+            if is_partial_sum and len(users[x]) == 1:
+                inside.add(x)
+                pending += x.op.inputs
+            else:
+                terms.append(x)
+        yield total, terms
 
 
-def _product(
-    leaf: Value, users: dict[Value, list[Value]], sums: Mapping[Value | None, Value]
+def _product_behind(
+    term: Value, users: Users, batch_sums: Mapping[Value, Value]
 ) -> Value | None:
-    """The product behind a term, up to its shape: with a transposed matrix, or the sum
-    over heads.
+    """The product with a transposed matrix, or over a batch, behind a term of a sum.
+
+    Only its shape may differ, and it has no other use.
     """
-    while len(users[leaf]) == 1:
-        match leaf.op:
-            case _ if leaf in sums:
-                return sums[leaf]
+    while len(users[term]) == 1:
+        if term in batch_sums:
+            return batch_sums[term]
+        match term.op:
             case MatMul(weight) if weight.transposed and not weight.batch:
-                return leaf
+                return term
             case Take(x, flat) if np.array_equal(flat.ravel(), np.arange(x.size)):
-                leaf = x
+                term = x
             case _:
                 return None
     return None
 
 
-def _both(
+def _stacking_key(
     product: Value, uses: dict[Source, list[Value]], context: Context
 ) -> tuple[object, ...] | None:
-    """The common key of weights that can be stacked, if this one acts once, and once
-    transposed; else None.
+    """The key that weights which can be stacked have in common.
+
+    None unless the weight acts once, and once transposed, at finite widths.
     """
     weight = _weight(product)
     match [value for value in uses[weight.source] if value is not product]:
         case [Value(op=MatMul(other, x, False))] if not other.transposed:
-            finite = math.isfinite(
-                weight.in_width.bind(context.bound)
-                + weight.out_width.bind(context.bound)
-            )
-            if (
-                finite
-                and weight.std > 0
-                and weight.members.tolist() == other.members.tolist()
-            ):
+            widths = weight.in_width, weight.out_width
+            finite = all(math.isfinite(width.bind(context.bound)) for width in widths)
+            same_members = weight.members.tolist() == other.members.tolist()
+            if finite and weight.std > 0 and same_members:
                 return x, weight.in_width, weight.out_width, weight.fan, other.fan
     return None
-
-
-def _set_end_to_end(weights: Sequence[Weight]) -> dict[Source, _Place]:
-    """The positions of several weights in one stacked matrix."""
-    whole = Source(weights[0].source.name if len(weights) == 1 else None)
-    ends = np.cumsum([weight.members.size for weight in weights]).tolist()
-    std = weights[0].std if len({weight.std for weight in weights}) == 1 else 1.0
-    starts = [0, *ends[:-1]]
-    return {
-        w.source: _Place(whole, start, ends[-1], std)
-        for w, start in zip(weights, starts, strict=True)
-    }

@@ -46,68 +46,80 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
     every weight are distinct.
     """
     products: dict[Any, Value] = {}
-    zeros: dict[Value, Bools] = {}  # of vectors some of which are 0
+    # for vectors of which some are 0 at every width, which ones are
+    zeros: dict[Value, Bools] = {}
 
     def change(old: Value, new: Value) -> Value:
-        made = new
-        match new.op:
-            case MatMul(weight, x, each):
-                if (key := key_of(new)) not in products:
-                    repeated = (
-                        len(set(weight.members.ravel().tolist())) < weight.members.size
-                    )
-                    made = _distinct(new, weight, x, each) if repeated else new
-                    products[key] = (
-                        cast(Vector, made) * np.where(zeros[x], 0.0, 1.0)
-                        if x in zeros
-                        else made
-                    )
-                made = products[key]
-        if isinstance(new, Vector) and (found := _zeros(new, zeros)).any():
-            zeros[new] = zeros[made] = found
-        return made
+        result = new
+        if isinstance(new.op, MatMul):
+            key = key_of(new)
+            if key not in products:
+                products[key] = _product(new, new.op, zeros)
+            result = products[key]
+        if isinstance(new, Vector):
+            is_zero = _zeros(new, zeros)
+            if is_zero.any():
+                zeros[new] = zeros[result] = is_zero
+        return result
 
     return rewritten(outputs, context, change)
 
 
-def _zeros(value: Vector, some: Mapping[Value, Bools]) -> Bools:
-    """Which vectors are 0 at every width, given the zeros of the inputs: zero data and
-    all that depends on them.
+def _product(value: Value, op: MatMul, zeros: Mapping[Value, Bools]) -> Value:
+    """W x by distinct members of W, and 0 where x is."""
+    members = op.weight.members
+    product = value
+    if len(set(members.ravel().tolist())) < members.size:
+        product = _by_distinct_members(value, op.weight, op.x, op.each)
+    if op.x in zeros:
+        product = cast(Vector, product) * np.where(zeros[op.x], 0.0, 1.0)
+    return product
+
+
+def _zeros(value: Vector, known_zeros: Mapping[Value, Bools]) -> Bools:
+    """Which vectors are 0 at every width, given the zeros of the inputs.
+
+    These are zero data and all that depends on them.
     """
-    found: Any = False
-    if some.keys().isdisjoint(value.op.inputs) and not isinstance(value.op, ops.Data):
+    is_data = isinstance(value.op, ops.Data)
+    if known_zeros.keys().isdisjoint(value.op.inputs) and not is_data:
         return np.zeros((), dtype=bool)
-    zeros = {x: some.get(x, np.zeros(x.shape, dtype=bool)) for x in value.op.inputs}
+    zeros = {
+        x: known_zeros.get(x, np.zeros(x.shape, dtype=bool)) for x in value.op.inputs
+    }
+    is_zero: Any = False
     match value.op:
-        case ops.Data(given):
-            found = ~given.any(axis=-1)
+        case ops.Data(vectors):
+            is_zero = ~vectors.any(axis=-1)
         case Take(x, flat):
-            found = zeros[x].ravel()[flat]
+            is_zero = zeros[x].ravel()[flat]
         case ops.Join(parts):
-            found = np.concatenate([zeros[part] for part in parts])
+            is_zero = np.concatenate([zeros[part] for part in parts])
         case MatMul(_, x) | ops.Scale(_, x):
-            found = zeros[x]
+            is_zero = zeros[x]
         case Nonlin(f, factors, ()) if f is MULTIPLY:
-            found = functools.reduce(np.logical_or, (zeros[x] for x in factors))
+            is_zero = functools.reduce(np.logical_or, (zeros[x] for x in factors))
         case Nonlin(f, (x,), ()):
-            found = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
-    return np.broadcast_to(found, value.shape)
+            is_zero = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
+    return np.broadcast_to(is_zero, value.shape)
 
 
-def _distinct(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
+def _by_distinct_members(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
     """W x of repeated members, from products of distinct ones."""
     members = weight.members.ravel()
     if not each:
-        found, back = np.unique(members, return_inverse=True)
-        return (replace(weight, members=found) @ x)[back.ravel()].reshape(*value.shape)
+        distinct, which = np.unique(members, return_inverse=True)
+        products = replace(weight, members=distinct) @ x
+        return products[which.ravel()].reshape(*value.shape)
     rows = x.reshape(len(members), -1)
-    earlier = np.array(
-        [np.sum(members[:place] == member) for place, member in enumerate(members)]
+    # first occurrences of members, second ones, …
+    occurrence = np.array(
+        [np.sum(members[:k] == member) for k, member in enumerate(members)]
     )
-    # first occurrences, second ones, …
-    rounds = [np.flatnonzero(earlier == k) for k in range(earlier.max() + 1)]
+    rounds = [np.flatnonzero(occurrence == k) for k in range(occurrence.max() + 1)]
     parts = [
-        replace(weight, members=members[chosen]).each(rows[chosen]) for chosen in rounds
+        replace(weight, members=members[positions]).each(rows[positions])
+        for positions in rounds
     ]
     return join(parts)[np.argsort(np.concatenate(rounds))].reshape(*value.shape)
 
@@ -122,22 +134,20 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
-            case Mix(_, Vector(op=MatMul(weight)) as g), Mix(
+            case Mix(_, Vector(op=MatMul(weight)) as products), Mix(
                 a, Vector(op=MatMul(_, x, each))
             ):
-                alone = users[g] == [old] and g not in outputs
+                only_use = users[products] == [old] and products not in outputs
                 # the sum must run over vectors of one matrix, not over matrices, and
                 # add no leading axes
-                inside = g.ndim > len(weight.batch) and old.ndim == g.ndim
-                if (
-                    alone
-                    and inside
-                    and old.size < g.size
-                    and old.shape[: len(weight.batch)] == weight.batch
-                ):
-                    apart = x if each else x[(None,) * len(weight.batch)]
-                    product = weight.each(mix(a, apart).broadcast_to(old.shape))
-                    context.origin[product] = context.origin[g]
+                over_vectors = products.ndim > len(weight.batch)
+                same_axes = old.ndim == products.ndim
+                same_batch = old.shape[: len(weight.batch)] == weight.batch
+                fewer = old.size < products.size
+                if only_use and over_vectors and same_axes and fewer and same_batch:
+                    inputs = x if each else x[(None,) * len(weight.batch)]
+                    product = weight.each(mix(a, inputs).broadcast_to(old.shape))
+                    context.origin[product] = context.origin[products]
                     return product
         return new
 
@@ -152,40 +162,48 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     directly, if that needs fewer.
     """
     values = context.ordered(outputs)
-    made = linear_sources(values)
-    every = dict.fromkeys(x for value in values for x in asked(value))
-    # uses of a source
-    points = Counter(
-        chain.from_iterable(made.get(x, ()) for x in every | dict.fromkeys(outputs))
+    sources_of = linear_sources(values)
+    # vectors whose products or coordinates an operation needs
+    asked_for = dict.fromkeys(x for value in values for x in asked(value))
+    uses = Counter(
+        chain.from_iterable(
+            sources_of.get(x, ()) for x in asked_for | dict.fromkeys(outputs)
+        )
     )
 
     def change(old: Value, new: Value) -> Value:
-        if old not in every or old in outputs or old in made[old]:
+        if old not in asked_for or old in outputs or old in sources_of[old]:
             return new
-        if not all(
-            points[s] == 1 and isinstance(s.op, ops.Gaussian | MatMul)
-            for s in made[old]
-        ):
-            return new
+        sources = sources_of[old]
+        for source in sources:
+            is_gaussian = isinstance(source.op, ops.Gaussian | MatMul)
+            if uses[source] > 1 or not is_gaussian:
+                return new
         # a concatenation needs more than each of its parts
-        own, *parts = (x.size * x.width.factor for x in (old, *made[old]))  # type: ignore[attr-defined]
-        return replace(new, op=Fuse(cast(Vector, new))) if own < sum(parts) else new
+        if _numbers(old) >= sum(_numbers(source) for source in sources):
+            return new
+        return replace(new, op=Fuse(cast(Vector, new)))
 
     return rewritten(outputs, context, change)
+
+
+def _numbers(x: Value) -> int:
+    """The numbers that sources of these vectors need, in units of the width."""
+    assert isinstance(x, Vector)
+    return x.size * x.width.factor
 
 
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """The infinite width m and the factor, if √(n/m) is a multiple of m^(−1/2); else
     None.
     """
-    over, under = (
-        [w for w in side if math.isinf(w.bind(bound))] for side in (op.over, op.under)
-    )
-    if over or len(under) != 1:
+    infinite_over = [w for w in op.over if math.isinf(w.bind(bound))]
+    infinite_under = [w for w in op.under if math.isinf(w.bind(bound))]
+    if infinite_over or len(infinite_under) != 1:
         return None
-    return under[0], Root(op.over, tuple(w for w in op.under if w is not under[0])).of(
-        bound
-    )
+    width = infinite_under[0]
+    others = tuple(w for w in op.under if w is not width)
+    return width, Root(op.over, others).of(bound)
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -196,11 +214,9 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
         return list(outputs)
 
     def change(old: Value, new: Value) -> Value:
-        return (
-            constant(np.asarray(context.numbers[new.op.name]))
-            if isinstance(new.op, ops.Hyperparameter)
-            else new
-        )
+        if isinstance(new.op, ops.Hyperparameter):
+            return constant(np.asarray(context.numbers[new.op.name]))
+        return new
 
     return rewritten(outputs, context, change)
 
@@ -213,27 +229,26 @@ def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
             return new
-        number = new.op.of(context.bound)
+        ratio = new.op.of(context.bound)
         if vanishing_ratio(new.op, context.bound) is not None:
             return new
-        if not 0 < number < math.inf:
-            found = (
-                "is not given"
-                if math.isnan(number)
-                else "vanishes"
-                if number == 0
-                else "is infinite"
-            )
-            raise ExactError(
-                new,
-                f"a gradient in units of {new.op}, which {found} at these widths",
-                instead=(
-                    "bind these widths to numbers, write them as multiples of one"
-                    " symbol, or take the gradient of a score (ns.dot) instead of that"
-                    ' of a mean, and the tangent kernel with parametrisation="ntk"'
-                ),
-            )
-        return constant(np.asarray(number))
+        if 0 < ratio < math.inf:
+            return constant(np.asarray(ratio))
+        if math.isnan(ratio):
+            problem = "is not given"
+        elif ratio == 0:
+            problem = "vanishes"
+        else:
+            problem = "is infinite"
+        raise ExactError(
+            new,
+            f"a gradient in units of {new.op}, which {problem} at these widths",
+            instead=(
+                "bind these widths to numbers, write them as multiples of one"
+                " symbol, or take the gradient of a score (ns.dot) instead of that"
+                ' of a mean, and the tangent kernel with parametrisation="ntk"'
+            ),
+        )
 
     return rewritten(outputs, context, change)
 
@@ -257,19 +272,15 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
-    def free(x: Vector, other: Vector, dot: Value) -> bool:
+    def is_free(x: Vector, other: Vector, dot: Value) -> bool:
         """Whether x is W z for a fresh W, used only here, with as many vectors `other`
         for each matrix.
         """
-        if (
-            not isinstance(x.op, MatMul)
-            or x is other
-            or x in outputs
-            or users[x] != [dot]
-        ):
+        if not isinstance(x.op, MatMul) or x is other:
             return False
-        batch = x.op.weight.batch
-        return x.shape[:-1] == other.shape[:-1] == batch
+        if x in outputs or users[x] != [dot]:
+            return False
+        return x.shape[:-1] == other.shape[:-1] == x.op.weight.batch
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
@@ -277,10 +288,10 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
                 power == 0.5 or context.width(a) < np.inf
             ):
                 size = 1.0 if power == 0.5 else context.width(a) ** -0.5
-                left, right = free(a, b, old), free(b, a, old)
-                if right and (not left or a.size <= b.size):
+                a_is_free, b_is_free = is_free(a, b, old), is_free(b, a, old)
+                if b_is_free and (not a_is_free or a.size <= b.size):
                     return _coordinate(y, x, size, turned=True).reshape(old.shape)
-                if left:
+                if a_is_free:
                     return _coordinate(x, y, size, turned=False).reshape(old.shape)
             case Take(), Take(Vector() as x, flat) if isinstance(old, Scalar):
                 return Vector(Take(x, flat), old.shape, x.width)
@@ -289,8 +300,8 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-# Entries of the readouts of a program. Each is Gaussian with coefficients of its own,
-# of which there are as many.
+# Most entries of the readouts of a program: each is Gaussian, with as many coefficients
+# as there are entries
 MAX_READOUT_ENTRIES = 1024
 
 
@@ -321,30 +332,32 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
             map(product_without_other_use, score.op.inputs)
         )
 
-    known = readouts(values, outputs, is_returned)
-    refused = {
+    candidates = readouts(values, outputs, is_returned)
+    without_columns = {
         readout.source
-        for readout in known.values()
+        for readout in candidates.values()
         if _columns_of(readout.factor) is None
     }
-    found = {
+    readout_of = {
         score: readout
-        for score, readout in known.items()
-        if readout.source not in refused
+        for score, readout in candidates.items()
+        if readout.source not in without_columns
     }
-    if not found or sum(score.size for score in found) > MAX_READOUT_ENTRIES:
+    entries = sum(score.size for score in readout_of)
+    if not readout_of or entries > MAX_READOUT_ENTRIES:
         return list(outputs)
     matrices = {
         readout.source: ops.Source(readout.source.name or "readout")
-        for readout in found.values()
+        for readout in readout_of.values()
     }
 
     def change(old: Value, new: Value) -> Value:
-        if old in found:
-            source, factor, _, turned = found[old]
+        if old in readout_of:
+            source, factor, _, turned = readout_of[old]
             assert isinstance(new.op, Dot)
-            read = _read_out(new.op.x if turned else new.op.y, factor, matrices[source])
-            return read if turned else read.transpose(*range(read.ndim - 2), -1, -2)
+            y = new.op.x if turned else new.op.y
+            coordinates = _read_out(y, factor, matrices[source])
+            return coordinates if turned else _last_axes_swapped(coordinates)
         match new.op:
             case Take(Vector() as x, flat) if isinstance(old, Scalar):
                 return Vector(Take(x, flat), old.shape, x.width)
@@ -374,22 +387,24 @@ def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) ->
     columns = _columns_of(factor)
     assert columns is not None
     matrices = Weight(source, y.width, y.width, 1.0, columns, factor.shape[-1], y.width)
-    own = np.take_along_axis(factor, columns[..., None, :], axis=-1)  # (b, i, columns)
+    # (b, i, columns)
+    coefficients = np.take_along_axis(factor, columns[..., None, :], axis=-1)
     batch = np.broadcast_shapes(columns.shape[:-1], y.shape[:-1])
     if columns[..., 0].size == 1:
-        matrices = replace(matrices, members=columns.ravel())
-        products = matrices @ y  # (columns, b, j)
+        products = replace(matrices, members=columns.ravel()) @ y  # (columns, b, j)
         by_vector = products.transpose(*range(1, products.ndim), 0)
     else:
-        matrices = replace(
-            matrices, members=np.broadcast_to(columns, (*batch, columns.shape[-1]))
-        )
+        members = np.broadcast_to(columns, (*batch, columns.shape[-1]))
         repeated = y[..., None, :].broadcast_to(
             (*batch, columns.shape[-1], y.shape[-1])
         )
-        products = matrices.each(repeated)  # (b, columns, j)
-        by_vector = products.transpose(*range(len(batch)), -1, -2)
-    return mix(constant(own[..., None, :, :]), by_vector)
+        products = replace(matrices, members=members).each(repeated)  # (b, columns, j)
+        by_vector = _last_axes_swapped(products)
+    return mix(constant(coefficients[..., None, :, :]), by_vector)
+
+
+def _last_axes_swapped(x: Vector) -> Vector:
+    return x.transpose(*range(x.ndim - 2), -1, -2)
 
 
 def _is_output(value: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
@@ -405,29 +420,34 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     or transposed if `turned`.
     """
     assert isinstance(x.op, MatMul)
-    w, z, count = x.op.weight, x.op.x, given.shape[-1]
-    root = (
-        applied(ROOT, (mean_dot(given, given),), (*given.shape, count), axes=2) * size
-    )
+    weight, z, count = x.op.weight, x.op.x, given.shape[-1]
+    gram = mean_dot(given, given)
+    root = applied(ROOT, (gram,), (*given.shape, count), axes=2) * size
     if count == 1:
         return root[..., 0] * x
-    members = np.arange(w.members.size * count).reshape(*w.batch, count)
     copies = replace(
-        w, source=ops.Source(w.source.name), members=members, count=members.size
+        weight,
+        source=ops.Source(weight.source.name),
+        members=np.arange(weight.members.size * count).reshape(*weight.batch, count),
+        count=weight.members.size * count,
     )
-    each = (
-        z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
-    )
-    y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
-    swapped = (*range(y.ndim - 2), -1, -2)
-    found = mix(root[..., None, :, :], y.transpose(swapped))  # (…, x, given)
-    return found.transpose(swapped) if turned else found
+    if x.op.each:
+        repeated = z[..., None, :].broadcast_to((*weight.batch, count, z.shape[-1]))
+        products = copies.each(repeated)
+    else:
+        products = copies @ z
+    by_vector = _last_axes_swapped(products)  # from (…, count, x)
+    coordinates = mix(root[..., None, :, :], by_vector)  # (…, x, given)
+    return _last_axes_swapped(coordinates) if turned else coordinates
 
 
-NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
+# −log of a probability: an event of probability e^−70 (4e-31) does not occur
+NEVER = 70.0
 
-# Matched by identity: a user's function of the same name is a different function.
-# |φ(x)| ≤ |x|
+# Known functions are matched by identity: a user's function of the same name is a
+# different function.
+
+# Functions with |φ(x)| ≤ |x|
 CONTRACTIONS = (
     known.IDENTITY,
     known.RELU,
@@ -437,9 +457,12 @@ CONTRACTIONS = (
     known.SILU,
     known.GELU,
 )
-# for any bound or slope
+
+# Families of functions, for any bound or slope
 CLIP, LEAKY_RELU = base(known.clip(1.0)), base(known.leaky_relu(0.5))
-WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
+
+# Functions with |φ| ≤ 1
+WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)
 
 
 class Size(NamedTuple):
@@ -464,90 +487,110 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     values = context.ordered(outputs)
     if not any(
-        isinstance(v.op, Nonlin) and (v.op.f is known.IDENTITY or base(v.op.f) is CLIP)
-        for v in values
+        isinstance(value.op, Nonlin)
+        and (value.op.f is known.IDENTITY or base(value.op.f) is CLIP)
+        for value in values
     ):
         return list(outputs)
-    smallest = min(
-        (width.bind(context.bound) for width in widths_of(values)), default=math.inf
-    )
-    size: dict[Value, Size | None] = {}
+    widths = [width.bind(context.bound) for width in widths_of(values)]
+    smallest_width = min(widths, default=math.inf)
+    sizes: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:
-        size[old] = _size(old, size)
+        sizes[old] = _size(old, sizes)
         match old.op:
             case Nonlin(f, (_,), ()) if f is known.IDENTITY:
                 return cast(Nonlin, new.op).vectors[0]
             case Nonlin(f, (x,), ()) if base(f) is CLIP:
-                bound = size[x]
-                exponent = _tail(f.parameters[0], bound, smallest) if bound else 0.0
+                size = sizes[x]
+                if size is None:
+                    return new
+                exponent = _tail(f.parameters[0], size, smallest_width)
                 if exponent > NEVER:
-                    probability = "0" if exponent == math.inf else f"e^-{exponent:.0f}"
-                    note = (
-                        f"clip at {f.parameters[0]:g} acts as the identity: it clips"
-                        f" with probability {probability}"
-                    )
-                    if note not in context.notes:
-                        context.notes.append(note)
+                    _note_that_clip_is_identity(context, f.parameters[0], exponent)
                     return cast(Nonlin, new.op).vectors[0]
         return new
 
     return rewritten(outputs, context, change)
 
 
+def _note_that_clip_is_identity(
+    context: Context, bound: float, exponent: float
+) -> None:
+    """Note, once, that a clip has no effect, and with which probability it has."""
+    probability = "0" if exponent == math.inf else f"e^-{exponent:.0f}"
+    note = (
+        f"clip at {bound:g} acts as the identity: it clips with probability"
+        f" {probability}"
+    )
+    if note not in context.notes:
+        context.notes.append(note)
+
+
 def _tail(bound: float, size: Size, width: float) -> float:
     """About −log P(|u| > bound) for u = fixed + √variance N Π χ_width/√width, with
     factors − 1 of the χ.
     """
-    left = bound - size.fixed
-    if left <= 0:
+    room = bound - size.fixed
+    if room <= 0:
         return 0.0
     if size.variance == 0:
         return math.inf
-    ratio = left / math.sqrt(size.variance)
-    if ratio <= 1 or size.factors <= 1 or width == math.inf:
+    ratio = room / math.sqrt(size.variance)
+    chis = size.factors - 1
+    if ratio <= 1 or chis <= 0 or width == math.inf:
         return ratio * ratio / 2
     # large deviations: every χ/√m is r, at the cost m (r² − 1 − 2 log r)/2 each
     r = np.geomspace(1, ratio, 500)
-    cost = (ratio / r ** (size.factors - 1)) ** 2 / 2 + (size.factors - 1) * width * (
-        r**2 - 1 - 2 * np.log(r)
-    ) / 2
-    return float(cost.min())
+    cost_of_normal = (ratio / r**chis) ** 2 / 2
+    cost_of_chis = chis * width * (r**2 - 1 - 2 * np.log(r)) / 2
+    return float((cost_of_normal + cost_of_chis).min())
 
 
-def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
-    vectors = [size[x] for x in value.op.inputs if isinstance(x, Vector)]
-    found = [v for v in vectors if v is not None]
-    if isinstance(value, Scalar) or len(found) < len(vectors):
+def _size(value: Value, sizes: Mapping[Value, Size | None]) -> Size | None:
+    """A bound on the coordinates of vectors, given those of its inputs.
+
+    None if no bound is known.
+    """
+    if isinstance(value, Scalar):
         return None
-    most = Size(*map(max, zip(*found, strict=True))) if found else Size(0.0, 0.0, 0)
+    inputs: list[Size] = []
+    for x in value.op.inputs:
+        if isinstance(x, Vector):
+            size = sizes[x]
+            if size is None:
+                return None
+            inputs.append(size)
+    most = Size(0.0, 0.0, 0)
+    if inputs:
+        most = Size(
+            fixed=max(size.fixed for size in inputs),
+            variance=max(size.variance for size in inputs),
+            factors=max(size.factors for size in inputs),
+        )
+    return _size_of_result(value, inputs, most)
+
+
+def _size_of_result(value: Value, inputs: Sequence[Size], most: Size) -> Size | None:
+    """The rule of each operation; `most` bounds all inputs."""
     match value.op:
         case ops.Gaussian(_, mean, factor):
-            return Size(
-                float(np.abs(mean).max()),
-                float((factor**2).sum(-1).max(initial=0.0)),
-                1,
-            )
-        case ops.Data(given):
-            return Size(float(np.abs(given).max()), 0.0, 0)
+            variance = float((factor**2).sum(-1).max(initial=0.0))
+            return Size(fixed=float(np.abs(mean).max()), variance=variance, factors=1)
+        case ops.Data(vectors):
+            return Size(fixed=float(np.abs(vectors).max()), variance=0.0, factors=0)
         case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
-            return Size(
-                0.0,
-                (std := most.fixed + math.sqrt(most.variance)) * std,
-                most.factors + 1,
-            ).times(weight.std)
+            std = most.fixed + math.sqrt(most.variance)
+            size = Size(fixed=0.0, variance=std * std, factors=most.factors + 1)
+            return size.times(weight.std)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
-                return Size(1.0, 0.0, 0)
-            contraction = (
-                f in CONTRACTIONS
-                or base(f) is CLIP
-                or (base(f) is LEAKY_RELU and abs(f.parameters[0]) <= 1)
-            )
-            return most if contraction else None
+                return Size(fixed=1.0, variance=0.0, factors=0)
+            return most if _is_contraction(f) else None
         case ops.Add():
-            total = sum(math.sqrt(v.variance) for v in found)
-            return Size(sum(v.fixed for v in found), total * total, most.factors)
+            std = sum(math.sqrt(size.variance) for size in inputs)
+            fixed = sum(size.fixed for size in inputs)
+            return Size(fixed=fixed, variance=std * std, factors=most.factors)
         case ops.Scale(Value(op=Constant(numbers))):
             return most.times(float(np.abs(numbers).max()))
         case Mix(Value(op=Constant(numbers))):
@@ -557,3 +600,10 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
         case Take() | ops.Join() | ops.Concat() | ops.Split():
             return most
     return None
+
+
+def _is_contraction(f: Function) -> bool:
+    """Whether |φ(x)| ≤ |x|."""
+    if f in CONTRACTIONS or base(f) is CLIP:
+        return True
+    return base(f) is LEAKY_RELU and abs(f.parameters[0]) <= 1

@@ -1,5 +1,4 @@
-"""Replaces a matrix that acts more than once, as W or as W^T, by matrices that act
-once.
+"""Replaces a matrix that acts more than once, as W or W^T, by matrices that act once.
 
 Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of
 earlier inputs of W, for ⟨·,·⟩/in, with E_j = W D_j, and B_k those of earlier inputs of
@@ -24,7 +23,7 @@ import numpy as np
 
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._operation import Dot, MatMul, Root, Source
+from ...language._operation import Acting, Dot, MatMul, Root, Source
 from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._vector import Vector, mix
@@ -41,245 +40,316 @@ from ._rewrite import (
     uses_of,
 )
 
-# matrices that act together, by the first one, and whether they are transposed
+# Matrices that act together, named by the first one, and whether they are transposed
 Side = tuple[Source, int, int]
 
 
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Rewrite the program so that each matrix occurs in at most one MatMul."""
-    made, split = _eliminated(outputs, context, frozenset())
-    found = split if context.small_parts else frozenset[Side]()
-    while found:  # each attempt finds matrices whose inputs differ only by small parts
-        made, found = _eliminated(outputs, context, split)
-        found, split = found - split, split | found
-    return made
+    split = frozenset[Side]()
+    while True:
+        attempt = _Elimination(outputs, context, split)
+        without_reuse = rewritten(outputs, context, attempt.change)
+        found = frozenset(attempt.found) - split
+        if not found or not context.small_parts:
+            return without_reuse
+        # each attempt finds matrices whose inputs differ only by small parts
+        split |= found
 
 
-def _eliminated(
-    outputs: Sequence[Value], context: Context, split: frozenset[Side]
-) -> tuple[list[Value], frozenset[Side]]:
-    """The program, and the matrices whose inputs differ only by small parts; `split`
-    are those known so far.
+class _Elimination:
+    """One attempt to rewrite a program without a matrix that acts twice.
+
+    Attributes
+    ----------
+    split : frozenset of Side
+        The matrices that act separately on the parts of order 1 and n^(−1/2) of their
+        inputs: inputs of theirs differ only by small parts.
+    found : set of Side
+        The matrices of which this attempt sees that they should.
     """
-    found: set[Side] = set()
-    uses = uses_of(context.ordered(outputs))
-    met = _met(outputs, uses, context)
-    classes = {  # members with the same uses
-        source: alike(
-            (value, value.op.weight.members.ravel().tolist())  # type: ignore[attr-defined]
-            for value in many
-        )
-        for source, many in uses.items()
-        if len(many) > 1 or source in met
-    }
-    matrices: dict[tuple[Source, int], _Matrices] = {}
-    orders = None
-    if classes and any(reads_small_parts(v, context) for v in context.ordered(outputs)):
-        orders = Orders(lambda x: math.isinf(context.width(x)))
-    small = SmallParts(orders) if orders is not None and split else None
 
-    def change(old: Value, new: Value) -> Value:
-        made = new
-        match new.op:
-            case MatMul(weight, x, each) as op:
-                # relative to a matrix with entries N(0, 1/in)
-                gain = weight.gain(context.bound)
-                if not math.isfinite(gain):
-                    ratio, how = (
-                        f"{weight.in_width}/{weight.fan}",
-                        "not given" if math.isnan(gain) else "infinite",
-                    )
-                    raise ExactError(
-                        new,
-                        f"W.T @ x grows with the ratio of widths {ratio} of W, which is"
-                        f" {how} here",
-                        instead=(
-                            "write both widths as multiples of one symbol, or bind one"
-                            " of them to a number"
-                        ),
-                    )
-                if weight.source in classes:
-                    made = by_classes(
-                        op, classes[weight.source], partial(_acting, weight, gain)
-                    ).reshape(*new.shape)
-                elif weight.fan != weight.in_width:
-                    # a transposed matrix that acts once is a fresh matrix
-                    own = replace(
-                        weight, std=gain, fan=weight.in_width, transposed=False
-                    )
-                    made = own.each(x) if each else own @ x
+    def __init__(
+        self, outputs: Sequence[Value], context: Context, split: frozenset[Side]
+    ) -> None:
+        self.context, self.split = context, split
+        self.found: set[Side] = set()
+        values = context.ordered(outputs)
+        self._uses = uses_of(values)
+        self._met = _met(outputs, self._uses, context)
+        # for each weight, its members in sets with the same uses
+        self._classes = {
+            source: _classes_of_members(products)
+            for source, products in self._uses.items()
+            if len(products) > 1 or source in self._met
+        }
+        self._matrices: dict[tuple[Source, int], _Matrices] = {}
+        self._orders: Orders | None = None
+        if self._classes and any(reads_small_parts(v, context) for v in values):
+            self._orders = Orders(lambda x: math.isinf(context.width(x)))
+        self._small: SmallParts | None = None
+        if self._orders is not None and split:
+            self._small = SmallParts(self._orders)
+
+    def change(self, old: Value, new: Value) -> Value:
+        """What replaces a value, given its copy on rewritten inputs."""
+        result = new
+        if isinstance(new.op, MatMul):
+            result = self._product(new, new.op)
         # in program order, so that recursion stays shallow
-        if orders is not None and isinstance(made, Vector):
-            orders.has_small_part(made), orders.bits(made)
-            if small is not None:
-                small.main(made), small.small(made)
-        return made
+        if self._orders is not None and isinstance(result, Vector):
+            self._orders.has_small_part(result)
+            self._orders.bits(result)
+            if self._small is not None:
+                self._small.main(result)
+                self._small.small(result)
+        return result
 
-    def _acting(
-        weight: Weight, gain: float, own: Sequence[int], at: Sequence[int], x: Vector
+    def _product(self, value: Value, op: MatMul) -> Value:
+        """W x by matrices that act once."""
+        weight = op.weight
+        gain = _checked_gain(value, weight, self.context)
+        if weight.source in self._classes:
+            classes = self._classes[weight.source]
+            act = partial(self._act, weight, gain)
+            return by_classes(op, classes, act).reshape(*value.shape)
+        if weight.fan != weight.in_width:
+            # a transposed matrix that acts once is a fresh matrix
+            fresh = replace(weight, std=gain, fan=weight.in_width, transposed=False)
+            return fresh.each(op.x) if op.each else fresh @ op.x
+        return value
+
+    def _act(
+        self,
+        weight: Weight,
+        gain: float,
+        members: Sequence[int],
+        positions: Sequence[int],
+        x: Vector,
     ) -> Vector:
         """W x for members of a weight that always act together."""
-        key, side = (weight.source, own[0]), int(weight.transposed)
-        times = sum(own[0] in value.op.weight.members for value in uses[weight.source])  # type: ignore[attr-defined]
-        if key not in matrices:
-            acting = replace(weight, members=np.array(own))
-            matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
-        both, acts = matrices[key], (*key, side)
-        again = times > 1 or weight.source in met
-        if orders is not None and again and both.deficient(x, side, orders, context):
-            found.add(acts)
-        if small is not None and acts in split and (rest := small.small(x)) is not None:
-            main, rest = (
-                both.act(v, side, gain, context)
-                for v in (small.main(x), small.main(rest))
-            )
-            return main + Scalar(Root((), (x.width,)), ()) * rest
-        return both.act(x, side, gain, context) if again else both.fresh(x, side, gain)
+        key, side = (weight.source, members[0]), int(weight.transposed)
+        times = _times_used(self._uses[weight.source], members[0])
+        if key not in self._matrices:
+            acting = replace(weight, members=np.array(members))
+            forward = acting.T if acting.transposed else acting
+            self._matrices[key] = _Matrices(forward, times)
+        matrices = self._matrices[key]
+        again = times > 1 or weight.source in self._met
+        orders = self._orders if again else None
+        if orders and matrices.deficient(x, side, orders, self.context):
+            self.found.add((*key, side))
+        if self._small is not None and (*key, side) in self.split:
+            small = self._small.small(x)
+            if small is not None:
+                # W x = W x0 + ε W x1
+                x0, x1 = self._small.main(x), self._small.main(small)
+                main = matrices.act(x0, side, gain, self.context)
+                fluctuation = matrices.act(x1, side, gain, self.context)
+                return main + Scalar(Root((), (x.width,)), ()) * fluctuation
+        if again:
+            return matrices.act(x, side, gain, self.context)
+        return matrices.fresh(x, side, gain)
 
-    return rewritten(outputs, context, change), frozenset(found)
+
+def _classes_of_members(products: Sequence[Value]) -> list[list[int]]:
+    """The members of a weight, in sets that occur in the same products."""
+    uses: list[tuple[Value, list[int]]] = []
+    for value in products:
+        assert isinstance(value.op, Acting)
+        uses.append((value, value.op.weight.members.ravel().tolist()))
+    return alike(uses)
+
+
+def _times_used(products: Sequence[Value], member: int) -> int:
+    """In how many products a member of a weight acts."""
+    times = 0
+    for value in products:
+        assert isinstance(value.op, Acting)
+        times += member in value.op.weight.members
+    return times
+
+
+def _checked_gain(value: Value, weight: Weight, context: Context) -> float:
+    """The size of W x relative to a matrix with entries N(0, 1/in); rejected if not
+    finite.
+    """
+    gain = weight.gain(context.bound)
+    if math.isfinite(gain):
+        return gain
+    problem = "not given" if math.isnan(gain) else "infinite"
+    raise ExactError(
+        value,
+        f"W.T @ x grows with the ratio of widths {weight.in_width}/{weight.fan} of W,"
+        f" which is {problem} here",
+        instead=(
+            "write both widths as multiples of one symbol, or bind one of them to a"
+            " number"
+        ),
+    )
 
 
 def _met(
     outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context
 ) -> set[Source]:
-    """The matrices whose outputs have inner products that matter at order n^(−1/2)."""
-    # They made both factors of a score at infinite width, or of a vanishing mean that a
-    # score depends on. The rewrite follows these products along directions, which come
-    # from inner products of the inputs of the matrices. So the set also has the
-    # matrices that made those inputs, and those that made the inputs of a matrix that
-    # acts twice.
-    values = context.ordered(outputs)
+    """The matrices whose outputs have inner products that matter at order n^(−1/2).
+
+    They made both factors of a score at infinite width, or of a vanishing mean that a
+    score depends on. The rewrite follows these products along directions, which come
+    from inner products of the inputs of the matrices. So the set also has the matrices
+    that made those inputs, and those that made the inputs of a matrix that acts twice.
+    """
     scores = [
-        v for v in values if isinstance(v.op, Dot) and reads_small_parts(v, context)
+        value
+        for value in context.ordered(outputs)
+        if isinstance(value.op, Dot) and reads_small_parts(value, context)
     ]
     values = topological_order(scores)
-    made, found = linear_sources(values), set[Source]()
+    sources_of = linear_sources(values)
 
-    def matrices(x: Vector) -> set[Source]:
-        return {s.op.weight.source for s in made[x] if isinstance(s.op, MatMul)}
+    def matrices_in(x: Vector) -> set[Source]:
+        return {
+            source.op.weight.source
+            for source in sources_of[x]
+            if isinstance(source.op, MatMul)
+        }
 
+    met: set[Source] = set()
     for value in values:
         match value.op:
-            case Dot(x, y, power) if context.width(x) == math.inf and (
-                x is not y or power == 0.5
-            ):
-                found |= matrices(x) & matrices(y)
+            case Dot(x, y, power) if context.width(x) == math.inf:
+                if x is not y or power == 0.5:
+                    met |= matrices_in(x) & matrices_in(y)
     inputs = {
-        source: [v.op.x for v in many if v in made and isinstance(v.op, MatMul)]
-        for source, many in uses.items()
+        source: [
+            value.op.x
+            for value in products
+            if value in sources_of and isinstance(value.op, MatMul)
+        ]
+        for source, products in uses.items()
     }
     pending = [
-        source for source, many in inputs.items() if source in found or len(many) > 1
+        source
+        for source, vectors in inputs.items()
+        if source in met or len(vectors) > 1
     ]
-    found.update(pending)
+    met.update(pending)
     while pending:
-        many = inputs[pending.pop()]
-        if sum(x.size for x in many) > 1:
-            new = set[Source]().union(*(matrices(x) for x in many)) - found
-            found |= new
-            pending += new
-    return found
+        vectors = inputs[pending.pop()]
+        if sum(x.size for x in vectors) == 1:  # there is no other inner product
+            continue
+        new = set[Source]().union(*(matrices_in(x) for x in vectors)) - met
+        met |= new
+        pending += new
+    return met
 
 
 class _Matrices:
     """Matrices that act together: the inputs of W and W^T so far, and the results.
 
     Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices have the same
-    inputs, else (matrices, K). `times` is the total number of uses.
+    inputs, else (matrices, K).
+
+    Attributes
+    ----------
+    uses_left : int
+        How often they act from now on.
+    directions, images : list of Vector or None
+        Of each side: orthonormal directions of its inputs so far, and what the matrices
+        make of them.
+    has_small_part : list of bool
+        Of each side: whether an input so far had a part of order n^(−1/2).
     """
 
     def __init__(self, weight: Weight, times: int) -> None:
-        self.weight, self.left = weight, times
+        self.weight, self.uses_left = weight, times
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
-        self.small = [False, False]  # whether an input had a small part
+        self.has_small_part = [False, False]
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
-        """W x or W^T x, with entries N(0, gain²/in) as a separate matrix: (matrices,
-        vectors).
-        """
-        self.left -= 1
-        wide = any(
-            math.isinf(w.bind(context.bound))
-            for w in (self.weight.in_width, self.weight.out_width)
-        )
+        """W x or W^T x, (matrices, vectors), with entries N(0, gain²/in)."""
+        self.uses_left -= 1
+        widths = self.weight.in_width, self.weight.out_width
+        infinite = any(math.isinf(width.bind(context.bound)) for width in widths)
         x, known = self._known(x, side)
         # no later use needs directions, and the correction is linear in D
-        if not known and not self.left and not wide:
+        if not known and not self.uses_left and not infinite:
             return self._corrected(self.fresh(x, side, gain), x, side, gain)
         new = Vector(Span(x, known), x.shape, x.width)
-        made = self._corrected(self.fresh(new, side), new, side)
-        self.directions[side] = every = _extended(known[0] if known else None, new)
-        self.images[side] = images = _extended(self.images[side], made)
-        along = Scalar(Coefficients(x, every), (*x.shape, every.shape[-1]))
-        if wide:
-            made = mix(along, images)
-            return made if gain == 1 else constant(np.asarray(gain)) * made
-        # scale the few coefficients
-        return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)
+        image = self._corrected(self.fresh(new, side), new, side)
+        directions = _extended(known[0] if known else None, new)
+        images = _extended(self.images[side], image)
+        self.directions[side], self.images[side] = directions, images
+        shape = (*x.shape, directions.shape[-1])
+        coefficients = Scalar(Coefficients(x, directions), shape)
+        if gain == 1:
+            return mix(coefficients, images)
+        scale = constant(np.asarray(gain))
+        if infinite:
+            return scale * mix(coefficients, images)
+        # there are fewer coefficients than coordinates
+        return mix(scale * coefficients, images)
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
-        """Whether vectors differ from each other, or from earlier inputs of W, only by
-        their small parts.
+        """Whether inputs differ from each other, or from earlier ones, only by their
+        small parts.
         """
-        self.small[side] |= orders.has_small_part(x)
+        self.has_small_part[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
-        # else rejected later
-        one_rate = (
-            len({w.name for w in widths if math.isinf(w.bind(context.bound))}) == 1
-        )
-        if not self.small[side] or not one_rate:
+        rates = {w.name for w in widths if math.isinf(w.bind(context.bound))}
+        # widths with several rates are rejected later
+        if not self.has_small_part[side] or len(rates) != 1:
             return False
-        return not orders.adds_direction(*self._known(x, side)).all()
+        x, known = self._known(x, side)
+        return not orders.adds_direction(x, known).all()
 
     def _known(self, x: Vector, side: int) -> tuple[Vector, tuple[Vector, ...]]:
-        """x and the earlier directions, if any, both with an axis of matrices if either
-        has one.
+        """x and the earlier directions, if any.
+
+        Both have an axis of matrices if either has one.
         """
-        both = [x] if (known := self.directions[side]) is None else [x, known]
-        if len({v.ndim for v in both}) > 1:
-            both = [
-                (
-                    v
-                    if v.ndim == 2
-                    else v.broadcast_to((self.weight.members.size, *v.shape))
-                )
-                for v in both
-            ]
-        return both[0], tuple(both[1:])
+        known = self.directions[side]
+        if known is None:
+            return x, ()
+        if x.ndim != known.ndim:
+            matrices = self.weight.members.size
+            if x.ndim != 2:
+                x = x.broadcast_to((matrices, *x.shape))
+            if known.ndim != 2:
+                known = known.broadcast_to((matrices, *known.shape))
+        return x, (known,)
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: fresh matrices with entries N(0, gain²/in), applied to new directions."""
-        weight, count = self.weight, self.weight.members.size
-        turned = weight if side == 0 else weight.T
-        own = replace(
-            turned,
-            source=Source(weight.source.name),
-            members=np.arange(count),
-            count=count,
+        matrices = self.weight.members.size
+        weight = self.weight if side == 0 else self.weight.T
+        fresh = replace(
+            weight,
+            source=Source(self.weight.source.name),
+            members=np.arange(matrices),
+            count=matrices,
+            std=gain,
+            fan=weight.in_width,
+            transposed=False,
         )
-        fresh = replace(own, std=gain, fan=turned.in_width, transposed=False)
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
     def _corrected(
         self, g: Vector, new: Vector, side: int, gain: float = 1.0
     ) -> Vector:
-        """E times the gain of g: g corrected by the known part of W from the other
-        side.
-        """
+        """E times the gain of g: g corrected by what the other side knows of W."""
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g
-        change = AdjointCorrection(new, images, g, known, gain)
-        # (matrices, new, known)
-        return g + mix(Scalar(change, (*g.shape, known.shape[-1])), known)
+        shape = (*g.shape, known.shape[-1])  # (matrices, new, known)
+        correction = Scalar(AdjointCorrection(new, images, g, known, gain), shape)
+        return g + mix(correction, known)
 
 
 def _extended(known: Vector | None, new: Vector) -> Vector:
+    """The known vectors, and the new ones after them."""
     if known is None:
         return new
-    return Vector(
-        Append((known, new)),
-        (*new.shape[:-1], known.shape[-1] + new.shape[-1]),
-        new.width,
-    )
+    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
+    return Vector(Append((known, new)), shape, new.width)
