@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _instructions, _ir, _ir_builder, _plan_query, _register
+from netsor.engine import (
+    _instructions,
+    _ir,
+    _ir_builder,
+    _plan_query,
+    _reference,
+    _register,
+)
 from netsor.engine._gram_schmidt import LinalgBackend
 from netsor.engine._instructions import INSTRUCTIONS, Group, UnknownInstructionError
 from netsor.engine._ir import Register, Step
@@ -160,7 +167,7 @@ def test_an_unknown_instruction_is_refused_when_a_step_is_added():
 
 
 @pytest.mark.parametrize(
-    "module", [_register, _instructions, _ir, _ir_builder, _plan_query]
+    "module", [_register, _instructions, _ir, _ir_builder, _plan_query, _reference]
 )
 def test_examples_of_internal_classes_run(module):
     globs = vars(module) | {"np": np, "ns": ns}

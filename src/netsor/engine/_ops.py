@@ -1,5 +1,7 @@
-"""The instruction set of a plan: one function per kind of step. Matrix factorisations
-are in `_gram_schmidt`.
+"""The rules of the instructions of a plan, one function each, but for factorisations.
+
+Matrix factorisations are in `_gram_schmidt`, Gaussian expectations in
+`_expectation_ops`; `_instructions` is the table of all of them.
 
 Arrays are (replicas, …), with one replica if all share the same value. The array
 library is the first argument. No function draws a random number or branches on one.
@@ -19,18 +21,20 @@ import numpy as np
 from .._array_api import Array
 from .._validate import Shape
 
-# of a matrix product up to which einsum over all replicas is faster than BLAS
+# multiplications of a matrix product: up to this many, einsum over all replicas is
+# faster than BLAS
 EINSUM_MAX_MULTIPLICATIONS = 128
-# of sums that JAX and PyTorch add one by one: they are slow at many small matrix
-# products
+# terms: JAX and PyTorch add the products of shorter sums one by one, because they are
+# slow at many small matrix products
 MAX_UNROLLED_TERMS = 8
-# of a function of coordinates at once: its temporary arrays fit a cache
+# entries to which a function is applied at once: its temporary arrays fit a cache
 FUNCTION_ENTRIES_PER_BATCH = 2**16
-# of matrices that are made at once and then summed: they fit in a cache
+# entries of matrices that are made at once and then summed: they fit in a cache
 PIECE_OF_ENTRIES = 2**20
 # the same where each operation takes time to begin: 512 MiB
 DEVICE_PIECE_OF_ENTRIES = 2**26
-# of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
+# relative to the length of a vector: differences that count as rounding, which makes
+# 1e-14 in twelve blocks of a transformer
 EQUAL = 1e-12
 SINGLE_EQUAL = 1e-5  # the same in single precision
 
@@ -58,14 +62,13 @@ def _first(a: Any) -> Any:
 
 
 def _innermost(a: Any) -> Any:
-    """A numpy array with the replicas innermost, because the order of einsum's sums
-    depends on the memory layout.
+    """A numpy array with the replicas innermost.
+
+    The order of einsum's sums depends on the memory layout.
     """
-    return (
-        a
-        if a.shape[0] == 1 or _replicas_innermost(a)
-        else _first(np.ascontiguousarray(_last(a)))
-    )
+    if a.shape[0] == 1 or _replicas_innermost(a):
+        return a
+    return _first(np.ascontiguousarray(_last(a)))
 
 
 def add(xp: Any, a: Array, b: Array, out: Any = None) -> Array:
@@ -107,9 +110,9 @@ def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """Reshape each replica."""
     if _replicas_innermost(a):
         return _first(_last(a).reshape(*shape, a.shape[0]))
-    return (
-        a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
-    )
+    if xp is np:
+        return a.reshape(len(a), *shape)
+    return xp.reshape(a, (a.shape[0], *shape))
 
 
 def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
@@ -128,26 +131,27 @@ def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
     # in half the time of a concatenation
     if type(a) is np.ndarray and not _replicas_innermost(a):
-        made = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
-        made[..., before : before + a.shape[-1]] = a
-        return made
-    front, back = (
-        xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after)
-    )
+        padded = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
+        padded[..., before : before + a.shape[-1]] = a
+        return padded
+    front = xp.zeros((1, *a.shape[1:-1], before), dtype=a.dtype)
+    back = xp.zeros((1, *a.shape[1:-1], after), dtype=a.dtype)
     return join(xp, front, a, back, axis=len(a.shape) - 2)
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
     """Concatenate arrays along an axis of each replica."""
+    # 0 replicas, when a plan asks for shapes, go before 1
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
-    spread = [
-        a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:]))
-        for a in arrays
-    ]
-    # the layout of most entries
-    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):
-        return _first(np.concatenate([_last(a) for a in spread], axis=axis))
-    return xp.concat(spread, axis=axis + 1)
+    broadcast = []
+    for a in arrays:
+        if a.shape[0] != replicas:
+            a = xp.broadcast_to(a, (replicas, *a.shape[1:]))
+        broadcast.append(a)
+    largest = max(arrays, key=lambda a: math.prod(a.shape[1:]))
+    if _replicas_innermost(largest):
+        return _first(np.concatenate([_last(a) for a in broadcast], axis=axis))
+    return xp.concat(broadcast, axis=axis + 1)
 
 
 def product(xp: Any, a: Array, b: Array) -> Array:
@@ -160,19 +164,18 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     # its loop runs over the replicas
     if small and (innermost or _replicas_innermost(b)):
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
-    few = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
-    if few and xp is not np:  # JAX fuses it into one pass over all replicas
+    few_terms = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
+    if few_terms and xp is not np:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
-    # one matrix b for all replicas
-    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:
-        rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
-        return xp.reshape(rows, (*a.shape[:-1], j))
-    # one matrix b for each replica
-    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:
-        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(
-            b, (b.shape[0], *b.shape[-2:])
-        )
-        return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], j))
+    one_matrix = math.prod(b.shape[1:-2]) == 1  # in each replica
+    if one_matrix and b.shape[0] == 1 and not innermost:  # and for all replicas
+        rows = xp.reshape(a, (math.prod(a.shape[:-1]), k))
+        products = rows @ xp.reshape(b, b.shape[-2:])
+        return xp.reshape(products, (*a.shape[:-1], j))
+    if one_matrix and math.prod(a.shape[1:-2]) > 1:
+        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k))
+        products = rows @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
+        return xp.reshape(products, (products.shape[0], *a.shape[1:-1], j))
     return a @ b
 
 
@@ -180,11 +183,9 @@ def gram(xp: Any, a: Array, b: Array) -> Array:
     """Σ_k a[…, i, k] b[…, j, k]: inner products of rows."""
     # a matrix product takes three times as long on a GPU
     if xp is not np and a.shape[-2] == b.shape[-2] == 1:
-        return (
-            squares(xp, a)[..., None]
-            if a is b
-            else xp.sum(a * b, axis=-1, keepdims=True)
-        )
+        if a is b:
+            return squares(xp, a)[..., None]
+        return xp.sum(a * b, axis=-1, keepdims=True)
     return product(xp, a, xp.matrix_transpose(b))
 
 
@@ -192,15 +193,18 @@ def squares(xp: Any, a: Array) -> Array:
     """Σ_k a[…, k]²."""
     if _replicas_innermost(a):
         return np.einsum("...k,...k->...", a, a)
-    if xp is not np and 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
+    if xp is np:
+        return np.vecdot(a, a)  # in one pass
+    if 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
         return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
-    # in one pass
-    return xp.vecdot(a, a) if xp is np else xp.linalg.vector_norm(a, axis=-1) ** 2
+    return xp.linalg.vector_norm(a, axis=-1) ** 2
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
-    """Rows of coordinates from random numbers (frames, ·); `places` indexes the
-    concatenated pieces and a final 0.
+    """Rows of coordinates from random numbers (frames, ·).
+
+    `places` are the positions of the coordinates in the concatenated pieces, which a 0
+    follows.
     """
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
     flat = join(xp, *pieces, zero, axis=1)
@@ -208,46 +212,45 @@ def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotate pairs of coordinates; a (…, tokens, 1, width), cos and sin (tokens, 1,
-    r/2).
+    """Rotate pairs of coordinates of a (…, tokens, 1, width).
 
-    The pairs are (2f, 2f + 1) if they are interleaved, and (f, f + r/2) otherwise.
+    The cosines and sines are (tokens, 1, r/2). The pairs are (2f, 2f + 1) if they are
+    interleaved, and (f, f + r/2) otherwise; coordinates from r on stay.
     """
     half = cos.shape[-1]
-    turned, rest = a[..., : 2 * half], a[..., 2 * half :]
+    turned, unturned = a[..., : 2 * half], a[..., 2 * half :]
     if interleaved:
-        first, second = turned[..., ::2], turned[..., 1::2]
-        pairs = xp.stack(
-            [cos * first - sin * second, sin * first + cos * second], axis=-1
-        )
-        return xp.concat(
-            [reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half)), rest], axis=-1
-        )
-    first, second = turned[..., :half], turned[..., half:]
-    return xp.concat(
-        [cos * first - sin * second, sin * first + cos * second, rest], axis=-1
-    )
+        x, y = turned[..., ::2], turned[..., 1::2]
+        pairs = xp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
+        rotated = reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half))
+        return xp.concat([rotated, unturned], axis=-1)
+    x, y = turned[..., :half], turned[..., half:]
+    return xp.concat([cos * x - sin * y, sin * x + cos * y, unturned], axis=-1)
 
 
 def outer(
     xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float
 ) -> Array:
-    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g|
-    + eps): (…, i, α).
+    """A matrix of functions of outer products, times vectors.
+
+    With f(g) = g/(|g| + eps), it is (1/in) Σ_β f(Σ_k sizes_k left[…, k, α]
+    right[…, k, β]) x[…, i, β], of shape (…, i, α). The matrix is made and used a few
+    rows at a time.
     """
-    columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
-    rows, many = (
-        columns.shape[-2],
-        math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])),
+    weighted = left * xp.asarray(sizes, dtype=left.dtype)[:, None]
+    columns = xp.matrix_transpose(weighted)
+    rows = columns.shape[-2]
+    matrices = math.prod(
+        np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])
     )
-    piece = PIECE_OF_ENTRIES if xp is np else DEVICE_PIECE_OF_ENTRIES
-    size = max(1, piece // (right.shape[-1] * max(many, 1)))
-    made = []
-    for start in range(0, rows, size):
-        g = columns[..., start : start + size, :] @ right
+    entries = PIECE_OF_ENTRIES if xp is np else DEVICE_PIECE_OF_ENTRIES
+    rows_at_once = max(1, entries // (right.shape[-1] * max(matrices, 1)))
+    results = []
+    for start in range(0, rows, rows_at_once):
+        g = columns[..., start : start + rows_at_once, :] @ right
         g = g / (xp.abs(g) + eps) if eps else xp.sign(g)
-        made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
-    return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
+        results.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+    return results[0] if len(results) == 1 else xp.concat(results, axis=-1)
 
 
 def apply(
@@ -258,61 +261,69 @@ def apply(
     axes: int | None = None,
     out: Any = None,
 ) -> Array:
-    """Apply a function to the last `axes` axes, or to all if None; numpy may write into
-    `out`, one of its arrays.
+    """Apply a function to the last `axes` axes of each array, or to all if None.
+
+    `shape` is that of the result in one replica. numpy may write into `out`, one of the
+    arrays.
     """
     numpy = all(type(a) is np.ndarray for a in arrays)
     if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
-        replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
-        if out is not None and any(
-            a is not out and np.may_share_memory(a, out) for a in arrays
-        ):
-            out = None
-        size = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
-        if out is None and size > 2 * FUNCTION_ENTRIES_PER_BATCH:
-            out = np.empty((*replicas, *shape), np.result_type(*arrays))
-        if out is not None:
-            return _by_pieces(arrays, f, out, arrays[0].ndim - axes)
-    made = f(*arrays)
-    if numpy and any(np.may_share_memory(made, a) for a in arrays):
-        made = made.copy()  # later steps may overwrite it
-    return (
-        made
-        if made.shape[1:] == shape
-        else xp.broadcast_to(made, (made.shape[0], *shape))
-    )
+        batched = _batched_result(arrays, shape, out)
+        if batched is not None:
+            return _apply_in_batches(arrays, f, batched, arrays[0].ndim - axes)
+    result = f(*arrays)
+    if numpy and any(np.may_share_memory(result, a) for a in arrays):
+        result = result.copy()  # later steps may overwrite it
+    if result.shape[1:] == shape:
+        return result
+    return xp.broadcast_to(result, (result.shape[0], *shape))
 
 
-def _by_pieces(
-    arrays: Sequence[Any], f: Callable[..., Array], made: Any, leading: int
-) -> Any:
-    """Apply a function to large arrays piece by piece over leading axes: temporary
-    arrays stay in the cache.
+def _batched_result(arrays: Sequence[Any], shape: Shape, out: Any) -> Any:
+    """The array to write into, batch by batch; None if the arrays are small.
+
+    It is `out`, unless another argument shares its memory and would be overwritten.
     """
-    size = max(made.size, *(a.size for a in arrays))
-    axis = next((k for k in range(leading) if made.shape[k] > 1), None)
-    if axis is None or size <= FUNCTION_ENTRIES_PER_BATCH:
-        made[...] = f(*arrays)
-        return made
-    few = max(1, FUNCTION_ENTRIES_PER_BATCH * made.shape[axis] // size)
-    for start in range(0, made.shape[axis], few):
-        some = (*(slice(None),) * axis, slice(start, start + few))
-        _by_pieces(
-            [a[some] if a.shape[axis] > 1 else a for a in arrays],
-            f,
-            made[some],
-            leading,
-        )
-    return made
+    shared = out is not None and any(
+        a is not out and np.may_share_memory(a, out) for a in arrays
+    )
+    if out is not None and not shared:
+        return out
+    replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
+    entries = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
+    if entries <= 2 * FUNCTION_ENTRIES_PER_BATCH:
+        return None
+    return np.empty((*replicas, *shape), np.result_type(*arrays))
+
+
+def _apply_in_batches(
+    arrays: Sequence[Any], f: Callable[..., Array], result: Any, leading: int
+) -> Any:
+    """Apply a function to parts of large arrays, and return the filled `result`.
+
+    The parts divide the `leading` axes; their temporary arrays stay in the cache.
+    """
+    entries = max(result.size, *(a.size for a in arrays))
+    axis = next((k for k in range(leading) if result.shape[k] > 1), None)
+    if axis is None or entries <= FUNCTION_ENTRIES_PER_BATCH:
+        result[...] = f(*arrays)
+        return result
+    size = result.shape[axis]
+    batch = max(1, FUNCTION_ENTRIES_PER_BATCH * size // entries)
+    for start in range(0, size, batch):
+        index = (*(slice(None),) * axis, slice(start, start + batch))
+        parts = [a[index] if a.shape[axis] > 1 else a for a in arrays]
+        _apply_in_batches(parts, f, result[index], leading)
+    return result
 
 
 def alike(xp: Any, a: Array, b: Array) -> Array:
     """1 where rows (…, ·) are equal, −1 where they are opposite, else 0; (…, 1)."""
-    part = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
-    least = part**2 * (squares(xp, a) + squares(xp, b))
-    one = xp.ones_like(least)
-    opposite = xp.where(squares(xp, a + b) <= least, -one, 0.0 * one)
-    return xp.where(squares(xp, a - b) <= least, one, opposite)[..., None]
+    tolerance = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
+    rounding = tolerance**2 * (squares(xp, a) + squares(xp, b))
+    one = xp.ones_like(rounding)
+    opposite = xp.where(squares(xp, a + b) <= rounding, -one, 0.0 * one)
+    return xp.where(squares(xp, a - b) <= rounding, one, opposite)[..., None]
 
 
 def identified(xp: Any, same: Array, a: Array, b: Array) -> Array:

@@ -1,6 +1,4 @@
-"""A request for a law and its plan: passes, lowering, rewrites of the finished plan,
-and the cache of plans.
-"""
+"""A request for a law, and how its plan is made: passes, lowering, and the cache."""
 
 from __future__ import annotations
 
@@ -36,8 +34,9 @@ from .passes._rewrite import Context
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: planning creates many objects but no garbage, and
-    scans take 1/7 of the time.
+    """Disable the garbage collector, whose scans take 1/7 of the time of planning.
+
+    Planning creates many objects but no garbage.
     """
     enabled = gc.isenabled()
     if enabled:  # if not, another thread may enable it at any time
@@ -51,28 +50,29 @@ def no_garbage_collection() -> Iterator[None]:
 
 def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
     """The optimiser steps that the parameter of an operation has taken."""
-    return (
-        op.steps
-        if isinstance(op, SteppedMatMul)
-        else (op.rule,)
-        if isinstance(op, SteppedParameter)
-        else ()
-    )
+    if isinstance(op, SteppedMatMul):
+        return op.steps
+    if isinstance(op, SteppedParameter):
+        return (op.rule,)
+    return ()
 
 
 def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
-    """Whether a program needs only inner products, and no coordinates, of vectors of
-    infinite width.
+    """Whether a program needs only inner products of vectors of infinite width.
+
+    It does not if an operation needs their coordinates, as Adam does.
     """
+
+    def infinitely_wide(value: Value) -> bool:
+        return isinstance(value, Vector) and math.isinf(value.width.bind(widths))
+
     for value in values:
-        if steps := optimiser_steps(value.op):
-            asks = any(step.optimiser.entrywise for step in steps)
+        steps = optimiser_steps(value.op)
+        if steps:
+            asks_coordinates = any(step.optimiser.entrywise for step in steps)
         else:
-            asks = value.op.asks_coordinates
-        if asks and any(
-            isinstance(x, Vector) and math.isinf(x.width.bind(widths))
-            for x in value.op.inputs
-        ):
+            asks_coordinates = value.op.asks_coordinates
+        if asks_coordinates and any(map(infinitely_wide, value.op.inputs)):
             return False
     return True
 
@@ -81,10 +81,38 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
 class PlanQuery:
     """A request for coordinates of the outputs of a program, at given widths.
 
-    `picked` are the coordinates, None for any one; `without` names shortcuts to switch
-    off; `whole` are the outputs of the full program, which determine the seeds;
-    `prices` are those of the device that will run the plan; `numbers` are the
-    hyperparameters known now (the others are given when the plan runs).
+    It holds all that a plan depends on. Equal requests have equal plans, with the same
+    random streams, which is why plans can be cached by their requests.
+
+    Parameters
+    ----------
+    outputs : tuple of Value
+        The outputs.
+    widths : tuple of (str, float)
+        The widths by name; inf for a limit.
+    picked : tuple of int or None
+        The coordinates of vectors, None for any one of them.
+    without : tuple of str
+        The names of shortcuts to switch off: the law stays the same but costs more.
+    whole : tuple of Value
+        The outputs of the full program, if `outputs` are only some of them: they
+        determine the seeds.
+    prices : Prices
+        Those of the device that will run the plan.
+    numbers : tuple of (str, float)
+        The hyperparameters known now; the others are given when the plan runs.
+
+    Examples
+    --------
+    >>> from netsor.engine._plan_query import PlanQuery
+    >>> n = ns.Width("n")
+    >>> h = ns.weight(n, n) @ ns.tanh(ns.gaussian(n, 2))
+    >>> query = PlanQuery(outputs=(ns.dot(h, h),), widths=(("n", 64),))
+    >>> plan = query.plan()
+    >>> plan.mean.shape  # the entries of the output
+    (4,)
+    >>> query.plan() is plan  # cached
+    True
     """
 
     outputs: tuple[Value, ...]
@@ -101,8 +129,13 @@ class PlanQuery:
         return dict(self.widths)
 
     def plan(self, shift: int = 0) -> Plan:
-        """The plan of the request, cached. For `shift` see `_expectation_ops`."""
-        if math.inf in self.bound.values():  # planning computes most numbers there
+        """The plan of the request, cached.
+
+        For `shift` see `_expectation_ops`; shifted plans are made anew.
+        """
+        # At infinite width, planning computes most numbers, so it needs the
+        # hyperparameters. At finite widths one plan serves them all.
+        if math.inf in self.bound.values():
             return _kept(self) if shift == 0 else self.made(shift)
         plan = _kept(replace(self, numbers=()))
         return plan.bind(dict(self.numbers)) if self.numbers else plan
@@ -112,12 +145,14 @@ class PlanQuery:
     @composed_indices()
     def made(self, shift: int) -> Plan:
         """A new plan."""
-        if unknown := set(self.without) - set(SHORTCUTS):
+        unknown = set(self.without) - set(SHORTCUTS)
+        if unknown:
             raise ValueError(
                 f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}"
             )
-        one = list(self.bound.values()).count(math.inf) == 1
-        if one and asks_products_alone(topological_order(self.outputs), self.bound):
+        one_limit = list(self.bound.values()).count(math.inf) == 1
+        values = topological_order(self.outputs)
+        if one_limit and asks_products_alone(values, self.bound):
             return limit_of_products(
                 self.outputs[0],
                 lambda n: self._at_most(n)._planned(shift, small_parts=False),
@@ -128,6 +163,11 @@ class PlanQuery:
             return self._planned(shift, small_parts=False)
 
     def _planned(self, shift: int, small_parts: bool) -> Plan:
+        """A new plan, by the rules of finite or of infinite width.
+
+        `small_parts` says whether the parts of scores that vanish like n^(−1/2) are
+        followed.
+        """
         context = Context(
             self.bound,
             {},
@@ -136,38 +176,46 @@ class PlanQuery:
             without=self.without,
             small_parts=small_parts,
         )
+        narrowed = self._narrowed(context)
+        matrices = [
+            value for value in context.ordered(narrowed) if isinstance(value.op, Acting)
+        ]
+        names = names_of(matrices)
+        rewritten = rewrite(narrowed, context)
+        # a shifted plan chooses the same directions as the plan it is compared with
+        independent = self.plan().independent if shift else {}
+        analysis = ProgramAnalysis(
+            rewritten, narrowed, context, names, frozenset(self.without), self.picked
+        )
+        plan = lower(analysis, context.notes, shift, independent)
+        if self.prices.ragged and "positive" not in self.without:
+            return with_sign_patterns(plan)
+        return plan
+
+    def _narrowed(self, context: Context) -> list[Value]:
+        """The outputs, computed from the entries that they need only.
+
+        The context learns the position of each value in the full program, which keys
+        its random numbers.
+        """
         count = len(self.outputs)
         forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
         composed = compose_indices(forward)
         outputs, whole = composed[:count], composed[count:]
-        places = {value: number for number, value in enumerate(context.ordered(whole))}
+        positions = {
+            value: position for position, value in enumerate(context.ordered(whole))
+        }
         narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
-        # an index added by narrowing draws nothing and needs no position
         for value in context.ordered(narrowed):
-            context.origin[value] = places.get(made_from.get(value, value), len(places))
-        # of matrices
-        names = names_of(
-            [
-                value
-                for value in context.ordered(narrowed)
-                if isinstance(value.op, Acting)
-            ]
-        )
-        rewritten = rewrite(narrowed, context)
-        independent = self.plan().independent if shift else {}
-        facts = ProgramAnalysis(
-            rewritten, narrowed, context, names, frozenset(self.without), self.picked
-        )
-        plan = lower(facts, context.notes, shift, independent)
-        return (
-            with_sign_patterns(plan)
-            if self.prices.ragged and "positive" not in self.without
-            else plan
-        )
+            original = made_from.get(value, value)
+            # an index added by narrowing draws nothing and needs no position
+            context.origin[value] = positions.get(original, len(positions))
+        return narrowed
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same at a finite width, without sampling matrices, which would be too
-        large.
+        """The same at a finite width.
+
+        It samples no matrix, which would be too large.
         """
         if math.isinf(width):
             return self
@@ -176,15 +224,16 @@ class PlanQuery:
 
 
 @lru_cache(maxsize=4)
-def _kept(question: PlanQuery) -> Plan:
+def _kept(query: PlanQuery) -> Plan:
     """The cache of plans."""
-    return question.made(0)
+    return query.made(0)
 
 
 def make_plan(
     outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any
 ) -> Plan:
-    """The plan for the outputs of a program with its widths bound; `PlanQuery` lists
-    the options.
+    """The plan for the outputs of a program at some widths.
+
+    The options are fields of `PlanQuery`.
     """
     return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)
