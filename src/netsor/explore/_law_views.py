@@ -1,5 +1,6 @@
-"""Views of laws: the law at chosen widths, its limit and a Gaussian, of one layer of
-the paper or of your program.
+"""Views of laws: the law at chosen widths, its limit and a Gaussian.
+
+The program is one layer of the paper, or your own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from .._array_api import Floats
 from .._named_program import NamedProgram
 from .._program import Program
 from ..engine import ExactError, NoLimitError, Plan
@@ -27,13 +29,16 @@ from ..paper import layer
 from ._audit_view import AuditViewRequest
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 
-DENSITY_POINTS = 241
-DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn over
-# numbers of draws to choose from: the largest that takes less than QUICK
+DENSITY_POINTS = 241  # of each curve
+# a density is drawn over so many standard deviations to each side of the mean
+DENSITY_STDS = 4.5
+# numbers of draws; the page takes the largest that needs at most QUICK seconds
 DRAWS = (5_000, 2_000, 1_000, 500, 200)
-QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
-SLOW = 3.0  # seconds that even the fewest draws may take
-# Values of sliders
+# seconds on one core that draws may take while a slider is moved
+QUICK = 0.2
+# seconds that even the fewest draws may take
+SLOW = 3.0
+# values of the sliders of a layer
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
@@ -43,14 +48,12 @@ IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
 
 
 class Named(NamedTuple):
-    """A law: its name in the code, which is also how its curve looks; its label; and
-    the Python that makes it.
-    """
+    """A law that the page shows."""
 
-    name: str  # "law", "limit" or "gaussian"
+    name: str  # in the code, and the look of its curve: "law", "limit" or "gaussian"
     label: str
     law: Law
-    source: str
+    source: str  # the Python that makes it
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,99 +66,107 @@ def law_view(
     net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str]
 ) -> View:
     """The law, its limit and a Gaussian; `lines` of Python make the program."""
-    end = dict.fromkeys(widths, inf)
-    sides: dict[str, Mapping[str, float]] = {"law": widths, "limit": end}
-    if not widths or widths == end:
-        del sides["law" if widths else "limit"]
+    at_infinity = dict.fromkeys(widths, inf)
+    widths_of: dict[str, Mapping[str, float]] = {"law": widths, "limit": at_infinity}
+    if not widths:
+        del widths_of["limit"]
+    elif widths == at_infinity:
+        del widths_of["law"]
     plans, notes = [net.plan(**widths)], []  # type: ignore[arg-type]
-    if len(sides) == 2:
+    if len(widths_of) == 2:
         try:
-            plans.append(net.plan(**end))  # type: ignore[arg-type]
+            plans.append(net.plan(**at_infinity))  # type: ignore[arg-type]
         except (NoLimitError, ExactError) as error:
-            del sides["limit"]
+            del widths_of["limit"]
             notes.append(f"no limit to compare with: {error}")
     draws, note = afford(plans, wanted)
+    if note:
+        notes.insert(0, note)
     laws: list[Named] = []
-    for name, at in sides.items():
-        law = _law(net, draws, tuple(at.items()))
+    for name, sizes in widths_of.items():
+        law = _law(net, draws, tuple(sizes.items()))
         if laws and not law._has_density:
             notes.append(f"in the limit it is always {law.mean():g}")
-            continue
-        label = (
-            ", ".join(f"{k} = {text(width)}" for k, width in at.items()) or "the law"
-        )
-        sizes = "".join(f"{k}={width_code(width)}, " for k, width in at.items())
-        laws.append(
-            Named(
-                name,
-                "the limit" if name == "limit" else label,
-                law,
-                f"net.law({sizes}draws={draws:_})",
-            )
-        )
-    name, _, law, _ = laws[-1]
-    if isinstance(law, HeadSum):
-        laws.append(
-            Named(
-                "gaussian",
-                "infinitely many heads",
-                law.infinite_heads(),
-                "limit.infinite_heads()",
-            )
-        )
-        # the excess kurtosis of the limit with H heads is 1/H of that with one head
-        enough = math.floor(law.kurtosis() * law.heads / GAUSSIAN_KURTOSIS) + 1
-        below = f"it is below {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
-        notes.append(f"In the limit the excess kurtosis falls like 1/heads: {below}")
-    else:
-        laws.append(
-            Named(
-                "gaussian",
-                "the Gaussian of its variance",
-                law.gaussian(),
-                f"{name}.gaussian()",
-            )
-        )
+        else:
+            laws.append(_named(name, law, sizes, draws))
+    gaussian, gaussian_note = _gaussian(laws[-1])
+    laws.append(gaussian)
+    if gaussian_note:
+        notes.append(gaussian_note)
+    for named in laws:
+        notes += named.law.notes
     pairs = list(itertools.pairwise(laws))
 
     def distances() -> Rows:
-        """KL from each law to the next: how far the width is from its limit, and the
-        limit from a Gaussian.
+        """KL from each law to the next.
+
+        It is how far the width is from its limit, and the limit from a Gaussian.
         """
         return {
-            f"KL to {other.label}": {one.label: kl(one.law, other.law)}
-            for one, other in pairs
+            f"KL to {later.label}": {earlier.label: kl(earlier.law, later.law)}
+            for earlier, later in pairs
         }
 
-    drawn = [*laws[:-2], laws[-1], laws[-2]]  # the limit on top
-    code = [
-        *lines,
-        *(f"{each.name} = {each.source}" for each in laws),
-        (
-            f"print({', '.join(f'{each.name}.with_error.kurtosis()' for each in laws[:-1])})"
-        ),
-        (
-            f"print({', '.join(f'ns.kl({one.name}, {other.name})' for one, other in pairs)})"
-        ),
-        (
-            f"ns.plot({', '.join(each.name for each in drawn)},"
-            f" labels={[each.label for each in drawn]})"
-        ),
-        "plt.savefig('laws.png')",
-    ]
-    shown = dict.fromkeys(
-        [
-            *filter(None, [note, *notes]),
-            *(line for each in laws for line in each.law.notes),
-        ]
-    )
     return View(
-        _panels(laws),
-        _rows(laws),
-        "\n".join(code),
-        tuple(shown),
-        str(plans[0]),
+        panels=_panels(laws),
+        rows=_rows(laws),
+        code=_code(laws, lines),
+        notes=tuple(dict.fromkeys(notes)),  # each once
+        plan=str(plans[0]),
         more=distances,
+    )
+
+
+def _named(name: str, law: Law, widths: Mapping[str, float], draws: int) -> Named:
+    """The law at these widths, with its label and its source."""
+    label = "the limit"
+    if name != "limit":
+        sizes = [f"{key} = {text(width)}" for key, width in widths.items()]
+        label = ", ".join(sizes) or "the law"
+    arguments = "".join(f"{key}={width_code(width)}, " for key, width in widths.items())
+    return Named(name, label, law, source=f"net.law({arguments}draws={draws:_})")
+
+
+def _gaussian(last: Named) -> tuple[Named, str]:
+    """The Gaussian that the last law is compared with, and a note."""
+    law = last.law
+    if not isinstance(law, HeadSum):
+        label = "the Gaussian of its variance"
+        source = f"{last.name}.gaussian()"
+        return Named("gaussian", label, law.gaussian(), source), ""
+    gaussian = Named(
+        "gaussian",
+        "infinitely many heads",
+        law.infinite_heads(),
+        source="limit.infinite_heads()",
+    )
+    # the excess kurtosis of the limit with H heads is 1/H of that with one head
+    enough = math.floor(law.kurtosis() * law.heads / GAUSSIAN_KURTOSIS) + 1
+    return gaussian, (
+        "In the limit the excess kurtosis falls like 1/heads: it is below"
+        f" {GAUSSIAN_KURTOSIS:g} from {enough:,} heads on."
+    )
+
+
+def _code(laws: list[Named], lines: list[str]) -> str:
+    """Python that computes what the page shows; `lines` make the program."""
+    kurtoses = [f"{named.name}.with_error.kurtosis()" for named in laws[:-1]]
+    distances = [
+        f"ns.kl({earlier.name}, {later.name})"
+        for earlier, later in itertools.pairwise(laws)
+    ]
+    drawn = [*laws[:-2], laws[-1], laws[-2]]  # the limit on top
+    names = ", ".join(named.name for named in drawn)
+    labels = [named.label for named in drawn]
+    return "\n".join(
+        [
+            *lines,
+            *(f"{named.name} = {named.source}" for named in laws),
+            f"print({', '.join(kurtoses)})",
+            f"print({', '.join(distances)})",
+            f"ns.plot({names}, labels={labels})",
+            "plt.savefig('laws.png')",
+        ]
     )
 
 
@@ -163,36 +174,39 @@ def _rows(laws: list[Named]) -> Rows:
     """The numbers of each law; means only if one is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
     for name, label, law, _ in laws:
-        known = law.with_error
-        rows["mean"][label], rows["variance"][label] = known.mean(), known.var()
-        rows["excess kurtosis"][label] = "0" if name == "gaussian" else known.kurtosis()
-        for at, mass in law.atoms[:3]:
-            rows.setdefault(f"P(y = {at:.4g})", {})[label] = mass
+        statistics = law.with_error
+        rows["mean"][label] = statistics.mean()
+        rows["variance"][label] = statistics.var()
+        kurtosis = "0" if name == "gaussian" else statistics.kurtosis()
+        rows["excess kurtosis"][label] = kurtosis
+        for point, mass in law.atoms[:3]:
+            rows.setdefault(f"P(y = {point:.4g})", {})[label] = mass
     if not any(rows["mean"].values()):
         del rows["mean"]
-    return rows | {"status": {label: law.status for _, label, law, _ in laws}}
+    rows["status"] = {named.label: named.law.status for named in laws}
+    return rows
 
 
 def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
-    """How many draws to take for these plans, and a note if that is fewer than usual;
-    those you want if they fit.
+    """How many draws to take for these plans, and a note if that is fewer than usual.
+
+    The number that the user wants is taken if it fits.
     """
 
     def seconds(draws: int) -> float:
         return sum(plan.probing_seconds + plan.seconds(draws) for plan in plans)
 
-    draws = (
-        next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1])
-        if wanted is None
-        else wanted
-    )
-    block = cores() * max(
-        (Draw.of(plan).block_bytes(draws) for plan in plans), default=0.0
-    )
-    if block > memory() / 2:
-        need = f"{draws:,} draws would need {in_bytes(block)} of memory"
+    if wanted is not None:
+        draws, limit = wanted, MAX_SECONDS
+    else:
+        quick = (draws for draws in DRAWS if seconds(draws) <= QUICK)
+        draws, limit = next(quick, DRAWS[-1]), SLOW
+    blocks = [Draw.of(plan).block_bytes(draws) for plan in plans]
+    needed = cores() * max(blocks, default=0.0)
+    if needed > memory() / 2:
+        need = f"{draws:,} draws would need {in_bytes(needed)} of memory"
         raise ValueError(f"{need}: choose smaller numbers on the sliders")
-    if seconds(draws) > (SLOW if wanted is None else MAX_SECONDS):
+    if seconds(draws) > limit:
         remedy = (
             "choose smaller widths, or fewer tokens, heads or draws; the library itself"
             " has no such limit"
@@ -201,61 +215,56 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
             f"{draws:,} draws would take about {seconds(draws):.0f} s, too long for a"
             f" page: {remedy}"
         )
-    return draws, (
-        ""
-        if wanted is not None or draws == DRAWS[0]
-        else f"{draws:,} draws, to stay quick"
-    )
+    if wanted is not None or draws == DRAWS[0]:
+        return draws, ""
+    return draws, f"{draws:,} draws, to stay quick"
 
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     """The densities, and their differences from the limit."""
     first = laws[0].law
-    centre, reach = first.mean(), DENSITY_STDS * max(each.law.std() for each in laws)
+    centre = first.mean()
+    reach = DENSITY_STDS * max(named.law.std() for named in laws)
     if not math.isfinite(centre + reach):
         raise ValueError(
             "the numbers leave double precision: choose less extreme values"
         )
     if not first._has_density:
-        points = ", ".join(f"{at:g}" for at, _ in first.atoms[:3])
+        points = ", ".join(f"{point:g}" for point, _ in first.atoms[:3])
         raise ValueError(
             f"the output is always {points}: its law has no density to show"
         )
     y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
     curves = []
     for name, label, law, _ in laws:
-        value, error = (
-            np.asarray(part, dtype=np.float64) for part in law.with_error.pdf(y)
-        )
-        band = (
-            (value - error, value + error)
-            if error.any() and np.isfinite(error).all()
-            else ()
-        )
+        value, error = law.with_error.pdf(y)
+        value = np.asarray(value, dtype=np.float64)
+        error = np.asarray(error, dtype=np.float64)
+        band: tuple[Floats, ...] = ()
+        if error.any() and np.isfinite(error).all():
+            band = (value - error, value + error)
         curves.append(Curve(label, name, y, value, band))
     base = next((c for c in curves if c.look == "limit"), curves[-1])
     below = tuple(
         c._replace(y=c.y - base.y, band=tuple(edge - base.y for edge in c.band))
         for c in curves
     )
-    return (
-        # tails show there
-        Panel(
-            "density",
-            "output coordinate y",
-            "density, logarithmic",
-            tuple(curves),
-            log=True,
-        ),
-        Panel(
-            f"difference from {base.label}",
-            "output coordinate y",
-            "difference",
-            below,
-            share=0.5,
-            legend=False,
-        ),
+    density = Panel(
+        "density",
+        "output coordinate y",
+        "density, logarithmic",
+        tuple(curves),
+        log=True,  # which shows the tails
     )
+    difference = Panel(
+        f"difference from {base.label}",
+        "output coordinate y",
+        "difference",
+        below,
+        share=0.5,
+        legend=False,
+    )
+    return density, difference
 
 
 def text(width: float) -> str:
@@ -276,28 +285,28 @@ def layer_view(
     width: float = 256,
     head_dim: float | None = None,
     draws: int | None = None,
-    **given: Any,
+    **options: Any,
 ) -> View:
-    """The view of one layer of the paper; other arguments are those of
-    `ns.paper.layer`.
-    """
+    """The view of one layer of the paper, with other arguments of `ns.paper.layer`."""
     if head_dim is not None and head_dim > width:
         raise ValueError(
             f"head dimension {text(head_dim)} must be at most the width {text(width)}"
         )
-    default = inspect.signature(layer).parameters
+    parameters = inspect.signature(layer).parameters
     arguments = {
-        name: given.pop(name, default[name].default) for name in ("tokens", "heads")
+        name: options.pop(name, parameters[name].default)
+        for name in ("tokens", "heads")
     }
-    arguments |= {
-        name: value for name, value in given.items() if value != default[name].default
-    }
-    arguments |= {} if head_dim is None else {"low_rank": True}
-    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    for name, value in options.items():
+        if value != parameters[name].default:
+            arguments[name] = value
+    widths = {"n": width}
+    if head_dim is not None:
+        arguments["low_rank"] = True
+        widths["d"] = head_dim
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return law_view(
-        _layer(**arguments), widths, draws, [*IMPORTS, f"net = ns.paper.layer({call})"]
-    )
+    lines = [*IMPORTS, f"net = ns.paper.layer({call})"]
+    return law_view(_layer(**arguments), widths, draws, lines)
 
 
 class Slider(NamedTuple):
@@ -312,32 +321,35 @@ class Slider(NamedTuple):
 
 def sliders(target: NamedProgram) -> list[Slider]:
     """A slider for each numeric argument of the function, around its value."""
-    try:
-        parameters = (
-            inspect.signature(target.value).parameters if target.is_function else {}
-        )
-    except ValueError:  # of a function written in C, for example
-        return []
+    parameters: Mapping[str, inspect.Parameter] = {}
+    if target.is_function:
+        try:
+            parameters = inspect.signature(target.value).parameters
+        except ValueError:  # of a function written in C, for example
+            return []
     numeric = []
     for name, parameter in parameters.items():
         value = target.arguments.get(name, parameter.default)
-        named = parameter.kind in (
+        if parameter.kind not in (
             parameter.POSITIONAL_OR_KEYWORD,
             parameter.KEYWORD_ONLY,
-        )
-        if (
-            not named
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
         ):
             continue
-        size = abs(value) or 1.0
-        low, high, step = 0.0 if value >= 0 else -4 * size, 4 * size, size / 20
-        if isinstance(value, int):
-            low, high, step = 1 if value > 0 else 4 * value, max(4 * value, 8), 1
-        numeric.append(Slider(name, value, low, high, step))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if math.isfinite(value):
+            numeric.append(_slider(name, value))
     return numeric
+
+
+def _slider(name: str, value: float) -> Slider:
+    """A slider up to four times the value, to both sides of 0 if it is negative."""
+    if isinstance(value, int):
+        low, high = (1 if value > 0 else 4 * value), max(4 * value, 8)
+        return Slider(name, value, low, high, step=1)
+    size = abs(value) or 1.0
+    low = 0.0 if value >= 0 else -4 * size
+    return Slider(name, value, low, high=4 * size, step=size / 20)
 
 
 def program_view(
@@ -347,30 +359,28 @@ def program_view(
     output: int = 0,
     draws: int | None = None,
 ) -> View:
-    """The view of one output of a program, or of the part that FILE:PROGRAM[i]
-    names.
-    """
+    """The view of one output of a program, or of the part FILE:PROGRAM[i]."""
     net = target.program(**arguments)
     part = net if target.part is None else net[target.part]
     entries = [
-        (i, at)
-        for i, value in enumerate(part.outputs)
-        for at in np.ndindex(value.shape)
+        (number, index)
+        for number, value in enumerate(part.outputs)
+        for index in np.ndindex(value.shape)
     ]
     if not 0 <= output < len(entries):
         raise ValueError(
             f"output {output} does not exist: the program has {len(entries)} outputs,"
             " counted from 0"
         )
-    i, at = entries[output]
+    number, index = entries[output]
     keys: list[Any] = [] if target.part is None else [target.part]
-    keys += [i] * isinstance(part.output, tuple) + [at] * bool(at)
-    lines = _lines(
-        target, arguments, "".join(f"[{str(key).strip('(,)')}]" for key in keys)
-    )
-    return law_view(
-        functools.reduce(Program.__getitem__, keys, net), widths, draws, lines
-    )
+    if isinstance(part.output, tuple):
+        keys.append(number)
+    if index:
+        keys.append(index)
+    key = "".join(f"[{str(key).strip('(,)')}]" for key in keys)
+    entry = functools.reduce(Program.__getitem__, keys, net)
+    return law_view(entry, widths, draws, _lines(target, arguments, key))
 
 
 def program_audit(
@@ -387,10 +397,9 @@ def program_audit(
                 " the left"
             )
     model = ProgramModel(target.program(**arguments), widths)
-    at = (f"{name}={width_code(width)}" for name, width in widths.items())
-    return AuditViewRequest(
-        (model,), (*_lines(target, arguments),), ("net", *at), sharp=sharp
-    )
+    sizes = [f"{name}={width_code(width)}" for name, width in widths.items()]
+    lines = _lines(target, arguments)
+    return AuditViewRequest((model,), tuple(lines), ("net", *sizes), sharp=sharp)
 
 
 def _lines(
@@ -407,8 +416,8 @@ def _lines(
             f"sys.path.insert(0, {str(path.parent)!r})",
         ]
         lines.append(f"{target.name} = runpy.run_path({str(path)!r})[{target.name!r}]")
-    given = ", ".join(
-        f"{k}={v!r}" for k, v in {**target.arguments, **arguments}.items()
-    )
-    call = f"({given})" if target.is_function else ""
+    call = ""
+    if target.is_function:
+        values = {**target.arguments, **arguments}
+        call = f"({', '.join(f'{name}={value!r}' for name, value in values.items())})"
     return [*lines, *IMPORTS, f"net = {target.name}{call}{key}"]

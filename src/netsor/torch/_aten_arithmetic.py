@@ -1,6 +1,4 @@
-"""ATen operations: sums, products, powers, functions, means and norms of the tensors of
-a module.
-"""
+"""ATen operations on entries: sums, products, powers, functions, means and norms."""
 
 from __future__ import annotations
 
@@ -66,13 +64,11 @@ class Call(NamedTuple):
 
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
-        return (
-            self.draws.vectors(x)
-            if isinstance(x, Random)
-            else settled(x)
-            if isinstance(x, Linear)
-            else x
-        )
+        if isinstance(x, Random):
+            return self.draws.vectors(x)
+        if isinstance(x, Linear):
+            return settled(x)
+        return x
 
     def ranked(self, *pair: Tensor) -> list[Tensor]:
         """Both settled: vectors before scalars, and scalars before numbers."""
@@ -100,34 +96,35 @@ def numbers(x: Any) -> Floats:
 
 
 def _beside(a: Vectors, b: Tensor) -> Any:
-    """The tensor b as an operand of `a.plain`: vectors, or a scalar or number for each
-    vector.
+    """The tensor b as an operand of `a.plain`.
+
+    The result has vectors, or a scalar or a number for each vector.
     """
-    at = a.from_end
+    axis = a.from_end
     if isinstance(b, Vectors):
         refuse_if(
-            b.from_end != at, "vectors whose coordinates are along different axes meet"
+            b.from_end != axis,
+            "vectors whose coordinates are along different axes meet",
         )
         return b.plain
     if isinstance(b, Scalars):
         b = b.before(a.shape)
         refuse_if(
-            len(b.shape) >= -at and b.shape[at] != 1,
+            len(b.shape) >= -axis and b.shape[axis] != 1,
             "scalars that differ along the coordinates of vectors",
         )
-        return (
-            b.value
-            if len(b.shape) < -at
-            else b.value[(..., 0, *(slice(None),) * (-at - 1))]
-        )
-    c = np.moveaxis(b, at, -1) if b.ndim >= -at else b[..., None]
-    return (
-        c[..., 0] if c.shape[-1] == 1 or np.ptp(c, axis=-1).max() == 0 else ns.data(c)
-    )
+        if len(b.shape) < -axis:
+            return b.value
+        later_axes = (slice(None),) * (-axis - 1)
+        return b.value[(..., 0, *later_axes)]
+    numbers = np.moveaxis(b, axis, -1) if b.ndim >= -axis else b[..., None]
+    if numbers.shape[-1] == 1 or np.ptp(numbers, axis=-1).max() == 0:
+        return numbers[..., 0]  # the same for all coordinates
+    return ns.data(numbers)
 
 
 def _expanded(a: Vectors, shape: Shape) -> Vectors:
-    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))  # type: ignore[no-any-return]
+    return a.viewed(lambda entries: entries.expand(np.broadcast_shapes(a.shape, shape)))
 
 
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
@@ -304,13 +301,11 @@ def mean(
 ) -> Tensor:
     """Means, or sums, over axes: of coordinates they are scalars."""
     x = call.settled(x)
-    over = sorted(
-        {
-            a % len(x.shape)
-            for a in (range(len(x.shape)) if dim is None else np.ravel(dim).tolist())
-        }
-    )
-    factor = float(math.prod(x.shape[axis] for axis in over) if total else 1)
+    axes = range(len(x.shape)) if dim is None else np.ravel(dim).tolist()
+    over = sorted({axis % len(x.shape) for axis in axes})
+    factor = 1.0  # of the mean
+    if total:
+        factor = float(math.prod(x.shape[axis] for axis in over))
     shape = [
         1 if i in over else size
         for i, size in enumerate(x.shape)
@@ -318,7 +313,7 @@ def mean(
     ]
     if isinstance(x, Scalars):
         return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
-    # among the axes of the vectors
+    # the other axes, as axes of `x.plain`
     rest = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)
     if x.axis not in over:
         averages = Vectors.of(
@@ -386,14 +381,13 @@ class Bounds(NamedTuple):
             bound for bound in (self.least, self.most) if math.isfinite(bound)
         )
         plain = self.factor == self.power == 1.0
+        name = "clamp_max"
+        if len(finite) == 2:
+            name = "clamp"
+        elif math.isfinite(self.least):
+            name = "clamp_min"
         return Function(
-            (
-                "clamp"
-                if len(finite) == 2
-                else "clamp_min"
-                if math.isfinite(self.least)
-                else "clamp_max"
-            ),
+            name,
             self.value,
             bounded=len(finite) == 2,
             lipschitz=True if plain else None,

@@ -337,7 +337,9 @@ def check_init(
 
     Examples
     --------
-    >>> print(ns.torch.check_init(build, [3, 7, 1, 4], reference="config.json"))  # doctest: +SKIP
+    >>> ids = [3, 7, 1, 4]
+    >>> check = ns.torch.check_init(build, ids, reference="config.json")  # doctest: +SKIP
+    >>> print(check)  # doctest: +SKIP
     """
     number = as_number(level)
     if number is None or not 0 < number < 1:
@@ -659,105 +661,131 @@ def forward_backward(
     targets: Sequence[int] | None,
     masks: Sequence[Bools | None],
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
-    """The quantities of a pass, by name and block, and the attention weights of each
-    block, (heads, tokens, tokens).
+    """The quantities of a pass, and the attention weights of each block.
 
-    Quantities are in the order of the network, gradients last; those of the whole
-    network are at block 0.
+    Quantities are by name and block, in the order of the network, gradients last; those
+    of the whole network are at block 0. Weights have the shape (heads, tokens, tokens).
     """
-    parameters = {
-        name: (
-            p.detach()
-            .cpu()
-            .requires_grad_(p.is_floating_point() and name not in net.graph.frozen)
-        )
-        for name, p in numbers.items()
-    }
+    parameters = {}
+    for name, p in numbers.items():
+        moves = p.is_floating_point() and name not in net.graph.frozen
+        parameters[name] = p.detach().cpu().requires_grad_(moves)
     values = _values(net, parameters)
     _refuse_not_finite(net, values)
     quantities: dict[tuple[str, int], float] = {}
-
-    def say(k: int, names: Sequence[str], found: Any) -> None:
-        quantities.update(
-            {
-                (name, k): float(x)
-                for name, x in zip(names, np.ravel(found), strict=True)
-            }
-        )
-
-    def rows(node: Node, last: int = 1) -> Floats:
-        x = values[node].detach().double().numpy()
-        return x.reshape(-1, *x.shape[-last:])  # type: ignore[no-any-return]
-
-    def of_stream(node: Node) -> Floats:
-        tokens = rows(node)
-        gram = tokens @ tokens.T / tokens.shape[-1]
-        return np.concatenate([of_gram(gram), effective_rank(gram)])
-
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
-        say(0, [prefix + name for name in STREAM], of_stream(stack[0].before))
-    branches = [
-        name for name in BRANCHES if any(name in block.branches for block in net.blocks)
+        names = [prefix + name for name in STREAM]
+        _record(
+            quantities, 0, names, _stream_quantities(_rows(values[stack[0].before]))
+        )
+    weights = [
+        _record_block(quantities, net, number, values, masks)
+        for number in range(len(net.blocks))
     ]
-    weights: list[Floats | None] = []
-    for k, block in enumerate(net.blocks):
-        weights.append(None)
-        if block.softmaxes:
-            each = ([soft.args[0] for soft in block.softmaxes], block.softmaxes)
-            scores, attention = (
-                np.concatenate([rows(node, 2) for node in nodes]) for nodes in each
+    if net.logits is not None:
+        _loss(quantities, values[net.logits], targets).backward()
+        _record_gradients(quantities, net, values, parameters)
+    return quantities, weights
+
+
+Quantities = dict[tuple[str, int], float]
+
+
+def _record(quantities: Quantities, k: int, names: Sequence[str], values: Any) -> None:
+    """Enter one number for each name, at block k."""
+    for name, value in zip(names, np.ravel(values), strict=True):
+        quantities[name, k] = float(value)
+
+
+def _rows(x: Any, axes: int = 1) -> Floats:
+    """A torch tensor as an array with one axis before the last `axes`."""
+    array = x.detach().double().numpy()
+    rows: Floats = array.reshape(-1, *array.shape[-axes:])
+    return rows
+
+
+def _stream_quantities(tokens: Floats) -> Floats:
+    """The quantities `STREAM` of a stream."""
+    gram = tokens @ tokens.T / tokens.shape[-1]
+    return np.concatenate([of_gram(gram), effective_rank(gram)])
+
+
+def _record_block(
+    quantities: Quantities,
+    net: Structure,
+    k: int,
+    values: Mapping[Node, Any],
+    masks: Sequence[Bools | None],
+) -> Floats | None:
+    """Enter the quantities of a block; the result is its attention weights."""
+    block = net.blocks[k]
+    attention = None
+    if block.softmaxes:
+        scores = np.concatenate(
+            [_rows(values[softmax.args[0]], 2) for softmax in block.softmaxes]
+        )
+        attention = np.concatenate(
+            [_rows(values[softmax], 2) for softmax in block.softmaxes]
+        )
+        mask = masks[k] if k < len(masks) else None
+        if mask is not None and mask.shape == attention.shape[-2:]:
+            _record(
+                quantities, k, SCORES, of_attention(scores, attention, allowed=mask)
             )
-            weights[-1], mask = attention, masks[k] if k < len(masks) else None
-            if mask is not None and mask.shape == attention.shape[-2:]:
-                say(k, SCORES, of_attention(scores, attention, allowed=mask))
-        own = [name for name in BRANCHES if name in block.branches]
-        added = [block.branches[name] for name in own]
-        squares = [np.array([np.mean(rows(x) ** 2) for x in (block.before, *added)])]
-        squares += (
-            []
-            if block.middle is None
-            else [np.array([np.mean(rows(block.middle) ** 2)])]
-        )
-        shares = dict(zip(own, of_shares(*squares), strict=True))
-        say(
-            k,
-            [f"{name}_share" for name in branches],
-            [shares.get(name, 0.0) for name in branches],
-        )
-        say(k, STREAM, of_stream(block.stream))
-    if net.logits is None:
-        return quantities, weights
-    logits = values[net.logits].double().reshape(-1, values[net.logits].shape[-1])
-    logits = logits if targets is None else logits[: len(targets)]
-    right = (
-        logits.mean(-1)
-        if targets is None
-        else logits[range(len(targets)), list(targets)]
-    )
+
+    def mean_square(node: Node) -> Any:
+        return np.mean(_rows(values[node]) ** 2)
+
+    present = [name for name in BRANCHES if name in block.branches]
+    summands = [block.before, *(block.branches[name] for name in present)]
+    squares = [np.array([mean_square(node) for node in summands])]
+    if block.middle is not None:
+        squares.append(np.array([mean_square(block.middle)]))
+    shares = dict(zip(present, of_shares(*squares), strict=True))
+    for name in BRANCHES:
+        if any(name in other.branches for other in net.blocks):
+            quantities[f"{name}_share", k] = float(shares.get(name, 0.0))
+    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
+    return attention
+
+
+def _loss(quantities: Quantities, logits: Any, targets: Sequence[int] | None) -> Any:
+    """Enter the quantities `END` of the logits; the result is the loss.
+
+    Without targets it is the mean loss over all words.
+    """
+    logits = logits.double().reshape(-1, logits.shape[-1])
+    if targets is None:
+        right = logits.mean(-1)
+    else:
+        logits = logits[: len(targets)]
+        right = logits[range(len(targets)), list(targets)]
     loss = (torch.logsumexp(logits, -1) - right).mean()
     std, _, largest = of_logits(logits.detach().numpy())
-    say(0, END, (std, loss.item(), largest))
-    loss.backward()
+    _record(quantities, 0, END, (std, loss.item(), largest))
+    return loss
+
+
+def _record_gradients(
+    quantities: Quantities,
+    net: Structure,
+    values: Mapping[Node, Any],
+    parameters: Mapping[str, Any],
+) -> None:
+    """Enter the squares of the gradients of streams and parameters."""
     for k, block in enumerate(net.blocks):
-        say(
-            k,
-            ["grad_mean_square"],
-            _gradient(values[block.stream]) / values[block.stream].numel(),
-        )
+        stream = values[block.stream]
+        quantities["grad_mean_square", k] = _gradient(stream) / stream.numel()
         for kind, names in block.matrices.items():
-            say(k, [f"grad_{kind}"], sum(_gradient(parameters[name]) for name in names))
-    first = values[net.stacks[0][0].before]
-    say(0, ["grad_input"], _gradient(first) / first.numel())
-    ends = {
-        "grad_embedding": net.words.table if net.words else None,
-        "grad_head": net.head,
-    }
-    for what, name in ends.items():
-        if name is not None and (
-            what == "grad_embedding" or name != ends["grad_embedding"]
-        ):
-            say(0, [what], _gradient(parameters[name]))
-    return quantities, weights
+            square = sum(_gradient(parameters[name]) for name in names)
+            quantities[f"grad_{kind}", k] = float(square)
+    start = values[net.stacks[0][0].before]
+    quantities["grad_input", 0] = _gradient(start) / start.numel()
+    table = net.words.table if net.words else None
+    if table is not None:
+        quantities["grad_embedding", 0] = _gradient(parameters[table])
+    if net.head is not None and net.head != table:
+        quantities["grad_head", 0] = _gradient(parameters[net.head])
 
 
 class NotFiniteError(ValueError):

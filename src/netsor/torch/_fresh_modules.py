@@ -1,5 +1,4 @@
-"""Fresh samples of the initialisation of a module, without the memory of large
-parameters.
+"""Fresh samples of a module's initialisation, without memory for large parameters.
 
 A tensor of more than `LARGE` entries is made on the meta device. Operations that
 initialise it entry by entry (`normal_`, `uniform_`, `mul_`, …) act on `SAMPLE` entries
@@ -23,7 +22,7 @@ Module = Any  # a torch.nn.Module
 # a torch.nn.Module, or a function that returns a new one each time
 ModuleOrFactory = Any
 LARGE = 2**20  # entries above which a tensor is not made
-MOVED = "a move to the meta device"  # which drops the numbers
+MOVED = "a move to the meta device"  # a problem: it drops the numbers
 SAMPLE = 2**14  # entries that stand for those of a large tensor
 
 
@@ -31,7 +30,7 @@ class Sample(NamedTuple):
     """A sample of a parameter: some or all of its entries."""
 
     entries: Any  # a tensor on the CPU; of a large parameter one axis of SAMPLE entries
-    zero_rows: tuple[int, ...] = ()
+    zero_rows: tuple[int, ...] = ()  # rows of a large parameter that were set to 0
     problem: str = ""  # the operation that made it, if that was not entry by entry
     # the law, mean and std that torch drew it with, as far as code shows
     drawn: tuple[str, float, float] | None = None
@@ -59,81 +58,103 @@ def new_module(module: ModuleOrFactory) -> Module:
         raise ArgumentError(
             "module", module, "a torch.nn.Module, or a function that returns one"
         )
-    made = module if isinstance(module, torch.nn.Module) else module()
-    if not isinstance(made, torch.nn.Module):
+    instance = module if isinstance(module, torch.nn.Module) else module()
+    if not isinstance(instance, torch.nn.Module):
         raise ArgumentError(
             "module",
             module,
-            f"a torch.nn.Module, or a function that returns one, not {shown(made)}",
+            f"a torch.nn.Module, or a function that returns one, not {shown(instance)}",
         )
-    return made
+    return instance
 
 
 def torch_seed(seed: int) -> None:
-    """Seed torch's generator, which takes 64 bits, with a seed of netsor, which may
-    have 128.
-    """
+    """Seed torch's generator, which takes 64 bits; seeds of netsor may have 128."""
     torch.manual_seed(seed % 2**63)
 
 
 def _initialise_again(module: Module) -> None:
     """Initialise every parameter again, with the methods that modules have for it."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    # buffers without numbers, and what stands there until they have some
-    awaited: list[tuple[Module, str, Any]] = []
+    awaited = _mark_empty_buffers(module)
     for part in module.modules():
-        for name, b in part.named_buffers(recurse=False):
-            if _empty(b) and b.numel():
-                kind = (
-                    None
-                    if b.dtype == torch.bool
-                    else torch.finfo
-                    if b.is_floating_point()
-                    else torch.iinfo
-                )
-                # which no buffer holds
-                least = False if kind is None else kind(b.dtype).min
-                part._buffers[name] = torch.full(b.shape, least, dtype=b.dtype)
-                awaited.append((part, name, least))
-        # transformers marks initialised modules with it
+        # transformers marks initialised modules and parameters with it
         part.__dict__.pop("_is_hf_initialized", None)
         for p in part.parameters(recurse=False):
             p.__dict__.pop("_is_hf_initialized", None)
     with torch.no_grad():
-        for part in module.modules():
-            for method in ("reset_parameters", "_reset_parameters"):
-                if callable(getattr(part, method, None)):
-                    getattr(part, method)()
-        if callable(getattr(module, "init_weights", None)):
-            module.init_weights()
-            # the head of a tied embedding came after it, and filled the row of padding
-            for part in module.modules():
-                if isinstance(part, torch.nn.Embedding):
-                    part._fill_padding_idx_with_zero()
-        elif callable(getattr(module, "_init_weights", None)):
-            module.apply(module._init_weights)
-    for part, name, least in awaited:
-        if part._buffers[name].reshape(-1)[0].item() == least:
-            where = (
-                f"the buffer {name} of {type(part).__name__} is on the meta device and"
-                " has no numbers"
-            )
-            raise ValueError(f"{where}: pass a function that makes the module")
+        _call_initialisers(module)
+    for buffer in awaited:
+        buffer.check_filled()
     for name, p in module.named_parameters():
-        if (
-            not _empty(p)
-            and bool((p != p.reshape(-1)[0]).any())
-            and torch.equal(p, before[name])
-        ):
+        if _empty(p) or not torch.equal(p, before[name]):
+            continue
+        if bool((p != p.reshape(-1)[0]).any()):  # constants may stay the same
             raise ValueError(
                 f"{name} was not initialised again: pass a function that makes the"
                 " module, not the module"
             )
 
 
+class _AwaitedBuffer(NamedTuple):
+    """A buffer without numbers, which initialisation is to fill."""
+
+    owner: Module
+    name: str
+    mark: Any  # the number that stands there until then
+
+    def check_filled(self) -> None:
+        """Raise an error if the buffer still has no numbers."""
+        if self.owner._buffers[self.name].reshape(-1)[0].item() == self.mark:
+            where = (
+                f"the buffer {self.name} of {type(self.owner).__name__} is on the meta"
+                " device and has no numbers"
+            )
+            raise ValueError(f"{where}: pass a function that makes the module")
+
+
+def _mark_empty_buffers(module: Module) -> list[_AwaitedBuffer]:
+    """Replace buffers on the meta device by the least number of their type.
+
+    Initialised buffers do not begin with it.
+    """
+    awaited: list[_AwaitedBuffer] = []
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if not _empty(buffer) or not buffer.numel():
+                continue
+            mark: Any
+            if buffer.dtype == torch.bool:
+                mark = False
+            elif buffer.is_floating_point():
+                mark = torch.finfo(buffer.dtype).min
+            else:
+                mark = torch.iinfo(buffer.dtype).min
+            part._buffers[name] = torch.full(buffer.shape, mark, dtype=buffer.dtype)
+            awaited.append(_AwaitedBuffer(part, name, mark))
+    return awaited
+
+
+def _call_initialisers(module: Module) -> None:
+    """Call the methods by which PyTorch and transformers initialise modules."""
+    for part in module.modules():
+        for method in ("reset_parameters", "_reset_parameters"):
+            if callable(getattr(part, method, None)):
+                getattr(part, method)()
+    if callable(getattr(module, "init_weights", None)):
+        module.init_weights()
+        # the head of a tied embedding came after it, and filled the row of padding
+        for part in module.modules():
+            if isinstance(part, torch.nn.Embedding):
+                part._fill_padding_idx_with_zero()
+    elif callable(getattr(module, "_init_weights", None)):
+        module.apply(module._init_weights)
+
+
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Makes large tensors on the meta device; `trunc_normal_`, which reads its own
-    numbers, sees their samples.
+    """Makes large tensors on the meta device.
+
+    `trunc_normal_`, which reads its own numbers, sees their samples.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -146,25 +167,24 @@ class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
         kwargs = dict(kwargs or {})
         if func == IS_META:  # the getter is a new object each time
             return False
-        if (
-            func in ASKED
-            and _empty(args[0])
-            and (known := self._replay.samples.get(_storage(args[0]))) is not None
-        ):
-            return func(known, *args[1:], **kwargs)
+        if func in ASKED and _empty(args[0]):
+            known = self._replay.samples.get(_storage(args[0]))
+            if known is not None:
+                return func(known, *args[1:], **kwargs)
         if func in CREATORS and str(kwargs.get("device") or "cpu") == "cpu":
-            size = kwargs.get(
-                "size", args[0] if args and isinstance(args[0], list | tuple) else args
-            )
-            sizes = [n for n in size if isinstance(n, int)]
-            if sizes and math.prod(sizes) > (
-                LARGE if func in UNWRITTEN else 64 * LARGE
-            ):
+            shape = args  # as in torch.empty(2, 3)
+            if args and isinstance(args[0], list | tuple):
+                shape = args[0]
+            shape = kwargs.get("size", shape)
+            sizes = [size for size in shape if isinstance(size, int)]
+            largest = LARGE if func in UNWRITTEN else 64 * LARGE
+            if sizes and math.prod(sizes) > largest:
                 kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
 IS_META = torch.Tensor.is_meta.__get__
+# functions by which a module reads the numbers of a tensor
 ASKED = {
     torch.Tensor.any,
     torch.Tensor.all,
@@ -173,17 +193,17 @@ ASKED = {
     torch.any,
     torch.all,
 }
-# these functions make parameters; masks start from given numbers
+# functions that make parameters; masks start from given numbers
 UNWRITTEN = {torch.empty, torch.rand, torch.randn}
 CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
+# operations that overwrite all entries of their first argument
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
-# though not tagged so
+# entrywise operations that torch does not tag as pointwise
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}
-GAUSSIANS, COPIES = (
-    {"aten::randn", "aten::normal"},
-    {"aten::copy_", "aten::clone", "aten::_to_copy"},
-)
+GAUSSIANS = {"aten::randn", "aten::normal"}
+COPIES = {"aten::copy_", "aten::clone", "aten::_to_copy"}
 SCALED = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
+# operations that make a tensor from numbers
 FRESH = {
     "aten::zeros",
     "aten::ones",
@@ -200,11 +220,16 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.samples: dict[int, Any] = {}  # by storage
+        # all by storage: entries that stand for those of a large tensor
+        self.samples: dict[int, Any] = {}
+        # the law, mean and standard deviation that torch drew a tensor with
         self._drawn: dict[int, tuple[str, float, float]] = {}
+        # the operation that made a tensor, if it was not entry by entry
         self._problems: dict[int, str] = {}
-        self._zero: dict[int, set[int]] = {}
-        self._held: list[Any] = []  # keeps its storage from being reused
+        # rows that were set to 0
+        self._zero_rows: dict[int, set[int]] = {}
+        # tensors that are kept alive, so that no other one has their storage
+        self._held: list[Any] = []
 
     def sample(self, name: str, p: Any) -> Sample:
         """A parameter and what is known about it."""
@@ -215,15 +240,18 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                 drawn=self._drawn.get(key),
             )
         if key not in self.samples and key not in self._problems:
-            why = f"{name} is on the meta device and was never initialised"
             raise ValueError(
-                f"{why}: pass a function that makes the module, or declare its law"
+                f"{name} is on the meta device and was never initialised: pass a"
+                " function that makes the module, or declare its law"
             )
-        rows = tuple(sorted(self._zero.get(key, ())))
-        # its sample has lost the order
-        problem = self._problems.get(key, "") if p.is_contiguous() else "a transpose"
+        problem = self._problems.get(key, "")
+        if not p.is_contiguous():
+            problem = "a transpose"  # its sample has lost the order
         return Sample(
-            self.samples.get(key, torch.zeros(1)), rows, problem, self._drawn.get(key)
+            self.samples.get(key, torch.zeros(1)),
+            zero_rows=tuple(sorted(self._zero_rows.get(key, ()))),
+            problem=problem,
+            drawn=self._drawn.get(key),
         )
 
     def __torch_dispatch__(
@@ -231,117 +259,128 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        # _foreach_mul_ returns nothing
-        for each in pytree.tree_leaves(args if result is None else result):
-            if isinstance(each, torch.Tensor):
-                self._record(func, args, each)
-                if _empty(each):
-                    self._follow(func, args, kwargs, each)
+        changed = args if result is None else result  # _foreach_mul_ returns nothing
+        for tensor in pytree.tree_leaves(changed):
+            if isinstance(tensor, torch.Tensor):
+                self._record(func, args, tensor)
+                if _empty(tensor):
+                    self._follow(func, args, kwargs, tensor)
         return result
 
     def _record(self, func: Any, args: Any, tensor: Any) -> None:
-        """Record the law that a tensor is drawn from; forget it if anything but a
-        multiplication follows.
+        """Record the law that a tensor is drawn from.
+
+        It is forgotten if anything but a multiplication follows.
         """
-        name, key, law = func._schema.name, _storage(tensor), None
-        given = [t for t in args if isinstance(t, torch.Tensor)]
+        key = _storage(tensor)
+        inputs = [x for x in args if isinstance(x, torch.Tensor)]
         numbers = [float(x) for x in args if isinstance(x, int | float)]
-        if not func._schema.is_mutable and key in map(_storage, given):
-            return  # a view
+        if _is_view(func, tensor, inputs):
+            return
         if _part(tensor):
-            others = [
-                float(t) if t.numel() == 1 and not _empty(t) else 1.0 for t in given[1:]
-            ]
-            zero = name in ("aten::zero_", "aten::fill_", "aten::copy_") and not any(
-                numbers + others
-            )
-            if not (zero and tensor.is_contiguous()):  # rows of zeros are found later
+            # rows of zeros are found later
+            if not (_writes_zero(func, inputs, numbers) and tensor.is_contiguous()):
                 self._drawn.pop(key, None)
             return
-        # mean and standard deviation, or an interval
-        a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
-        if name == "aten::normal_" or (name in GAUSSIANS and not given):
-            law = ("normal", a, b)
-        elif name == "aten::uniform_":
-            law = ("uniform", (a + b) / 2, (b - a) / math.sqrt(12))
-        elif (
-            name in COPIES
-            and given[-1].numel() == tensor.numel()
-            and 0 not in given[-1].stride()
-        ):
-            law = self._drawn.get(_storage(given[-1]))
-        elif name in SCALED and (known := self._drawn.get(_storage(given[0]))):
-            numbers += [float(t) for t in given[1:] if t.numel() == 1 and not _empty(t)]
-            if len(numbers) == 1 and numbers[0]:
-                factor = 1 / numbers[0] if "div" in name else numbers[0]
-                law = (known[0], known[1] * factor, known[2] * abs(factor))
+        law = self._law_of_result(func._schema.name, inputs, numbers, tensor)
         self._drawn.pop(key, None)
         if law and tensor.is_floating_point():
             self._drawn[key] = law
             self._held.append(tensor)
 
+    def _law_of_result(
+        self, name: str, inputs: list[Any], numbers: list[float], tensor: Any
+    ) -> tuple[str, float, float] | None:
+        """The law, mean and standard deviation of the result of an operation."""
+        # mean and standard deviation, or the ends of an interval
+        a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
+        if name == "aten::normal_" or (name in GAUSSIANS and not inputs):
+            return "normal", a, b
+        if name == "aten::uniform_":
+            return "uniform", (a + b) / 2, (b - a) / math.sqrt(12)
+        if name in COPIES:
+            source = inputs[-1]
+            repeated = source.numel() != tensor.numel() or 0 in source.stride()
+            return None if repeated else self._drawn.get(_storage(source))
+        if name in SCALED and (known := self._drawn.get(_storage(inputs[0]))):
+            numbers = numbers + [
+                float(x) for x in inputs[1:] if x.numel() == 1 and not _empty(x)
+            ]
+            if len(numbers) == 1 and numbers[0]:
+                factor = 1 / numbers[0] if "div" in name else numbers[0]
+                law, mean, std = known
+                return law, mean * factor, std * abs(factor)
+        return None
+
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
+        """Repeat an operation, whose result has no numbers, on samples."""
         name, key = func._schema.name, _storage(tensor)
         self._held.append(tensor)
-        given = [
-            t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        inputs = [
+            x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
         ]
         size = min(tensor.numel(), SAMPLE)
-        if not given:
+        if not inputs:
             if name in FRESH:
                 self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
             return
-        if not func._schema.is_mutable and key in map(_storage, given):
-            return  # a view
-        if func._schema.is_mutable and _part(tensor):
-            zero = name == "aten::zero_" or (
-                name == "aten::fill_" and float(args[1]) == 0
-            )
-            length = tensor.shape[-1] if tensor.ndim else 0
-            # rows of zeros
-            if (
-                zero
-                and length
-                and tensor.is_contiguous()
-                and tensor.storage_offset() % length == 0
-            ):
-                first = tensor.storage_offset() // length
-                self._zero.setdefault(key, set()).update(
-                    range(first, first + tensor.numel() // length)
-                )
-            else:
-                self._problems[key] = f"{name} of a part"
+        if _is_view(func, tensor, inputs):
             return
-        entrywise, fills = (
-            torch.Tag.pointwise in func.tags or name in ENTRYWISE,
-            name in FILLS,
-        )
+        if func._schema.is_mutable and _part(tensor):
+            self._follow_part(name, args, tensor)
+            return
 
-        def instead(t: Any) -> Any:
-            if not _empty(t) or not t.is_contiguous():
-                return t if t.numel() == 1 else None
-            if fills and t is args[0]:
-                return torch.empty(size, dtype=t.dtype)
-            return (
-                self.samples.get(_storage(t)) if t.numel() == tensor.numel() else None
-            )
+        def sampled(x: Any) -> Any:
+            """What stands for an input; None if nothing does."""
+            if not _empty(x) or not x.is_contiguous():
+                return x if x.numel() == 1 else None
+            if name in FILLS and x is args[0]:
+                return torch.empty(size, dtype=x.dtype)
+            if x.numel() == tensor.numel():
+                return self.samples.get(_storage(x))
+            return None
 
-        if entrywise and all(instead(t) is not None for t in given):
+        entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
+        if entrywise and all(sampled(x) is not None for x in inputs):
             options = {k: v for k, v in kwargs.items() if k != "device"}
             copies, options = pytree.tree_map_only(
-                torch.Tensor, instead, (args, options)
+                torch.Tensor, sampled, (args, options)
             )
             self.samples[key] = func(*copies, **options)
             self._problems.pop(key, None)
-            if fills:
-                self._zero.pop(key, None)
+            if name in FILLS:
+                self._zero_rows.pop(key, None)
         else:
-            moved = name == "aten::_to_copy" and not any(map(_empty, given))
+            moved = name == "aten::_to_copy" and not any(map(_empty, inputs))
             problem = MOVED if moved else name
-            self._problems[key] = next(
-                filter(None, map(self._problems.get, map(_storage, given))), problem
-            )
+            earlier = (self._problems.get(_storage(x)) for x in inputs)
+            self._problems[key] = next(filter(None, earlier), problem)
             self.samples.pop(key, None)
+
+    def _follow_part(self, name: str, args: Any, tensor: Any) -> None:
+        """Follow an operation that changes a part of a tensor: rows that become 0."""
+        key, start = _storage(tensor), tensor.storage_offset()
+        length = tensor.shape[-1] if tensor.ndim else 0
+        zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
+        if not (zero and length and tensor.is_contiguous() and start % length == 0):
+            self._problems[key] = f"{name} of a part"
+            return
+        row = start // length
+        rows = range(row, row + tensor.numel() // length)
+        self._zero_rows.setdefault(key, set()).update(rows)
+
+
+def _is_view(func: Any, result: Any, inputs: list[Any]) -> bool:
+    """Whether a function returned a view of one of its inputs, and changed nothing."""
+    return not func._schema.is_mutable and _storage(result) in map(_storage, inputs)
+
+
+def _writes_zero(func: Any, inputs: list[Any], numbers: list[float]) -> bool:
+    """Whether an operation in place sets its first argument to 0."""
+    if func._schema.name not in ("aten::zero_", "aten::fill_", "aten::copy_"):
+        return False
+    others = [float(x) if x.numel() == 1 and not _empty(x) else 1.0 for x in inputs[1:]]
+    return not any(numbers + others)
 
 
 def _empty(t: Any) -> bool:
@@ -355,4 +394,5 @@ def _part(t: Any) -> bool:
 
 
 def _storage(t: Any) -> int:
+    """The identity of the memory that a tensor is a view of."""
     return int(t.untyped_storage()._cdata)

@@ -181,7 +181,8 @@ class InitFinding:
 
     Examples
     --------
-    >>> ns.torch.check_init(build, ids, reference="config.json").findings[0].where  # doctest: +SKIP
+    >>> check = ns.torch.check_init(build, ids)  # doctest: +SKIP
+    >>> check.findings[0].where  # doctest: +SKIP
     'model.layers.3.self_attn.o_proj.weight'
     """
 

@@ -238,7 +238,7 @@ def parameters(
         law = law_of(name, tuple(tensor.shape), entries)
         laws[name] = replace(law, fan_in=_fan_in(sampled.module, name, tensor))
     laws = _with_ties(laws, sampled.samples)
-    return Parameters(with_declared(laws, declared or {}), sampled.count)
+    return Parameters(with_declared(laws, declared or {}), sampled.number)
 
 
 def _fan_in(module: Any, name: str, tensor: Any) -> int | None:
@@ -248,7 +248,7 @@ def _fan_in(module: Any, name: str, tensor: Any) -> int | None:
         return None
     if owner == "Conv1D":  # of transformers, whose matrices are (in, out)
         return int(tensor.shape[0])
-    return math.prod(tensor.shape[1:])
+    return int(math.prod(tensor.shape[1:]))
 
 
 # Samples
@@ -260,7 +260,7 @@ class Initialisations(NamedTuple):
     samples: dict[str, list[Sample]]  # of each parameter
     module: Any  # the last initialisation
     tensors: dict[str, Any]  # its parameters and buffers
-    count: int
+    number: int  # of initialisations
 
 
 def _initialisations(
@@ -285,7 +285,7 @@ def _initialisations(
                     earlier, later = by_name[name]
                     if torch.equal(earlier.entries, later.entries):
                         del by_name[name]
-    return Initialisations(by_name, module=instance, tensors=tensors, count=count)
+    return Initialisations(by_name, module=instance, tensors=tensors, number=count)
 
 
 def _buffers(module: Any) -> dict[str, Any]:
