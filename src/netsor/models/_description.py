@@ -505,7 +505,7 @@ def idle(model: Description) -> dict[str, str]:
             ("tied", "readout", "logit_scale", "logit_cap", "std_logits"),
         ),
     )
-    without_effect = {}
+    without_effect: dict[str, str] = {}
     for has_effect, setting, names in rules:
         if not has_effect:
             without_effect |= dict.fromkeys(names, setting)
