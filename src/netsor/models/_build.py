@@ -21,7 +21,7 @@ import netsor.nn as nn
 
 from .. import language as ns
 from .._array_api import Bools, Floats
-from .._validate import ArgumentError, listed, shown, whole
+from .._validate import LARGEST, ArgumentError, listed, shown, whole
 from ..language._operation import MatMul
 from ..language._probe import Probe
 from ..language._score import rsqrt
@@ -34,6 +34,7 @@ Ids = Sequence[int] | None
 Patches = npt.ArrayLike | None
 Mask = Bools | None
 Bias = ns.Scalar | Floats | None
+MOST_TOKENS = 2**20  # of a model without a largest length
 ACTIVATIONS: dict[str, Callable[[ns.Vector], ns.Vector]]
 ACTIVATIONS = {
     "relu": ns.relu,
@@ -64,25 +65,7 @@ def inputs_of(
             "decoder_ids", decoder_ids, f"left out: {model.name} has no decoder"
         )
     if model.inputs == "patches":
-        most = model.length or 2
-        if ids is not None or (patches is None) == (tokens is None):
-            raise ValueError(
-                f"{model.name} reads images: give patches, or tokens (a class token and"
-                " random patches)"
-            )
-        if patches is None:
-            return Inputs(whole(tokens, "tokens", least=2, most=most))
-        given = np.array(patches, dtype=np.float64)
-        if (
-            given.ndim != 2
-            or given.shape[1] != model.patch
-            or not 1 <= len(given) < most
-        ):
-            raise ValueError(
-                f"patches of shape {given.shape} must be (patches, {model.patch}), at"
-                f" most {most - 1}"
-            )
-        return Inputs(len(given) + 1, patches=given)
+        return _patch_inputs(model, ids, tokens, patches)
     if patches is not None:
         raise ValueError(
             f"patches are for models of images, and {model.name} reads ids"
@@ -93,28 +76,56 @@ def inputs_of(
             f" and {shown(tokens)}"
         )
     if ids is None:
-        count = whole(tokens, "tokens", most=model.length or 2**20)
-        words = (model.vocabulary or math.inf) - (model.padding is not None)
-        if count > words:
-            raise ArgumentError(
-                "tokens",
-                count,
-                f"at most {words}, the number of ids of {model.name}; or give ids",
-            )
-        ids = [i for i in range(count + 1) if i != model.padding][:count]
-    checked = _ids(model, ids, "ids")
-    decoded = (
-        checked if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
-    )
-    return Inputs(len(checked), checked, decoded if model.decoder_layers else ())
+        ids = _different_ids(model, tokens)
+    checked = _checked_ids(model, ids, "ids")
+    decoded: tuple[int, ...] = ()
+    if decoder_ids is not None:
+        decoded = _checked_ids(model, decoder_ids, "decoder_ids")
+    elif model.decoder_layers:
+        decoded = checked
+    return Inputs(len(checked), ids=checked, decoder_ids=decoded)
 
 
-def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
-    most = (model.vocabulary or 2**53) - 1
-    checked = tuple(
-        whole(i, name, least=0, most=most)
-        for i in listed(ids, name, "a sequence of token ids")
-    )
+def _patch_inputs(
+    model: Description, ids: Ids, tokens: int | None, patches: Patches
+) -> Inputs:
+    """The inputs of a model of images: given patches, or random ones."""
+    most = model.length or 2
+    if ids is not None or (patches is None) == (tokens is None):
+        raise ValueError(
+            f"{model.name} reads images: give patches, or tokens (a class token and"
+            " random patches)"
+        )
+    if patches is None:
+        return Inputs(whole(tokens, "tokens", least=2, most=most))
+    pixels = np.array(patches, dtype=np.float64)
+    is_table = pixels.ndim == 2 and pixels.shape[1] == model.patch
+    if not is_table or not 1 <= len(pixels) < most:
+        raise ValueError(
+            f"patches of shape {pixels.shape} must be (patches, {model.patch}), at"
+            f" most {most - 1}"
+        )
+    return Inputs(len(pixels) + 1, patches=pixels)
+
+
+def _different_ids(model: Description, tokens: int | None) -> list[int]:
+    """As many different ids, without that of padding."""
+    count = whole(tokens, "tokens", most=model.length or MOST_TOKENS)
+    available = (model.vocabulary or math.inf) - (model.padding is not None)
+    if count > available:
+        raise ArgumentError(
+            "tokens",
+            count,
+            f"at most {available}, the number of ids of {model.name}; or give ids",
+        )
+    return [i for i in range(count + 1) if i != model.padding][:count]
+
+
+def _checked_ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
+    """Token ids in the vocabulary, not more than the model has positions."""
+    most = (model.vocabulary or LARGEST) - 1
+    entries = listed(ids, name, "a sequence of token ids")
+    checked = tuple(whole(i, name, least=0, most=most) for i in entries)
     if not checked:
         raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(checked) > (model.length or 0):
@@ -201,131 +212,150 @@ class Trace(NamedTuple):
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """The same values as probes, with the names of `ns.probe`, as in a custom
-        program.
-        """
-        starts = (
-            [self.embedded] if self.decoded is None else [self.embedded, self.decoded]
-        )
-        encoder = sum(layer.crossed is None for layer in self.layers)
-        blocks = values_by_block(
-            starts, [layer.stream for layer in self.layers], encoder
-        )[1]
+        """The same values as probes, named as in a custom program."""
+        starts = [self.embedded]
+        if self.decoded is not None:
+            starts.append(self.decoded)
+        streams = [layer.stream for layer in self.layers]
+        encoder_layers = sum(layer.crossed is None for layer in self.layers)
+        _, blocks = values_by_block(starts, streams, encoder_layers)
         probes: list[Probe] = []
         for i, (layer, mask, values) in enumerate(
             zip(self.layers, self.masks, blocks, strict=True)
         ):
-            if i in (0, encoder):
-                probes.append(Probe("embedding", starts[i > 0]))
-            for value in values:
-                kind = matrix_kind(value.op, n) if isinstance(value.op, MatMul) else ""
-                if kind in ("query", "key", "value"):
-                    probes.append(Probe(kind, value))
-                elif kind == "out":
-                    probes.append(Probe("hidden", value.op.x))  # type: ignore[attr-defined]
-            probes += [
-                Probe("scores", layer.scores, mask),
-                Probe("weights", layer.weights, mask),
-            ]
-            named: dict[str, ns.Value | None] = {
-                "attention": layer.attended,
-                "cross": layer.crossed,
-                "mlp": layer.fed,
-            }
-            named |= {
-                "middle": layer.given if self.post else None,
-                "experts": layer.experts,
-                "stream": layer.stream,
-            }
-            probes += [
-                Probe(name, value) for name, value in named.items() if value is not None
-            ]
+            if i == 0:
+                probes.append(Probe("embedding", self.embedded))
+            elif i == encoder_layers:
+                probes.append(Probe("embedding", starts[1]))
+            probes += self._block_probes(layer, mask, values)
         return tuple(probes)
+
+    def _block_probes(
+        self, layer: Layer, mask: Mask, values: Sequence[ns.Value]
+    ) -> list[Probe]:
+        """The probes of a block that computes these values."""
+        probes: list[Probe] = []
+        for value in values:
+            if not isinstance(value.op, MatMul):
+                continue
+            kind = matrix_kind(value.op, n)
+            if kind in ("query", "key", "value"):
+                probes.append(Probe(kind, value))
+            elif kind == "out":
+                probes.append(Probe("hidden", value.op.x))
+        probes.append(Probe("scores", layer.scores, mask))
+        probes.append(Probe("weights", layer.weights, mask))
+        named: dict[str, ns.Value | None] = {
+            "attention": layer.attended,
+            "cross": layer.crossed,
+            "mlp": layer.fed,
+            "middle": layer.given if self.post else None,
+            "experts": layer.experts,
+            "stream": layer.stream,
+        }
+        probes += [
+            Probe(name, value) for name, value in named.items() if value is not None
+        ]
+        return probes
 
 
 def trace(
-    model: Description, given: Inputs, embedded: ns.Vector | None = None
+    model: Description, inputs: Inputs, embedded: ns.Vector | None = None
 ) -> Trace:
-    """Build the network on these inputs. `embedded` are precomputed embeddings; by
-    default they are computed here.
+    """Build the network on these inputs.
+
+    `embedded` are precomputed embeddings; by default they are computed here.
     """
-    table, x = _embedded(model, given) if embedded is None else (None, embedded)
+    table = None
+    if embedded is None:
+        table, embedded = _embedded(model, inputs)
     depth = model.layers + model.decoder_layers
     windows = [
         model.window if i % model.window_every == 0 else None for i in range(depth)
     ]
     masks = [
-        _mask(given.tokens, window, model.causal) for window in windows[: model.layers]
+        _mask(inputs.tokens, window, model.causal) for window in windows[: model.layers]
     ]
-    bias = _bias(model, given.tokens, bidirectional=not model.causal)
-    last = partial(normed, model) if model.final_norm else lambda u: u
+    bias = _bias(model, inputs.tokens, bidirectional=not model.causal)
+
+    def final_norm(x: ns.Vector) -> ns.Vector:
+        return normed(model, x) if model.final_norm else x
+
+    # the fields of a layer that every model has, from `stream` to `weights`
+    shared_layer = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
     layers: list[Layer] = []
-    stream, decoded = x, None
-    again = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
+    stream, decoded = embedded, None
     for mask in masks:
-        layers.append(
-            Layer(*again(stream)) if model.shared else _layer(model, stream, mask, bias)
-        )
+        if model.shared:
+            layers.append(Layer(*shared_layer(stream)))
+        else:
+            layers.append(_layer(model, stream, mask, bias))
         stream = layers[-1].stream
     if table is not None and model.decoder_layers:
-        context, tokens = last(stream), len(given.decoder_ids)
-        stream = decoded = _words(model, table, given.decoder_ids)
+        context = final_norm(stream)
+        tokens = len(inputs.decoder_ids)
+        stream = decoded = _words(model, table, inputs.decoder_ids)
         bias = _bias(model, tokens, bidirectional=False)
-        decoder = dataclasses.replace(
-            model,
-            **{name: model.decoder_gain * getattr(model, name) for name in BRANCHES},
-        )
+        decoder = _decoder(model)
         for window in windows[model.layers :]:
             masks.append(_mask(tokens, window, True))
             layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
             stream = layers[-1].stream
     return Trace(
-        x,
-        tuple(layers),
-        last(stream),
-        tuple(masks),
-        table,
-        decoded,
-        model.order == "post",
+        embedded=embedded,
+        layers=tuple(layers),
+        output=final_norm(stream),
+        masks=tuple(masks),
+        table=table,
+        decoded=decoded,
+        post=model.order == "post",
     )
 
 
+def _decoder(model: Description) -> Description:
+    """The model with the standard deviations of its decoder."""
+    stds = {name: model.decoder_gain * getattr(model, name) for name in BRANCHES}
+    return dataclasses.replace(model, **stds)
+
+
 def _embedded(
-    model: Description, given: Inputs
+    model: Description, inputs: Inputs
 ) -> tuple[EmbeddingTable | None, ns.Vector]:
+    """The table of the ids that occur, None for patches, and the embeddings."""
+    table = None
     if model.inputs == "patches":
-        pixels = (
-            ns.gaussian(model.patch or 1, given.tokens - 1)
-            if given.patches is None
-            else ns.data(given.patches)
-        )
-        std = sigma_of(model.std_embedding, pixels.width.factor)
-        patches = ns.weight(n, pixels.width, std=std, name="W^P") @ pixels
-        x = ns.join(
-            [ns.gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches]
-        )
-        table = None
+        x = _embedded_patches(model, inputs)
     else:
-        known = tuple(sorted({*given.ids, *given.decoder_ids}))
-        table = EmbeddingTable(
-            known, nn.Embedding(np.arange(len(known)), n, model.std_embedding)
-        )
-        x = _words(model, table, given.ids)
+        known = tuple(sorted({*inputs.ids, *inputs.decoder_ids}))
+        vectors = nn.Embedding(np.arange(len(known)), n, model.std_embedding)
+        table = EmbeddingTable(known, vectors)
+        x = _words(model, table, inputs.ids)
     if model.positions == "learned" and model.std_position != 0:
-        x = (
-            x
-            + nn.Embedding(
-                np.arange(given.tokens), n, model.std_position, name="position"
-            )()
+        positions = nn.Embedding(
+            np.arange(inputs.tokens), n, model.std_position, name="position"
         )
+        x = x + positions()
     if model.std_type:
         x = x + ns.gaussian(n, cov=model.std_type**2, name="type")
     return table, normed(model, x) if model.input_norm else x
 
 
+def _embedded_patches(model: Description, inputs: Inputs) -> ns.Vector:
+    """The vector of the class token, and one of each patch."""
+    if inputs.patches is None:
+        pixels = ns.gaussian(model.patch or 1, inputs.tokens - 1)
+    else:
+        pixels = ns.data(inputs.patches)
+    std = sigma_of(model.std_embedding, pixels.width.factor)
+    patches = ns.weight(n, pixels.width, std=std, name="W^P") @ pixels
+    class_token = ns.gaussian(n, 1, cov=model.std_embedding**2, name="class")
+    return ns.join([class_token, patches])
+
+
 def _words(
     model: Description, table: EmbeddingTable, ids: tuple[int, ...]
 ) -> ns.Vector:
+    """The vectors of ids, scaled; that of padding is 0."""
     x = table.vectors(np.searchsorted(table.ids, ids))
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
@@ -333,7 +363,8 @@ def _words(
 
 
 def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
-    inside: dict[str, Any] = {}
+    """A block of the encoder, or of a model without one."""
+    inside: dict[str, Any] = {}  # fields of `Layer` from inside the branches
 
     def attend(u: ns.Vector) -> ns.Vector:
         attended = _attend(model, u, mask, bias)
@@ -344,11 +375,10 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
         inside["given"] = u
         if model.experts is None:
             return _feed(model, u)
-        logits = nn.logits(
-            u, model.experts, sigma=sigma_of(model.std_router, model.width)
-        )
-        chosen = partial(of_router, chosen=model.experts_per_token)
-        inside["experts"] = ns.apply(chosen, logits, axes=1, name="of_router")
+        sigma = sigma_of(model.std_router, model.width)
+        logits = nn.logits(u, model.experts, sigma=sigma)
+        choose = partial(of_router, chosen=model.experts_per_token)
+        inside["experts"] = ns.apply(choose, logits, axes=1, name="of_router")
         return _experts(model, u, inside["experts"])
 
     block = nn.block(x, attend, feed, partial(normed, model), model.order)
@@ -358,12 +388,24 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
 def _decoder_layer(
     model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias
 ) -> Layer:
-    own = _attend(model, normed(model, x), mask, bias)
-    x = x + own.output
-    cross = _attend(model, normed(model, x), None, None, context).output
-    given = normed(model, x := x + cross)
+    """A block of a decoder, which also attends to the encoder's output `context`."""
+    attended = _attend(model, normed(model, x), mask, bias)
+    x = x + attended.output
+    crossed = _attend(
+        model, normed(model, x), mask=None, bias=None, context=context
+    ).output
+    x = x + crossed
+    given = normed(model, x)
     fed = _feed(model, given)
-    return Layer(x + fed, own.output, fed, given, own.scores, own.weights, cross)
+    return Layer(
+        stream=x + fed,
+        attended=attended.output,
+        fed=fed,
+        given=given,
+        scores=attended.scores,
+        weights=attended.weights,
+        crossed=crossed,
+    )
 
 
 def _attend(
@@ -373,12 +415,21 @@ def _attend(
     bias: Bias,
     context: ns.Vector | None = None,
 ) -> nn.Attended:
-    rotary = nn.Rotary(
-        model.rotary_base, model.rotary_fraction, None, model.rotary_stretch
-    )
-    norm = partial(
-        _norm_all_heads if model.qk_norm_whole else ns.rms_norm, eps=model.eps
-    )
+    """The attention of a block."""
+    rotary = None
+    if model.positions == "rotary":
+        rotary = nn.Rotary(
+            base=model.rotary_base,
+            fraction=model.rotary_fraction,
+            stretch=model.rotary_stretch,
+        )
+    qk_norm = None
+    if model.qk_norm:
+        norm = _norm_all_heads if model.qk_norm_whole else ns.rms_norm
+        qk_norm = partial(norm, eps=model.eps)
+    scaling: str | float = "sqrt"
+    if model.score_scale is not None:
+        scaling = model.score_scale * math.sqrt(model.d)
     return nn.attend(
         x,
         model.heads,
@@ -386,15 +437,11 @@ def _attend(
         mask,
         context=context,
         groups=model.key_heads,
-        rotary=rotary if model.positions == "rotary" else None,
-        qk_norm=norm if model.qk_norm else None,
+        rotary=rotary,
+        qk_norm=qk_norm,
         softcap=model.score_cap,
         bias=bias,
-        scaling=(
-            "sqrt"
-            if model.score_scale is None
-            else model.score_scale * math.sqrt(model.d)
-        ),
+        scaling=scaling,
         sigma_q=sigma_of(model.std_q, model.width),
         sigma_k=sigma_of(model.std_k, model.width),
         sigma_v=sigma_of(model.std_v, model.width),
@@ -403,90 +450,96 @@ def _attend(
 
 
 def _norm_all_heads(u: ns.Vector, eps: float) -> ns.Vector:
-    """RMSNorm over the concatenated heads of a token: all heads (heads, tokens) share
-    one scale.
+    """RMSNorm over the concatenated heads of a token, (heads, tokens).
+
+    All heads share one scale.
     """
-    one = u[..., None]
-    square = ns.mean_dot(one, one)[..., 0, 0].mean(axis=0)
-    return (
-        ns.apply(
-            partial(rsqrt, eps=eps),
-            square,
-            name="rsqrt",
-            bounded=eps > 0,
-            lipschitz=eps > 0,
-        )
-        * u
+    each_vector = u[..., None]
+    square = ns.mean_dot(each_vector, each_vector)[..., 0, 0].mean(axis=0)
+    scale = ns.apply(
+        partial(rsqrt, eps=eps),
+        square,
+        name="rsqrt",
+        bounded=eps > 0,
+        lipschitz=eps > 0,
     )
+    return scale * u
 
 
 def _feed(model: Description, x: ns.Vector) -> ns.Vector:
+    """The perceptron of a block."""
+
     def activation(h: ns.Vector) -> ns.Vector:
-        h = h + ns.gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
+        if model.bias_in:
+            h = h + ns.gaussian(m, cov=model.bias_in**2, name="b")
         return ACTIVATIONS[model.activation](h)
 
-    sigma_w, sigma_gate = (
-        sigma_of(model.std_in, model.width),
-        sigma_of(model.std_gate, model.width),
+    fed = nn.mlp(
+        x,
+        m,
+        n,
+        activation,
+        gate=model.gated,
+        sigma_w=sigma_of(model.std_in, model.width),
+        sigma_gate=sigma_of(model.std_gate, model.width),
+        sigma_out=sigma_of(model.std_out, model.hidden),
     )
-    sigmas = {
-        "sigma_w": sigma_w,
-        "sigma_gate": sigma_gate,
-        "sigma_out": sigma_of(model.std_out, model.hidden),
-    }
-    fed = nn.mlp(x, m, n, activation, gate=model.gated, **sigmas)
-    return (
-        fed + ns.gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
-    )
+    if model.bias_out:
+        fed = fed + ns.gaussian(n, cov=model.bias_out**2, name="b")
+    return fed
 
 
-def _experts(model: Description, x: ns.Vector, given: ns.Scalar) -> ns.Vector:
-    """Σ_e given_e W_e h_e, as one matrix applied to the concatenated given_e h_e."""
-    count = given.shape[-1]
+def _experts(model: Description, x: ns.Vector, shares: ns.Scalar) -> ns.Vector:
+    """Σ_e share_e W_e h_e, as one matrix applied to the concatenated share_e h_e."""
+    count = shares.shape[-1]
 
     def hidden(std: float, name: str | None = None) -> ns.Vector:
         # (experts, tokens)
         return ns.weight(m, n, count, sigma_of(std, model.width), name=name) @ x
 
-    gate = (model.std_gate, "W^G") if model.gated else (model.std_in,)
-    h = ACTIVATIONS[model.activation](hidden(*gate))
-    h = h * hidden(model.std_in) if model.gated else h
-    last = ns.weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden))
-    return last @ ns.concat(given.transpose() * h, axis=0)
+    activation = ACTIVATIONS[model.activation]
+    if model.gated:
+        h = activation(hidden(model.std_gate, "W^G"))
+        h = h * hidden(model.std_in)
+    else:
+        h = activation(hidden(model.std_in))
+    sigma = sigma_of(model.std_out, count * model.hidden)
+    last = ns.weight(n, count * m, std=sigma)
+    return last @ ns.concat(shares.transpose() * h, axis=0)
 
 
 def normed(model: Description, x: ns.Vector) -> ns.Vector:
     """Apply the norm of this model."""
-    return (
-        ns.layer_norm(x, model.eps)
-        if model.norm == "layer"
-        else ns.rms_norm(x, model.eps)
-    )
+    norm = ns.layer_norm if model.norm == "layer" else ns.rms_norm
+    return norm(x, model.eps)
 
 
 @lru_cache(maxsize=2)
 def _mask(tokens: int, window: int | None, causal: bool) -> Mask:
-    """The mask, one array for all layers that share it; None if every token sees every
-    token.
+    """The mask, one array for all layers that share it.
+
+    None if every token sees every token.
     """
     if window is None and not causal:
         return None
     visible = nn.causal(tokens, window)
-    visible = visible if causal else visible | visible.T
+    if not causal:
+        visible = visible | visible.T
     visible.setflags(write=False)
     return visible
 
 
 def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
+    """The biases of the scores by distance, if the model has them."""
     if model.positions == "alibi":
         return nn.alibi(model.heads, tokens)
     if model.positions != "relative":
         return None
-    sizes = {"buckets": model.buckets, "max_distance": model.distance}
     return nn.relative_bias(
         model.heads,
         tokens,
-        **sizes,
+        buckets=model.buckets,
+        max_distance=model.distance,
         std=model.std_relative,
         bidirectional=bidirectional,
     )

@@ -1,5 +1,6 @@
-"""The configuration reader: every field is used, known to be irrelevant, or raises an
-error that names it.
+"""The configuration reader.
+
+Every field is used, known to be irrelevant, or raises an error that names it.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from ..language._rotary import Stretch
 # names, token ids, dropout, caches, precision, pooling, summaries, generation, biases
 # (initialised to 0), training of routers.
 IMMATERIAL = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_bias
-    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
-    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
-    decoder_start_token_id directionality diversity_penalty do_sample dropout_rate dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label label2id
-    length_penalty max_length min_length mlp_bias model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits
-    output_scores pad_token_id pooler_act pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-    pooler_output_size pooler_size_per_head pooler_type prefix pretraining_tp problem_type qkv_bias
-    remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p use_bfloat16
-    use_cache
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path
+    architectures attention_bias attention_dropout attention_probs_dropout_prob
+    attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
+    bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
+    decoder_start_token_id directionality diversity_penalty do_sample dropout_rate dtype
+    early_stopping embd_pdrop encoder_no_repeat_ngram_size encoder_stride eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob
+    id2label label2id length_penalty max_length min_length mlp_bias model_type n_ctx
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_past output_router_logits
+    output_scores pad_token_id pooler_act pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_output_size pooler_size_per_head pooler_type prefix
+    pretraining_tp problem_type qkv_bias remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    top_k top_p torch_dtype torchscript transformers_version type_vocab_size typical_p
+    use_bfloat16 use_cache
 """
 # Fields that any configuration may have at a neutral value, as objects of older
 # versions do.
@@ -237,21 +243,19 @@ class Config:
         for field in sorted(self.unread.keys() - self._immaterial, key=str):
             value = self.unread[field]
             if field not in INERT or value != INERT[field]:
-                # a key may be any text
-                short = (
-                    isinstance(field, str)
-                    and field.isidentifier()
-                    and len(field) <= SHOWN
-                )
-                named.append(f"{field if short else shown(field)}={shown(value)}")
-        if named:
-            fields = ", ".join(
-                named[:MOST_NAMED]
-            ) + f" and {len(named) - MOST_NAMED} more" * (len(named) > MOST_NAMED)
-            unknown = (
-                f"the {self.family} configuration has fields that are not known here"
-                " and may matter"
-            )
-            raise ValueError(
-                f"{unknown} at initialisation: {fields}. Remove them if they do not"
-            )
+                named.append(f"{_brief(field)}={shown(value)}")
+        if not named:
+            return
+        fields = ", ".join(named[:MOST_NAMED])
+        if len(named) > MOST_NAMED:
+            fields += f" and {len(named) - MOST_NAMED} more"
+        raise ValueError(
+            f"the {self.family} configuration has fields that are not known here and"
+            f" may matter at initialisation: {fields}. Remove them if they do not"
+        )
+
+
+def _brief(field: Any) -> str:
+    """The name of a field in messages; a key of a dictionary may be any text."""
+    is_name = isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN
+    return field if is_name else shown(field)

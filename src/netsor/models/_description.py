@@ -1,18 +1,23 @@
-"""The description of a transformer at initialisation: its sizes, order of operations
-and distribution of weights.
-"""
+"""The description of a transformer: sizes, order of operations, laws of weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from .._validate import (
     ArgumentError,
@@ -62,18 +67,36 @@ STDS = tuple(
     )
 )
 SCALAR_STDS = ("std", *STDS)  # fields that may be scalars of a program
-# of the branches of a block: all except those of scores
+# The fields of the branches of a block, all except those of scores.
 BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")
+
+# Fields that a model with a decoder, or with experts, must have.
+NEEDED_BY_DECODER: dict[str, Any] = {
+    "order": "pre",
+    "positions": "relative",
+    "shared": False,
+    "input_norm": False,
+    "std_type": 0.0,
+    "inputs": "tokens",
+}
+NEEDED_BY_EXPERTS: dict[str, Any] = {
+    "shared": False,
+    "decoder_layers": 0,
+    "bias_in": 0.0,
+    "bias_out": 0.0,
+}
+# The rounding error, relative to d, of the number of rotated coordinates of a head.
+ROTATED_RTOL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The fields of a `Transformer`, checked. Every std is the standard deviation of
-    the entries of a matrix.
+    """The fields of a `Transformer`, checked.
 
-    `replace` keeps values that a family derives from other fields, such as GPT-2's
-    smaller output projections. The properties `d` and `key_heads` resolve `head_dim`
-    and `groups` if these are None.
+    Every std is the standard deviation of the entries of a matrix. `replace` keeps
+    values that a family derives from other fields, such as GPT-2's smaller output
+    projections. The properties `d` and `key_heads` resolve `head_dim` and `groups` if
+    these are None.
     """
 
     name: str
@@ -158,114 +181,113 @@ class Description:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, wrong, allowed in self._conflicts():
-            if wrong:
-                raise ArgumentError(name, getattr(self, name), allowed)
+        for conflict in self._conflicts():
+            if conflict.holds:
+                value = getattr(self, conflict.field)
+                raise ArgumentError(conflict.field, value, conflict.allowed)
 
-    def _conflicts(self) -> Iterator[tuple[str, Any, str]]:
-        """Checks between fields: the field, whether it conflicts, and the allowed
-        values.
-        """
-        patches, few = (
-            self.inputs == "patches",
-            self.buckets < 4 or self.distance <= self.buckets // 2,
-        )
-        divides = self.head_dim is not None or self.width % self.heads == 0
-        yield (
+    def _conflicts(self) -> Iterator[Conflict]:
+        """Checks between fields, in the order in which they are reported."""
+        yield Conflict(
             "heads",
-            not divides,
+            self.head_dim is None and self.width % self.heads != 0,
             f"a divisor of width={self.width} where head_dim is None: set that too",
         )
-        yield (
+        yield Conflict(
             "groups",
-            self.heads % self.key_heads,
+            self.heads % self.key_heads != 0,
             f"a divisor of heads={self.heads}: set both",
         )
-        yield (
+        yield Conflict(
             "length",
             self.positions == "learned" and self.length is None,
             "the number of learned positions",
         )
-        whole = self.patch is not None and self.readout == "class" and self.length
-        yield (
+        yield from self._conflicts_of_inputs()
+        yield Conflict(
+            "window_every",
+            self.shared and self.window is not None and self.window_every > 1,
+            "1 with shared=True: copies of one block are equal",
+        )
+        yield Conflict(
+            "padding",
+            self.padding is not None and self.padding >= (self.vocabulary or math.inf),
+            f"an id of the vocabulary, which has {self.vocabulary}",
+        )
+        yield Conflict("bias_in", self.gated and self.bias_in != 0, "0 with gated=True")
+        yield Conflict(
+            "experts_per_token",
+            self.experts_per_token > (self.experts or math.inf),
+            f"at most experts={self.experts}",
+        )
+        yield from self._conflicts_of_positions()
+        if self.decoder_layers:
+            yield from self._conflicts_with("decoder_layers", NEEDED_BY_DECODER)
+        if self.experts:
+            yield from self._conflicts_with("experts", NEEDED_BY_EXPERTS)
+
+    def _conflicts_of_inputs(self) -> Iterator[Conflict]:
+        """Checks of models of images, and of models of text."""
+        patches = self.inputs == "patches"
+        reads_images = self.patch is not None and self.readout == "class"
+        yield Conflict(
             "inputs",
-            patches and not whole,
+            patches and not (reads_images and self.length),
             "given with patch, length and readout='class'",
         )
-        yield (
+        yield Conflict(
             "tied",
             patches and self.tied,
             "False with inputs='patches', which have no embedding",
         )
-        classes = self.readout == "class" and not patches
-        yield (
+        yield Conflict(
             "readout",
-            classes,
+            self.readout == "class" and not patches,
             "another with inputs='tokens', which have no class token",
         )
-        windows = self.shared and self.window is not None and self.window_every > 1
-        yield (
-            "window_every",
-            windows,
-            "1 with shared=True: copies of one block are equal",
-        )
-        known = self.padding is None or self.padding < (self.vocabulary or math.inf)
-        yield (
-            "padding",
-            not known,
-            f"an id of the vocabulary, which has {self.vocabulary}",
-        )
-        yield "bias_in", self.gated and self.bias_in, "0 with gated=True"
-        many = self.experts_per_token > (self.experts or math.inf)
-        yield "experts_per_token", many, f"at most experts={self.experts}"
-        turned = self.rotary_fraction * self.d
-        odd = self.positions == "rotary" and (
-            round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d
-        )
-        name, allowed = "rotary_fraction", f"an even number over d={self.d}"
+
+    def _conflicts_of_positions(self) -> Iterator[Conflict]:
+        """Checks of rotary and of relative positions."""
+        rotated = self.rotary_fraction * self.d  # coordinates of a head
+        is_whole = abs(rotated - round(rotated)) <= ROTATED_RTOL * self.d
         if self.rotary_fraction == 1:
-            name, allowed = (
-                "width" if self.head_dim is None else "head_dim",
-                f"such that d={self.d} is even",
-            )
-        yield name, odd, f"{allowed}: rotary positions rotate pairs of coordinates"
-        yield (
+            field = "width" if self.head_dim is None else "head_dim"
+            allowed = f"such that d={self.d} is even"
+        else:
+            field = "rotary_fraction"
+            allowed = f"an even number over d={self.d}"
+        yield Conflict(
+            field,
+            self.positions == "rotary" and (round(rotated) % 2 == 1 or not is_whole),
+            f"{allowed}: rotary positions rotate pairs of coordinates",
+        )
+        yield Conflict(
             "rotary_stretch",
-            self.rotary_stretch and self.positions != "rotary",
+            bool(self.rotary_stretch) and self.positions != "rotary",
             "None unless positions='rotary'",
         )
-        yield (
+        too_few = self.buckets < 4 or self.distance <= self.buckets // 2
+        yield Conflict(
             "buckets",
-            self.positions == "relative" and few,
+            self.positions == "relative" and too_few,
             f"at least 4, and below 2·distance={2 * self.distance}",
         )
-        decoder = {
-            "order": "pre",
-            "positions": "relative",
-            "shared": False,
-            "input_norm": False,
-            "std_type": 0.0,
-        }
-        experts = {
-            "shared": False,
-            "decoder_layers": 0,
-            "bias_in": 0.0,
-            "bias_out": 0.0,
-        }
-        for given, needed in (
-            ("decoder_layers", decoder | {"inputs": "tokens"}),
-            ("experts", experts),
-        ):
-            for name, value in needed.items() if getattr(self, given) else ():
-                yield (
-                    name,
-                    getattr(self, name) != value,
-                    f"{value!r} with {given}={getattr(self, given)}",
-                )
+
+    def _conflicts_with(
+        self, feature: str, needed: Mapping[str, Any]
+    ) -> Iterator[Conflict]:
+        """Fields that must have certain values in a model with a feature."""
+        for field, value in needed.items():
+            yield Conflict(
+                field,
+                getattr(self, field) != value,
+                f"{value!r} with {feature}={getattr(self, feature)}",
+            )
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
-        """The same model with other fields. Changing a field that nothing in the model
-        reads is an error.
+        """The same model with other fields.
+
+        Changing a field that nothing in the model reads is an error.
 
         Parameters
         ----------
@@ -275,44 +297,47 @@ class Description:
             New values of fields, by name. You can use the names of Hugging Face, such
             as `num_hidden_layers`.
         """
-        known, own = [field.name for field in fields(self)], dict[str, Any]()
-        for given, value in changes.items():
-            name = ALIASES.get(given, given)
-            if name not in known:
-                near = difflib.get_close_matches(
-                    name, [*known, *ALIASES, "std"], 3, 0.4
-                )
-                meant = (
-                    f"; did you mean {' or '.join(near)}?"
-                    if near
-                    else f": choose one of std, {', '.join(known)}"
-                )
-                said = name if name.isidentifier() else shown(name)
-                raise ValueError(f"{said} is not a field of a Transformer{meant}")
-            if name in own:
+        renamed: dict[str, Any] = {}
+        for spelled, value in changes.items():
+            name = self._field(spelled)
+            if name in renamed:
                 raise ArgumentError(
-                    given, value, f"given once: {name} is the same field"
+                    spelled, value, f"given once: {name} is the same field"
                 )
-            own[name] = (
-                ACTIVATION.get(value, value)
-                if given in ALIASES and name == "activation"
-                else value
-            )
+            if spelled in ALIASES and name == "activation":
+                value = ACTIVATION.get(value, value)
+            renamed[name] = value
+        stds: dict[str, Any] = {}
         if std is not None:
             real(std, "std", least=MIN_MAGNITUDE, most=MAX_MAGNITUDE, zero=True)
-        every = {} if std is None else dict.fromkeys(STDS, std)
-        changed = dataclasses.replace(self, **{**every, **own})
+            stds = dict.fromkeys(STDS, std)
+        changed = dataclasses.replace(self, **{**stds, **renamed})
         for name, needs in idle(changed).items():
-            if name in own and getattr(changed, name) != getattr(self, name):
+            if name in renamed and getattr(changed, name) != getattr(self, name):
                 allowed = (
                     f"left unchanged in {self.name}: it has an effect only with {needs}"
                 )
                 raise ArgumentError(name, getattr(changed, name), allowed)
         return changed
 
+    def _field(self, spelled: str) -> str:
+        """The name of a field, from that name or from Hugging Face's."""
+        known = [field.name for field in fields(self)]
+        name = ALIASES.get(spelled, spelled)
+        if name in known:
+            return name
+        near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
+        if near:
+            remedy = f"; did you mean {' or '.join(near)}?"
+        else:
+            remedy = f": choose one of std, {', '.join(known)}"
+        brief = name if name.isidentifier() else shown(name)
+        raise ValueError(f"{brief} is not a field of a Transformer{remedy}")
+
     def widths(self) -> dict[str, int]:
-        """The widths of this model, for `Program.law(**model.widths())`: n stream, d
-        head, m perceptron.
+        """The widths of this model, for `Program.law(**model.widths())`.
+
+        n is that of the stream, d of a head, and m of the perceptron.
         """
         return {"n": self.width, "d": self.d, "m": self.hidden}
 
@@ -328,25 +353,28 @@ class Description:
 
     @property
     def weights(self) -> int:
-        """The number of weights in matrices, embeddings and learned positions, without
-        biases and norm gains.
+        """The number of weights in matrices, embeddings and learned positions.
+
+        Biases and norm gains are not counted.
         """
-        wide = self.heads * self.d * self.width
-        attention = 2 * wide + 2 * wide * self.key_heads // self.heads
-        perceptron = (
-            (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
-        )
-        perceptron += self.width * (self.experts or 0)
-        blocks = self.layers * (attention + perceptron) + self.decoder_layers * (
-            2 * attention + perceptron
-        )
-        rows = (self.vocabulary or 0) * (
-            1 if self.tied or self.inputs == "patches" else 2
-        ) + (self.patch or 0)
-        rows += self.length or 0 if self.positions == "learned" else 0
-        return blocks + self.width * (
-            rows + (self.width if self.readout == "transform" else 0)
-        )
+        queries = self.heads * self.d * self.width
+        keys_and_values = 2 * queries * self.key_heads // self.heads
+        attention = 2 * queries + keys_and_values
+        matrices = 3 if self.gated else 2
+        perceptron = matrices * self.width * self.hidden * (self.experts or 1)
+        perceptron += self.width * (self.experts or 0)  # the router
+        encoder = self.layers * (attention + perceptron)
+        decoder = self.decoder_layers * (2 * attention + perceptron)
+
+        vocabulary = self.vocabulary or 0
+        one_table = self.tied or self.inputs == "patches"
+        rows = vocabulary if one_table else 2 * vocabulary
+        rows += self.patch or 0
+        if self.positions == "learned":
+            rows += self.length or 0
+        if self.readout == "transform":
+            rows += self.width
+        return encoder + decoder + self.width * rows
 
     @property
     def sizes(self) -> str:
@@ -362,11 +390,11 @@ class Description:
         return dataclasses.asdict(self)
 
     def status(self, **widths: float) -> str:
-        """How the law at these widths relates to that of the real model: "exact", "same
-        limit" or "conjectured".
+        """How the law at these widths relates to that of the real model.
 
-        Non-Gaussian weights have the same limit. At finite width their law differs by
-        terms of the order of their fourth cumulant over the width.
+        It is "exact", "same limit" or "conjectured". Non-Gaussian weights have the same
+        limit. At finite width their law differs by terms of the order of their fourth
+        cumulant over the width.
         """
         if any(math.isinf(width) for width in widths.values()):
             return "conjectured"
@@ -377,18 +405,20 @@ D = TypeVar("D", bound=Description)
 
 
 def with_scalar_std(model: D, field: str, std: Any) -> D:
-    """The model with a scalar of a program as one of `SCALAR_STDS`. You can build it,
-    but not validate it again.
+    """The model with a scalar of a program as one of `SCALAR_STDS`.
+
+    You can build it, but not validate it again.
     """
-    made = copy(model)
+    changed = copy(model)
     for name in STDS if field == "std" else [field]:
-        object.__setattr__(made, name, std)
-    return made
+        object.__setattr__(changed, name, std)
+    return changed
 
 
 def settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse texts "field=value", as on a command line, into changes for `replace`, with
-    the types of the fields.
+    """Parse texts "field=value", as on a command line, into changes for `replace`.
+
+    The values get the types of the fields.
 
     Parameters
     ----------
@@ -411,23 +441,43 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{shown(text)} must be written field=value")
         if name in changes:
             raise ValueError(f"{name} is given twice")
-        hint, value = types.get(ALIASES.get(name, name), str), value.strip()
-        if value.lower() == "none" and type(None) in get_args(hint):
-            changes[name] = None
-            continue
-        while get_args(hint):  # X is the first argument of X | None and Annotated[X, …]
-            hint = get_args(hint)[0]
-        # if it has another type, the check of the field says what is allowed
-        changes[name] = value
-        with suppress(ValueError, TypeError, KeyError):
-            changes[name] = PARSERS.get(hint, str)(value)
+        hint = types.get(ALIASES.get(name, name), str)
+        changes[name] = _parsed(value.strip(), hint)
     return changes
 
 
-def idle(model: Description) -> dict[str, str]:
-    """The fields that have no effect in this model, each with the setting that would
-    change that.
+def _parsed(text: str, hint: Any) -> Any:
+    """The value of a text for a field of this type.
+
+    If the text does not fit, it is kept: the check of the field says what is allowed.
     """
+    if text.lower() == "none" and type(None) in get_args(hint):
+        return None
+    while get_args(hint):  # X is the first argument of X | None and Annotated[X, …]
+        hint = get_args(hint)[0]
+    try:
+        return PARSERS.get(hint, str)(text)
+    except (ValueError, TypeError, KeyError):
+        return text
+
+
+class Conflict(NamedTuple):
+    """A check between fields of a description."""
+
+    field: str
+    holds: bool  # whether there is a conflict
+    allowed: str  # the allowed values of the field
+
+
+def idle(model: Description) -> dict[str, str]:
+    """The fields that have no effect in this model.
+
+    Each has the setting that would change that.
+    """
+    learned = model.positions == "learned"
+    patches = model.inputs == "patches"
+    untied = not model.tied or model.readout == "transform"
+    # whether the fields have an effect, and the setting with which they have
     rules = (
         (
             model.positions == "rotary",
@@ -439,26 +489,24 @@ def idle(model: Description) -> dict[str, str]:
             "positions='relative'",
             ("buckets", "distance", "std_relative"),
         ),
-        (model.positions == "learned", "positions='learned'", ("std_position",)),
-        (
-            model.positions == "learned" or model.inputs == "patches",
-            "positions='learned'",
-            ("length",),
-        ),
+        (learned, "positions='learned'", ("std_position",)),
+        (learned or patches, "positions='learned'", ("length",)),
         (model.gated, "gated=True", ("std_gate",)),
         (model.qk_norm, "qk_norm=True", ("qk_norm_whole",)),
         (model.experts is not None, "experts", ("experts_per_token", "std_router")),
         (model.window is not None, "window", ("window_every",)),
         (model.decoder_layers > 0, "decoder_layers", ("decoder_gain",)),
-        (model.inputs == "patches", "inputs='patches'", ("patch",)),
+        (patches, "inputs='patches'", ("patch",)),
         (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),
-        (not model.tied or model.readout == "transform", "tied=False", ("std_logits",)),
+        (untied, "tied=False", ("std_logits",)),
         (
             model.vocabulary is not None,
             "vocabulary",
             ("tied", "readout", "logit_scale", "logit_cap", "std_logits"),
         ),
     )
-    return {
-        name: needs for counts, needs, names in rules if not counts for name in names
-    }
+    without_effect: dict[str, str] = {}
+    for has_effect, setting, names in rules:
+        if not has_effect:
+            without_effect |= dict.fromkeys(names, setting)
+    return without_effect

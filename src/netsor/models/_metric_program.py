@@ -1,6 +1,4 @@
-"""The quantities of an audit: statistics of a network at initialisation, block by
-block, sampled from their law.
-"""
+"""The quantities of an audit, block by block, sampled from their law."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 
 from .._array_api import Floats
 from .._program import Program
-from .._validate import flag
+from .._validate import counted, flag
 from ..engine import Plan
 from ..engine._plan_query import no_garbage_collection
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
@@ -46,83 +44,89 @@ ROUTED = ("largest_load", "least_load")  # if there are experts
 def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
     """The row of a block; `branches` has the branches of all blocks."""
     row = [of_stream(value_of(block, "stream"))]
-    if names := [name for name in ATTENTION if name in block]:
-        allowed = mask_of(block)
-        # if only one of scores and weights is probed, it replaces the other, and its
-        # half of the numbers is dropped
-        each = [
-            _joined([p.value.reshape(-1, *allowed.shape) for p in block[name]])
-            for name in (names[0], names[-1])
-        ]
-        numbers = apply(
-            partial(of_attention, allowed=allowed), *each, axes=3, name="of_attention"
-        )
-        row.append(
-            numbers
-            if len(names) == 2
-            else numbers[:2]
-            if names == ["scores"]
-            else numbers[2:]
-        )
-    shares = constant(np.zeros(len(branches)))
-    if own := [name for name in branches if name in block]:
-        squares = stack(
-            [_square(u) for u in (before, *(value_of(block, name) for name in own))]
-        )
-        middle = (
-            [stack([_square(value_of(block, "middle"))])] if "middle" in block else []
-        )
-        shares = apply(of_shares, squares, *middle, axes=1)
-        if len(own) < len(branches):  # no attention to an encoder
-            shares = stack(
-                [
-                    shares[own.index(name)] if name in own else 0.0 * shares[0]
-                    for name in branches
-                ]
-            )
-    row += [shares] if branches else []
+    if "scores" in block or "weights" in block:
+        row.append(_attention_numbers(block))
+    if branches:
+        row.append(_shares(before, block, branches))
     if "experts" in block:
-        row.append(
-            apply(
-                of_experts,
-                _joined([each.value for each in block["experts"]], axis=1),
-                axes=2,
-            )
-        )
+        experts = _joined([probe.value for probe in block["experts"]], axis=1)
+        row.append(apply(of_experts, experts, axes=2))
     return join(row)
 
 
+def _attention_numbers(block: Block) -> Scalar:
+    """The numbers of `ATTENTION` for the probed ones of scores and weights."""
+    allowed = mask_of(block)
+    probed = [name for name in ATTENTION if name in block]
+    # If only one of scores and weights is probed, it replaces the other, whose half of
+    # the numbers is dropped.
+    scores_and_weights = []
+    for name in (probed[0], probed[-1]):
+        heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
+        scores_and_weights.append(_joined(heads))
+    numbers = apply(
+        partial(of_attention, allowed=allowed),
+        *scores_and_weights,
+        axes=3,
+        name="of_attention",
+    )
+    if len(probed) == 2:
+        return numbers
+    return numbers[:2] if probed == ["scores"] else numbers[2:]
+
+
+def _shares(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
+    """How much each branch adds to the stream, 0 for those that the block lacks."""
+    in_block = [name for name in branches if name in block]
+    if not in_block:
+        return constant(np.zeros(len(branches)))
+    vectors = [before, *(value_of(block, name) for name in in_block)]
+    arguments = [stack([_square(x) for x in vectors])]
+    if "middle" in block:
+        arguments.append(stack([_square(value_of(block, "middle"))]))
+    shares = apply(of_shares, *arguments, axes=1)
+    if len(in_block) == len(branches):
+        return shares
+    # no attention to an encoder
+    padded = []
+    for name in branches:
+        in_row = name in in_block
+        padded.append(shares[in_block.index(name)] if in_row else 0.0 * shares[0])
+    return stack(padded)
+
+
 def _joined(values: Sequence[Value], axis: int = 0) -> Any:
+    """Values joined along an axis; a single one as it is."""
     return values[0] if len(values) == 1 else join(values, axis=axis)
 
 
 def of_stream(x: Vector) -> Scalar:
     """The numbers of `STREAM`."""
-    products = mean_dot(x, x)
-    return join(
-        [apply(of_gram, products, axes=2), apply(effective_rank, products, axes=2)]
-    )
+    gram = mean_dot(x, x)
+    return join([apply(of_gram, gram, axes=2), apply(effective_rank, gram, axes=2)])
 
 
 def _square(x: Vector) -> Scalar:
-    one = x[..., None]
-    return mean_dot(one, one)[..., 0, 0].mean()
+    """The mean square of vectors."""
+    each_vector = x[..., None]
+    return mean_dot(each_vector, each_vector)[..., 0, 0].mean()
 
 
 class Section(NamedTuple):
-    """Some outputs of the metric program: a row of numbers per block, or one for the
-    network.
-    """
+    """Some outputs of the metric program."""
 
     part: str  # "block", "input", "end" or "ranges"
-    names: tuple[str, ...]
-    rows: list[Scalar]
-    whole: bool
+    names: tuple[str, ...]  # of the numbers in a row
+    rows: list[Scalar]  # one for each block, or one for the network
+    whole: bool  # whether it is one for the network
 
 
 class Probes:
-    """Quantities of a model on given inputs, or of a program with probes. Create it
-    with `Transformer.probes`.
+    """Quantities of a model on given inputs, or of a program with probes.
+
+    Create it with `Transformer.probes`. It has two programs that compute all
+    quantities, one for finite widths and one for n = ∞. Their outputs are the rows of
+    `Section`s, in the same order.
 
     The audit reference in the documentation explains each quantity. Names such as
     `mean_square` or `entropy` are for every block, `input_cosine` or
@@ -147,9 +151,10 @@ class Probes:
 
     Examples
     --------
-    >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = model.probes(tokens=4).measure(5, progress=False)
-    >>> found["cosine"].shape  # draws, blocks
+    >>> gpt2 = ns.models.read("gpt2")
+    >>> model = gpt2.replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> measured = model.probes(tokens=4).measure(5, progress=False)
+    >>> measured["cosine"].shape  # draws, blocks
     (5, 2)
     """
 
@@ -160,29 +165,25 @@ class Probes:
         ranges: bool = False,
     ) -> None:
         self.source = source
-        self.gradients, self.ranges = (
-            flag(gradients, "gradients"),
-            flag(ranges, "ranges"),
-        )
+        self.gradients = flag(gradients, "gradients")
+        self.ranges = flag(ranges, "ranges")
         self.model = source.model if isinstance(source, ModelEnd) else source
         if gradients and self.model.experts:
-            experts = (
+            raise ValueError(
                 f"gradients=True of {self.model.name}, with"
-                f" experts={self.model.experts}"
+                f" experts={self.model.experts}: the choice of a router has no gradient"
             )
-            raise ValueError(f"{experts}: the choice of a router has no gradient")
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite n: a row of numbers per block, one for the input, one
-        for the logits.
-        """
+        """The program for finite n, with one output for each row of each section."""
         return self._program(self._sections)
 
     @cached_property
     def limit(self) -> Program:
-        """The program for n = ∞. Tied logits keep their fluctuation at the width of the
-        model.
+        """The program for n = ∞.
+
+        Tied logits keep their fluctuation at the width of the model.
         """
         return self._program(self._build(limit=True))
 
@@ -204,12 +205,11 @@ class Probes:
         return self.source.program._gaussian
 
     def _names(self, part: str) -> tuple[str, ...]:
-        return tuple(
-            name
-            for section in self._sections
-            if section.part == part
-            for name in section.names
-        )
+        names: list[str] = []
+        for section in self._sections:
+            if section.part == part:
+                names += section.names
+        return tuple(names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,105 +232,109 @@ class Probes:
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     @no_garbage_collection()
-    def plan(self, **how: Any) -> Plan:
-        """The plan of `measure`, without sampling. The arguments are as in
-        `Program.plan`, and widths.
-        """
-        how = self.model.widths() | how
-        return self._at(how).plan(**how)
+    def plan(self, **options: Any) -> Plan:
+        """The plan of `measure`, without sampling.
 
-    def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
-        """Draws of every quantity by name: (draws, layers), or (draws,) for quantities
-        of the whole network.
+        The arguments are as in `Program.plan`, and widths.
+        """
+        options = self.model.widths() | options
+        return self._at(options).plan(**options)
+
+    def measure(self, draws: int, **options: Any) -> dict[str, Floats]:
+        """Draws of every quantity by name.
+
+        They are (draws, layers), or (draws,) for quantities of the whole network.
 
         Parameters
         ----------
         draws : int
             The number of initialisations.
-        **how
+        **options
             Arguments of `Program.draw`, such as `seed` and `workers`, and widths that
             override those of the model: `measure(100, n=inf, d=inf, m=inf)` is the
             limit.
         """
-        how = self.model.widths() | how
-        return self.named(self._at(how).draw(draws=draws, **how))  # type: ignore[arg-type]
+        options = self.model.widths() | options
+        draws_of_rows: Any = self._at(options).draw(draws=draws, **options)
+        return self.named(draws_of_rows)
 
-    def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
-        """Name the outputs of `program.draw` or `limit.draw`, as `measure` returns
-        them.
-        """
-        rest, measured = list(found), dict[str, Floats]()
+    def named(self, outputs: Sequence[Floats]) -> dict[str, Floats]:
+        """Name the outputs of `program.draw` or `limit.draw`, as `measure` does."""
+        measured: dict[str, Floats] = {}
+        remaining = list(outputs)
         for section in self._sections:
-            if rest:  # ranges come last, and only at finite widths
-                rows, rest = rest[: len(section.rows)], rest[len(section.rows) :]
-                columns = rows[0] if section.whole else np.stack(rows, axis=1)
-                measured |= {
-                    name: np.ascontiguousarray(columns[..., i])
-                    for i, name in enumerate(section.names)
-                }
+            if not remaining:  # ranges come last, and only at finite widths
+                break
+            rows = remaining[: len(section.rows)]
+            remaining = remaining[len(section.rows) :]
+            columns = rows[0] if section.whole else np.stack(rows, axis=1)
+            for i, name in enumerate(section.names):
+                measured[name] = np.ascontiguousarray(columns[..., i])
         return measured
 
     @no_garbage_collection()
     def _at(self, widths: Mapping[str, Any]) -> Program:
-        return (
-            self.limit
-            if math.isinf(self.source.net.width.bind(widths))
-            else self.program
-        )
+        """The program for these widths."""
+        infinite = math.isinf(self.source.net.width.bind(widths))
+        return self.limit if infinite else self.program
 
     def _build(self, limit: bool) -> list[Section]:
-        net, ranged = self.source.net, self.ranges and not limit
-        end = self.source.end(limit, self.gradients, ranged)
-        has = {name for block in net.blocks for name in block}
-        attention = [
-            name for probe, names in ATTENTION.items() if probe in has for name in names
-        ]
-        branches = [name for name in BRANCHES if name in has]
-        shares = [f"{name}_share" for name in branches]
-        names = (*STREAM, *attention, *shares, *(ROUTED if "experts" in has else ()))
-        rows = [
-            _forward_row(*each, branches)
-            for each in zip(net.before, net.blocks, strict=True)
-        ]
-        sections = [Section("block", names, rows, False)]
-        for prefix, start in zip(
-            ("input_", "decoder_input_"), net.starts, strict=False
-        ):
-            sections.append(
-                Section(
-                    "input",
-                    tuple(prefix + name for name in STREAM),
-                    [of_stream(start)],
-                    True,
-                )
-            )
+        """The sections of the program for finite n, or for n = ∞."""
+        net = self.source.net
+        with_ranges = self.ranges and not limit
+        end = self.source.end(limit, self.gradients, with_ranges)
+        sections = [self._blocks()]
+        prefixes = ("input_", "decoder_input_")
+        for prefix, start in zip(prefixes, net.starts, strict=False):
+            names = tuple(prefix + name for name in STREAM)
+            sections.append(Section("input", names, [of_stream(start)], whole=True))
         if end.row:
-            sections.append(
-                Section("end", tuple(end.row), [stack(list(end.row.values()))], True)
-            )
+            row = stack(list(end.row.values()))
+            sections.append(Section("end", tuple(end.row), [row], whole=True))
         if end.loss is not None:
-            copies = isinstance(self.source, ModelEnd) and self.source.model.shared
             gradients = Gradients(
-                net, end.loss, self.model.widths(), self.model.vocabulary, copies
+                net,
+                end.loss,
+                widths=self.model.widths(),
+                vocabulary=self.model.vocabulary,
+                copies=isinstance(self.source, ModelEnd) and self.source.model.shared,
             )
-            sections.append(Section("block", gradients.names, gradients.rows, False))
             sections.append(
-                Section("end", gradients.final_names, [gradients.final], True)
+                Section("block", gradients.names, gradients.rows, whole=False)
             )
-        if ranged:
-            blocks, ends = ranges(net, end.logits)
-            sections += [
-                Section("ranges", *blocks, False),
-                Section("ranges", *ends, True),
-            ]
+            sections.append(
+                Section("end", gradients.final_names, [gradients.final], whole=True)
+            )
+        if with_ranges:
+            of_blocks, of_ends = ranges(net, end.logits)
+            sections.append(Section("ranges", *of_blocks, whole=False))
+            sections.append(Section("ranges", *of_ends, whole=True))
         return sections
+
+    def _blocks(self) -> Section:
+        """The forward quantities of each block."""
+        net = self.source.net
+        probed = {name for block in net.blocks for name in block}
+        branches = [name for name in BRANCHES if name in probed]
+        names = [*STREAM]
+        for probe, attention_names in ATTENTION.items():
+            if probe in probed:
+                names += attention_names
+        names += [f"{branch}_share" for branch in branches]
+        if "experts" in probed:
+            names += ROUTED
+        rows = [
+            _forward_row(before, block, branches)
+            for before, block in zip(net.before, net.blocks, strict=True)
+        ]
+        return Section("block", tuple(names), rows, whole=False)
 
 
 class ProgramModel:
-    """A program with its widths, as a model for an audit of its probes; `longer`
-    programs have more tokens.
+    """A program with its widths, as a model for an audit of its probes.
 
-    `ids` are the token ids that a user gave for a module.
+    `longer` are the same network on more tokens, and `ids` are the token ids that a
+    user gave for a module.
     """
 
     def __init__(
@@ -348,18 +352,14 @@ class ProgramModel:
         bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
         self._widths = {width: int(size) for width, size in bound.items()}
         self.net = net = ProbedProgram(program)
-        self.layers, self.decoder_layers, self.tokens = (
-            net.layers,
-            len(net.blocks) - net.layers,
-            net.tokens,
-        )
-        self.vocabulary = (
-            value_of(net.ends, "logits").shape[-1] if "logits" in net.ends else None
-        )
-        self.experts = (
-            sum(each.value.shape[-1] for each in net.blocks[0].get("experts", ()))
-            or None
-        )
+        self.layers = net.layers
+        self.decoder_layers = len(net.blocks) - net.layers
+        self.tokens = net.tokens
+        self.vocabulary = None
+        if "logits" in net.ends:
+            self.vocabulary = value_of(net.ends, "logits").shape[-1]
+        experts = net.blocks[0].get("experts", ())
+        self.experts = sum(probe.value.shape[-1] for probe in experts) or None
         if self.tokens < 2:
             raise ValueError(
                 f"{self.name} has one token: quantities of an audit need two or more"
@@ -395,9 +395,9 @@ class ProgramModel:
     @property
     def sizes(self) -> str:
         """Its size as text."""
-        blocks = len(self.net.blocks)
-        widths = (f", {name} = {size:,}" for name, size in self._widths.items())
-        return f"{blocks} block{'s' * (blocks > 1)}" + "".join(widths)
+        sizes = [counted(len(self.net.blocks), "block")]
+        sizes += [f"{name} = {size:,}" for name, size in self._widths.items()]
+        return ", ".join(sizes)
 
     def fields(self) -> dict[str, Any]:
         """Its name, text and widths, for the data of a report."""
@@ -418,27 +418,30 @@ class ProgramModel:
         return Probes(self if tokens is None else self.on(tokens), gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The probed loss, or that of the logits: of the targets, or averaged over all
-        words.
+        """The probed loss, or that of the logits.
+
+        The loss of the logits is that of the targets, or averaged over all words.
         """
         row: dict[str, Scalar] = {}
         seeds: list[tuple[Value, Value]] = []
         logits: tuple[Any, ...] = ()
-        for _, p, right in cast(Any, self.net.ends.get("logits", ())):
+        for probe in self.net.ends.get("logits", ()):  # at most one
+            p = cast(Scalar, probe.value)
             logits = (p,)
-            share = np.full(p.shape, 1 / p.shape[1]) if right is None else right
+            target: Any = probe.mask  # the correct words, or shares of them
+            if target is None:
+                target = np.full(p.shape, 1 / p.shape[1])
             ends = apply(of_logits, p, axes=2)
             row = {
                 "logit_std": ends[0],
-                "loss": ends[1] - (share * p).sum() / p.shape[0],
+                "loss": ends[1] - (target * p).sum() / p.shape[0],
                 "max_probability": ends[2],
             }
-            seeds = [(p, (softmax(p) - share) / p.shape[0])]
+            seeds = [(p, (softmax(p) - target) / p.shape[0])]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
             seeds = [(row["loss"], constant(np.ones(())))]
-        return End(
-            row,
-            logits,
-            program_loss(self.net, seeds, self._widths) if gradients else None,
-        )
+        loss = None
+        if gradients:
+            loss = program_loss(self.net, seeds, self._widths)
+        return End(row, logits=logits, loss=loss)

@@ -1,9 +1,8 @@
-"""A described transformer with its loss, as a program for optimiser steps; every
-parameter is a matrix.
+"""A described transformer with its loss, as a program for optimiser steps.
 
-The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, and tied logits
-are W^E^T y. Biases and norm gains start at 0 and 1. They are trained only on request,
-because trained gains need all coordinates of the stream.
+Every parameter is a matrix. The embedding of id t is W^E e_t with e_t the t-th unit
+vector of R^V, and tied logits are W^E^T y. Biases and norm gains start at 0 and 1. They
+are trained only on request, because trained gains need all coordinates of the stream.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ KINDS = (
 
 
 def absent_kinds(model: Description) -> dict[str, str]:
-    """The kinds of weights that a model does not have, each with the reason and what to
-    set instead.
-    """
+    """The kinds of weights that a model lacks, with the reason and a remedy."""
     absent = {}
     if model.positions != "learned":
         absent["position"] = (
@@ -67,12 +64,10 @@ def absent_kinds(model: Description) -> dict[str, str]:
 
 
 class WeightUse(NamedTuple):
-    """A product with a weight: its block (None: outside the blocks), and the kind of
-    the weight.
-    """
+    """A product with a weight."""
 
-    block: int | None
-    kind: str
+    block: int | None  # None: outside the blocks
+    kind: str  # of the weight
     value: ns.Vector
 
 
@@ -105,12 +100,11 @@ class Training(NamedTuple):
 
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
         """The loss of other logits of any size; it has no declared derivative."""
-        sums = ns.join(
+        log_means = ns.join(
             [pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)]
         )
-        return (sums - _own(logits, self.targets)).mean() + math.log(
-            logits.width.factor
-        )
+        size = logits.width.factor
+        return (log_means - _own(logits, self.targets)).mean() + math.log(size)
 
 
 def training(
@@ -125,66 +119,77 @@ def training(
     "gain" of norms.
     """
     refuse(model)
-    biases, gains = (name in vectors_of for name in VECTORS)
     count = model.vocabulary or 0
-    words, last = unit_vectors(ids, count), unit_vectors(targets, count)
+    words = unit_vectors(ids, count)
+    target_words = unit_vectors(targets, count)
     table = ns.weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
     x = table @ words
     acts = [WeightUse(None, "embedding", x)]
-    x = x if model.embedding_scale == 1 else model.embedding_scale * x
+    if model.embedding_scale != 1:
+        x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
-        size = model.length or len(ids)
-        positions = ns.weight(
-            n, size, std=sigma_of(model.std_position, size), name="W^P"
-        )
-        at = positions @ unit_vectors(range(len(ids)), size)
-        acts.append(WeightUse(None, "position", at))
-        x = x + at
-    x = normed(model, x) if model.input_norm else x
+        positions = _positions(model, len(ids))
+        acts.append(WeightUse(None, "position", positions))
+        x = x + positions
+    if model.input_norm:
+        x = normed(model, x)
     vectors: dict[ns.Vector, str] = {}
     traced = _trained(
-        trace(model, Inputs(len(ids), tuple(ids)), x), model, vectors, biases, gains
+        trace(model, Inputs(len(ids), tuple(ids)), x),
+        model,
+        vectors,
+        biases="bias" in vectors_of,
+        gains="gain" in vectors_of,
     )
     y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
-    head = (
-        table.T
-        if model.tied
-        else ns.weight(
-            count, n, std=sigma_of(model.std_logits, model.width), name="W^L"
-        )
-    )
+    if model.tied:
+        head = table.T
+    else:
+        std = sigma_of(model.std_logits, model.width)
+        head = ns.weight(count, n, std=std, name="W^L")
     product = head @ y
-    logits = (
-        product
-        if model.logit_cap is None
-        else model.logit_cap * ns.tanh(product / model.logit_cap)
-    )
+    logits = product
+    if model.logit_cap is not None:
+        logits = model.logit_cap * ns.tanh(product / model.logit_cap)
     net = ProbedProgram(Program(traced.output, model.name, traced.probes))
     for block, kinds in enumerate(net.matrices, 1):
-        acts += [
-            WeightUse(block, kind, value)
-            for kind, values in kinds.items()
-            for value in values
-        ]
+        for kind, values in kinds.items():
+            acts += [WeightUse(block, kind, value) for value in values]
     acts.append(WeightUse(None, "head", product))
-    names = ("scores", "attention", "mlp", "stream")
-    inside = {
-        name: tuple(value_of(block, name) for block in net.blocks) for name in names
-    }
-    watched = {"embedding": (x,), **inside, "final": (traced.output,)}
-    loss = cross_entropy_of(logits, last, words if model.tied else None)
-    return Training(watched, traced.masks, logits, loss, last, tuple(acts), vectors)
+    watched: dict[str, tuple[ns.Value, ...]] = {"embedding": (x,)}
+    for name in ("scores", "attention", "mlp", "stream"):
+        watched[name] = tuple(value_of(block, name) for block in net.blocks)
+    watched["final"] = (traced.output,)
+    loss = cross_entropy_of(logits, target_words, words if model.tied else None)
+    return Training(
+        watched=watched,
+        masks=traced.masks,
+        logits=logits,
+        loss=loss,
+        targets=target_words,
+        acts=tuple(acts),
+        vectors=vectors,
+    )
+
+
+def _positions(model: Description, tokens: int) -> ns.Vector:
+    """The vectors of the first positions."""
+    size = model.length or tokens
+    matrix = ns.weight(n, size, std=sigma_of(model.std_position, size), name="W^P")
+    return matrix @ unit_vectors(range(tokens), size)
 
 
 def _trained(
     traced: Trace,
     model: Description,
     vectors: dict[ns.Vector, str],
+    *,
     biases: bool,
     gains: bool,
 ) -> Trace:
-    """Use one matrix for all heads, as in real code, since Muon depends on it, and add
-    the trained `vectors`.
+    """Use one matrix for all heads, and add the trained `vectors`.
+
+    Real code has one matrix too, and Muon depends on it.
     """
 
     def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
@@ -192,51 +197,55 @@ def _trained(
         vectors[new_value] = kind
         return new_value
 
-    # biases already traced
-    without = {
-        kind for kind, std in (("in", model.bias_in), ("out", model.bias_out)) if std
-    }
+    # the kinds of matrices whose biases are in the program already
+    have_bias = set()
+    if model.bias_in:
+        have_bias.add("in")
+    if model.bias_out:
+        have_bias.add("out")
+
+    def lacks_bias(op: MatMul) -> bool:
+        is_table = op.weight.source.name in TABLES
+        return not is_table and matrix_kind(op, n) not in have_bias
 
     def change(old: ns.Value, new: Any) -> ns.Value:
         match new.op:
             case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
-                one = ns.weight(
+                all_heads = ns.weight(
                     heads * w.out_width, w.in_width, std=w.std, name=w.source.name
                 )
-                new = one @ x
-                new = split(
-                    new + parameter(one.out_width, 0.0, "bias") if biases else new,
-                    heads,
-                    0,
-                )
-            case MatMul(w) if (
-                biases
-                and w.source.name not in TABLES
-                and matrix_kind(new.op, n) not in without
-            ):
+                new = all_heads @ x
+                if biases:
+                    new = new + parameter(all_heads.out_width, 0.0, "bias")
+                new = split(new, heads, 0)
+            case MatMul(w) if biases and lacks_bias(new.op):
                 new = new + parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if biases and factor.any():
                 vectors[new] = "bias"
-            case Scale(ns.Scalar(op=Apply(f)), _) if (
-                isinstance(f.f, partial) and f.f.func is rsqrt
-            ):
-                new = parameter(new.width, 1.0, "gain") * new if gains else new
-                new = (
-                    new + parameter(new.width, 0.0, "bias")
-                    if biases and model.norm == "layer"
-                    else new
-                )
+            case Scale(ns.Scalar(op=Apply(f)), _) if _is_norm(f.f):
+                if gains:
+                    new = parameter(new.width, 1.0, "gain") * new
+                if biases and model.norm == "layer":
+                    new = new + parameter(new.width, 0.0, "bias")
         return new  # type: ignore[no-any-return]
 
-    outputs = [
-        traced.output,
-        *(value for layer in traced.layers for value in layer[:6]),
-    ]
-    output, *values = rewritten(
-        outputs, Context({}, dict.fromkeys(topological_order(outputs), 0)), change
+    # the fields of a layer that every model has, from `stream` to `weights`
+    common_fields = 6
+    outputs = [traced.output]
+    for layer in traced.layers:
+        outputs += layer[:common_fields]  # type: ignore[arg-type]
+    context = Context({}, dict.fromkeys(topological_order(outputs), 0))
+    output, *values = rewritten(outputs, context, change)
+    layers = tuple(
+        Layer(*values[k : k + common_fields])  # type: ignore[arg-type]
+        for k in range(0, len(values), common_fields)
     )
-    layers = tuple(Layer(*values[k : k + 6]) for k in range(0, len(values), 6))  # type: ignore[arg-type]
     return traced._replace(layers=layers, output=output)  # type: ignore[arg-type]
+
+
+def _is_norm(f: Any) -> bool:
+    """Whether a function is the inverse length by which a norm scales."""
+    return isinstance(f, partial) and f.func is rsqrt
 
 
 def refuse(model: Description) -> None:
@@ -247,14 +256,15 @@ def refuse(model: Description) -> None:
         "decoder_layers": 0,
         "experts": None,
         "shared": False,
+        "std_type": 0.0,
+        "padding": None,
     }
-    for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
-        if (given := getattr(model, name)) != value:
-            said = (
-                f"{name}={given!r} of {model.name} must be {value!r} to be trained here"
-            )
+    for name, value in needed.items():
+        actual = getattr(model, name)
+        if actual != value:
             raise ValueError(
-                f"{said}: set it, or write the network as a program with ns.probe"
+                f"{name}={actual!r} of {model.name} must be {value!r} to be trained"
+                " here: set it, or write the network as a program with ns.probe"
             )
     if model.vocabulary is None:
         raise ValueError(
@@ -279,18 +289,19 @@ def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 def cross_entropy_of(
     logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None
 ) -> ns.Scalar:
-    """The mean cross-entropy of targets (unit vectors); `words` are the tokens' own
-    unit vectors, for tied logits.
+    """The mean cross-entropy of targets (unit vectors).
+
+    `words` are the tokens' own unit vectors, for tied logits: the tied logit of a
+    token's own id is large, so it is subtracted before the exponential.
     """
     count = logits.width.factor
-    # the tied logit of a token's own id is large: subtract it before the exponential
     shift = [] if words is None else [_own(logits, words)]
-    slopes = (exponential, partial(exponential, sign=-1.0))[: 1 + len(shift)]
-    e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=slopes)
-    sums = ns.apply(
-        _log, ns.mean_dot(e, ns.ones(count)), name="log", derivative=_inverse
-    )
-    return (sum(shift, sums) - _own(logits, targets)).mean() + math.log(count)
+    by_logits, by_shift = exponential, partial(exponential, sign=-1.0)
+    derivative = (by_logits,) if words is None else (by_logits, by_shift)
+    e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=derivative)
+    mass = ns.mean_dot(e, ns.ones(count))
+    log_mass = ns.apply(_log, mass, name="log", derivative=_inverse)
+    return (sum(shift, log_mass) - _own(logits, targets)).mean() + math.log(count)
 
 
 def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
@@ -299,15 +310,18 @@ def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
 
 
 def _log(mass: Any) -> Any:
+    """log, and 0 for numbers that are not positive."""
     xp = array_namespace(mass)
     return xp.log(xp.where(mass > 0, mass, 1.0))
 
 
 def _inverse(mass: Any) -> Any:
+    """The derivative of `_log`."""
     return 1.0 / mass
 
 
 def _log_mean_exp(numbers: Any) -> Any:
+    """log of the mean of e^x over the last axis."""
     xp = array_namespace(numbers)
     top = xp.max(numbers, axis=-1, keepdims=True)
     return top + xp.log(xp.mean(xp.exp(numbers - top), axis=-1, keepdims=True))

@@ -1,6 +1,4 @@
-"""A transformer at initialisation: its programs, and readers for names, files, dicts
-and config objects.
-"""
+"""A transformer at initialisation, and readers of names, files, dicts and configs."""
 
 from __future__ import annotations
 
@@ -248,15 +246,13 @@ def names() -> tuple[str, ...]:
     >>> ns.models.names()[:4]
     ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
     """
-    files = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
-    return tuple(
-        sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
-    )
+    folder = resources.files(__package__) / "data"
+    files = [Path(entry.name) for entry in folder.iterdir()]
+    return tuple(sorted(file.stem for file in files if file.suffix == ".json"))
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
-    """Read a model at initialisation from a name, a path, a dict or a transformers
-    config.
+    """Read a model from a name, a path, a dict or a config of transformers.
 
     A shipped model may override its configuration with its authors' actual
     initialisation, as Pythia does.
@@ -277,40 +273,14 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     """
     if isinstance(source, str) and source in names():
         file = resources.files(__package__) / "data" / f"{source}.json"
-        shipped = json.loads(file.read_text("utf-8"))
+        shipped = json.loads(file.read_text(encoding="utf-8"))
         return _build(shipped["config"], source).replace(**shipped.get("drawn", {}))
     if isinstance(source, str | Path):
-        path = Path(source)
-        try:
-            path = path / "config.json" if path.is_dir() else path
-            given = fields(path)
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            on_hub = (
-                missing and isinstance(source, str) and ID.fullmatch(source) is not None
-            )
-            if on_hub and (cached := hub_cached(str(source))) is not None:
-                return _build(fields(cached), str(source))
-            readable = "" if missing else f" that can be read ({error.strerror})"
-            near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
-            meant = f": did you mean {' or '.join(near)}?" if near else "."
-            allowed = (
-                f"the path of a file{readable}, or the name of a model that"
-                f" ships{meant} "
-            )
-            allowed += "`netsor audit --models` lists all"
-            if on_hub:
-                allowed += (
-                    ". It is not in the cache of Hugging Face: run `hf download"
-                    f" {source} config.json` first"
-                )
-            raise ArgumentError("model", str(source), allowed) from None
-        folder = path.absolute().parent.name
-        return _build(
-            given, folder if path.name == "config.json" and folder else path.stem
-        )
-    if isinstance(source, Mapping) or hasattr(source, "to_dict"):
-        return _build(dict(source) if isinstance(source, Mapping) else source.to_dict())
+        return _read_file(source)
+    if isinstance(source, Mapping):
+        return _build(dict(source))
+    if hasattr(source, "to_dict"):
+        return _build(source.to_dict())
     allowed = (
         "the name of a model (see ns.models.names()), a path to a config.json, a dict,"
         " or an object with to_dict"
@@ -318,18 +288,62 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     raise ValueError(f"source of type {type(source).__name__} must be {allowed}")
 
 
-def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
-    family = given.get("model_type")
+def _read_file(source: str | Path) -> Transformer:
+    """A model from a path, or from an id in the local cache of Hugging Face's hub."""
+    path = Path(source)
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        config = fields(path)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        is_string = isinstance(source, str)
+        is_id = missing and is_string and ID.fullmatch(str(source)) is not None
+        if is_id and (cached := hub_cached(str(source))) is not None:
+            return _build(fields(cached), str(source))
+        raise _no_model(source, error, is_id) from None
+    folder = path.absolute().parent.name
+    name = folder if path.name == "config.json" and folder else path.stem
+    return _build(config, name)
+
+
+def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
+    """The error for a model that is no file and has no known name."""
+    readable = ""
+    if not isinstance(error, FileNotFoundError):
+        readable = f" that can be read ({error.strerror})"
+    near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
+    meant = f": did you mean {' or '.join(near)}?" if near else "."
+    allowed = (
+        f"the path of a file{readable}, or the name of a model that ships{meant}"
+        " `netsor audit --models` lists all"
+    )
+    if is_id:
+        allowed += (
+            ". It is not in the cache of Hugging Face: run `hf download"
+            f" {source} config.json` first"
+        )
+    return ArgumentError("model", str(source), allowed)
+
+
+def _build(config: dict[str, Any], name: str | None = None) -> Transformer:
+    """The model of a configuration of Hugging Face."""
+    family = config.get("model_type")
     if not isinstance(family, str) or family not in READERS:
         raise ValueError(
             f"model_type={shown(family)} of the configuration must be one of"
             f" {', '.join(sorted(READERS))}"
         )
     return Transformer(
-        name=name or given.get("_name_or_path") or family,
+        name=name or config.get("_name_or_path") or family,
         family=family,
-        **READERS[family](given),
+        **READERS[family](config),
     )
+
+
+# The fields of nanoGPT's GPTConfig that name those of Hugging Face's GPT-2, and others.
+NANOGPT_SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
+NANOGPT_OTHERS = ("block_size", "dropout", "bias")
 
 
 def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
@@ -346,28 +360,20 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     >>> model.layers, round(model.std_o, 5)
     (6, 0.00577)
     """
-    given = {
-        "vocab_size": 50304,
-        **(config if isinstance(config, Mapping) else vars(config)),
-    }
-    if extra := given.keys() - {
-        "n_layer",
-        "n_head",
-        "n_embd",
-        "vocab_size",
-        "block_size",
-        "dropout",
-        "bias",
-    }:
+    given = dict(config) if isinstance(config, Mapping) else vars(config)
+    unknown = given.keys() - {*NANOGPT_SIZES, *NANOGPT_OTHERS}
+    if unknown:
         raise ValueError(
-            f"{', '.join(sorted(extra))}: not a field of nanoGPT's GPTConfig; remove it"
-            " if you can"
+            f"{', '.join(sorted(unknown))}: not a field of nanoGPT's GPTConfig; remove"
+            " it if you can"
         )
-    own = {"n_positions": given.pop("block_size", 1024), "activation_function": "gelu"}
-    sizes = {
-        name: value for name, value in given.items() if name not in ("dropout", "bias")
+    gpt2 = {"vocab_size": 50304}
+    gpt2 |= {name: given[name] for name in given if name in NANOGPT_SIZES}
+    gpt2 |= {
+        "n_positions": given.get("block_size", 1024),
+        "activation_function": "gelu",
     }
-    return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](sizes | own))
+    return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](gpt2))
 
 
 def pytorch_encoder(
@@ -383,8 +389,7 @@ def pytorch_encoder(
     norm: bool = False,
     causal: bool = False,
 ) -> Transformer:
-    """The encoder that PyTorch builds from these arguments, with PyTorch's
-    initialisation.
+    """The encoder that PyTorch builds from these arguments, initialised as there.
 
     Weights are uniform, and all layers start as copies of one. The inputs are tokens
     with unit Gaussian embeddings, as in `torch.nn.Embedding`; change that with
@@ -416,19 +421,16 @@ def pytorch_encoder(
     (True, 'uniform')
     """
     one_of(activation, "activation", "", ("relu", "gelu"))
-    for name, value in (
-        ("d_model", d_model),
-        ("nhead", nhead),
-        ("dim_feedforward", dim_feedforward),
-    ):
-        whole(value, name)
+    whole(d_model, "d_model")
+    whole(nhead, "nhead")
+    whole(dim_feedforward, "dim_feedforward")
     if d_model % nhead:
         raise ArgumentError("d_model", d_model, f"a multiple of nhead={nhead}")
-    packed, plain, last = (
-        (2 * d_model) ** -0.5,
-        (3 * d_model) ** -0.5,
-        (3 * dim_feedforward) ** -0.5,
-    )
+    # Xavier's for the packed matrix of queries, keys and values, whose fans add up to
+    # 4 · d_model, and U(−1/√fan-in, 1/√fan-in) for the others
+    packed = (2 * d_model) ** -0.5
+    plain = (3 * d_model) ** -0.5
+    last = (3 * dim_feedforward) ** -0.5
     return Transformer(
         name="pytorch-encoder",
         family="pytorch",

@@ -1,10 +1,8 @@
-"""A transformer block: its perceptron, branches and norms, and layers that share
-weights.
-"""
+"""A transformer block: perceptron, branches, norms, and layers that share weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
@@ -34,34 +32,32 @@ def affine(
     batch: int | tuple[int, ...] = (),
     name: str | None = None,
 ) -> Vector:
-    """W x + b for every matrix of a batch, with entries N(0, σ_w²/fan-in) and N(0,
-    σ_b²); all vectors share b.
+    """W x + b for every matrix of a batch; all vectors share b.
+
+    The entries are N(0, σ_w²/fan-in) and N(0, σ_b²).
     """
     w = weight(width, x.width, batch, sigma_w, name=name)
     if not sigma_b:
         return w @ x
-    return w @ x + gaussian(width, batch, cov=sigma_b**2, name="b").reshape(
-        *w.batch, *(1,) * x.ndim
-    )
+    product = w @ x
+    bias = gaussian(width, batch, cov=sigma_b**2, name="b")
+    return product + bias.reshape(*w.batch, *(1,) * x.ndim)
 
 
 def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
     """Check standard deviations; those of weights may be scalars."""
-    single = {
-        name
-        for name, sigma in sigmas.items()
-        if isinstance(sigma, Scalar) and not sigma.shape
-    } - {"sigma_b"}
-    return tuple(
-        sigma if name in single else scale(sigma, name, operation)
-        for name, sigma in sigmas.items()
-    )
+    checked = []
+    for name, sigma in sigmas.items():
+        is_single_scalar = isinstance(sigma, Scalar) and not sigma.shape
+        if is_single_scalar and name != "sigma_b":
+            checked.append(sigma)
+        else:
+            checked.append(scale(sigma, name, operation))
+    return tuple(checked)
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
-    """f(x) for a user's function of vectors, which must return one vector per vector of
-    x.
-    """
+    """f(x) for a user's function, which must return one vector per vector of x."""
     if not callable(f):
         raise TraceError(operation, name, f, "a function of vectors")
     y = f(x)
@@ -113,7 +109,11 @@ def block(
     Examples
     --------
     >>> n = ns.Width("n")
-    >>> ns.nn.block(ns.gaussian(n, 4), lambda x: ns.nn.attention(x, heads=2), lambda x: ns.nn.mlp(x, 4 * n)).output
+    >>> def attend(x):
+    ...     return ns.nn.attention(x, heads=2)
+    >>> def feed(x):
+    ...     return ns.nn.mlp(x, 4 * n)
+    >>> ns.nn.block(ns.gaussian(n, 4), attend, feed).output
     <Vector of shape (4,) in R^n, by Add>
     """
     x = as_vector(x, "block", "x")
@@ -125,17 +125,20 @@ def block(
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        added = call_layer(
-            f, u if order in ("post", "after") else normed(u), name, "block"
-        )
+        if order not in ("post", "after"):
+            u = normed(u)
+        added = call_layer(f, u, name, "block")
         return normed(added) if order in ("sandwich", "after") else added
 
     attended = branch(attend, x, "attend")
-    middle = normed(x + attended) if order == "post" else x + attended
+    middle = x + attended
+    if order == "post":
+        middle = normed(middle)
     fed = branch(feed, x if order == "parallel" else middle, "feed")
-    return Block(
-        normed(middle + fed) if order == "post" else middle + fed, attended, fed
-    )
+    output = middle + fed
+    if order == "post":
+        output = normed(output)
+    return Block(output, attended, fed)
 
 
 def mlp(
@@ -150,8 +153,9 @@ def mlp(
     sigma_out: float | Scalar | None = None,
     sigma_b: float = 0.0,
 ) -> Vector:
-    """A perceptron applied to every vector of x: hidden layers φ(W x + b) of the given
-    widths, then a linear layer.
+    """A perceptron applied to every vector of x.
+
+    It has hidden layers φ(W x + b) of the given widths, then a linear layer.
 
     Parameters
     ----------
@@ -180,24 +184,25 @@ def mlp(
     <Vector of shape (4,) in R^n, by MatMul>
     """
     x = as_vector(x, "mlp", "x")
-    widths = [
-        as_width(width, "mlp", "hidden")
-        for width in (hidden if isinstance(hidden, list | tuple) else [hidden])
-    ]
+    hidden_widths = hidden if isinstance(hidden, list | tuple) else [hidden]
+    widths = [as_width(width, "mlp", "hidden") for width in hidden_widths]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    gates, last = (
-        sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out)
-    )
-    sigma_w, gates, last, b = scales(
-        "mlp", sigma_w=sigma_w, sigma_gate=gates, sigma_out=last, sigma_b=sigma_b
+    sigma_w, sigma_gate, sigma_out, sigma_b = scales(
+        "mlp",
+        sigma_w=sigma_w,
+        sigma_gate=sigma_w if sigma_gate is None else sigma_gate,
+        sigma_out=sigma_w if sigma_out is None else sigma_out,
+        sigma_b=sigma_b,
     )
     for width in widths:
-        u = affine(x, width, sigma_w, b)
-        g = affine(x, width, gates, b, name="W^G") if gate else u
-        h = call_layer(activation, g, "activation", "mlp")
-        x = h * u if gate else h
-    return affine(x, out, last, b)
+        u = affine(x, width, sigma_w, sigma_b)
+        if gate:
+            gates = affine(x, width, sigma_gate, sigma_b, name="W^G")
+            x = call_layer(activation, gates, "activation", "mlp") * u
+        else:
+            x = call_layer(activation, u, "activation", "mlp")
+    return affine(x, out, sigma_out, sigma_b)
 
 
 T = TypeVar("T")
@@ -208,8 +213,9 @@ class Argument(Operation):
 
 
 def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
-    """Share the weights of a layer: every call of the returned function uses the same
-    random weights.
+    """Share the weights of a layer.
+
+    Every call of the returned function uses the same random weights.
 
     Parameters
     ----------
@@ -226,18 +232,21 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     """
     if not callable(layer):
         raise TraceError("shared", "layer", layer, "a function of vectors")
-    traced: list[tuple[Vector, T]] = []
+    traced: list[tuple[Vector, T]] = []  # the argument and the result of the first call
+
+    def trace(x: Vector) -> tuple[Vector, T]:
+        argument = Vector(Argument(), x.shape, x.width)
+        why = (
+            "is inside ns.nn.shared, which makes its layer again in every call: probe"
+            " its result"
+        )
+        with watching(why):
+            return argument, layer(argument)
 
     def act(x: Vector) -> T:
         x = as_vector(x, "shared", "x")
         if not traced:
-            argument = Vector(Argument(), x.shape, x.width)
-            why = (
-                "is inside ns.nn.shared, which makes its layer again in every call:"
-                " probe its result"
-            )
-            with watching(why):
-                traced.append((argument, layer(argument)))
+            traced.append(trace(x))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
@@ -250,15 +259,22 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
                 "shared",
                 f"layer must return a value or a tuple of values, got {shown(result)}",
             )
-        # the result with x in place of the argument
-        new: dict[Any, Value] = {argument: x}
-        for value in topological_order(values):
-            if value not in new:
-                new[value] = value.with_inputs(
-                    *(new[given] for given in value.op.inputs)
-                )
+        new = _with_argument(values, argument, x)
         if not isinstance(result, tuple):
             return cast(T, new[result])
-        return cast(T, getattr(result, "_make", tuple)(new[value] for value in values))
+        make_tuple = getattr(result, "_make", tuple)  # a named tuple stays one
+        return cast(T, make_tuple(new[value] for value in values))
 
     return act
+
+
+def _with_argument(
+    values: Sequence[Value], argument: Vector, x: Vector
+) -> dict[Any, Value]:
+    """Each value, and all that they depend on, with x in place of the argument."""
+    new: dict[Any, Value] = {argument: x}
+    for value in topological_order(values):
+        if value not in new:
+            inputs = [new[given] for given in value.op.inputs]
+            new[value] = value.with_inputs(*inputs)
+    return new

@@ -59,21 +59,19 @@ def drawn_logits(
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
     noise = normal((flat.size, words), scale(sigma, "sigma", "logits"), name="words")
-    noise = stop_gradient(noise) if frozen else noise
-    made: Scalar = root(mean_dot(flat, flat)) @ noise
-    return made.reshape(*y.shape, words)
+    if frozen:
+        noise = stop_gradient(noise)
+    by_word: Scalar = root(mean_dot(flat, flat)) @ noise
+    return by_word.reshape(*y.shape, words)
 
 
 def root(gram: Scalar) -> Scalar:
-    """The symmetric square root of positive semidefinite matrices; eigenvalues at
-    round-off level count as 0.
+    """The symmetric square root of positive semidefinite matrices.
+
+    Eigenvalues at round-off level count as 0.
     """
-    return applied(
-        Function("root", symmetric_root, bounded=False, lipschitz=False),
-        (gram,),
-        gram.shape,
-        axes=2,
-    )
+    f = Function("root", symmetric_root, bounded=False, lipschitz=False)
+    return applied(f, (gram,), gram.shape, axes=2)
 
 
 def symmetric_root(gram: Any) -> Any:
@@ -86,8 +84,9 @@ def symmetric_root(gram: Any) -> Any:
 
 
 class Embedding:
-    """An embedding with i.i.d. coordinates N(0, std²); call it with ids to get their
-    vectors.
+    """An embedding with i.i.d. coordinates N(0, std²).
+
+    Call it with ids to get their vectors.
 
     Parameters
     ----------
@@ -118,33 +117,35 @@ class Embedding:
     ) -> None:
         self.ids = _as_ids(ids, "ids")
         self.known = np.unique(self.ids)
-        by = std if isinstance(std, Scalar) and not std.shape else None
-        self.std: Any = scale(std, "std", "embedding") if by is None else by
-        cov: Any = self.std**2 if by is None else 1.0
-        drawn: Any = gaussian(width, len(self.known), cov=cov, name=name)
-        drawn.op.source.by = by
-        self.vectors: Vector = drawn if by is None else by * drawn
+        if isinstance(std, Scalar) and not std.shape:
+            self.std: Any = std
+            unscaled = gaussian(width, len(self.known), name=name)
+            unscaled.op.source.by = std  # type: ignore[attr-defined]
+            self.vectors: Vector = std * unscaled
+        else:
+            self.std = scale(std, "std", "embedding")
+            cov = self.std**2
+            self.vectors = gaussian(width, len(self.known), cov=cov, name=name)
         self._frozen = False
 
     def as_constants(self) -> Embedding:
         """The same table, given in derivatives (see `ns.stop_gradient`)."""
         table = copy(self)
-        table.vectors, table._frozen = stop_gradient(self.vectors), True
+        table.vectors = stop_gradient(self.vectors)
+        table._frozen = True
         return table
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
-        """The vectors of ids, in their shape; by default of the ids of the
-        constructor.
-        """
-        asked = self.ids if ids is None else _as_ids(ids, "ids")
-        if not np.isin(asked, self.known).all():
+        """The vectors of ids, in their shape; by default of the constructor's ids."""
+        wanted = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(wanted, self.known).all():
             raise TraceError(
                 "embedding",
                 "ids",
                 ids,
                 "among the ids that the embedding was created with",
             )
-        return self.vectors[np.searchsorted(self.known, asked)]
+        return self.vectors[np.searchsorted(self.known, wanted)]
 
     def logits(
         self,
@@ -172,7 +173,8 @@ class Embedding:
             |r|²/n), r the part of y outside the span of the vectors e_t.
         """
         flat = as_vector(y, "logits").reshape(-1)
-        words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
+        words = whole(vocabulary, "vocabulary", "logits")
+        count = len(self.known)
         if self.known[-1] >= words:
             raise TraceError(
                 "logits",
@@ -186,19 +188,23 @@ class Embedding:
                 " fan_in",
             )
         size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
-        sigma, gram = self.std * size**0.5, mean_dot(flat, flat)
+        sigma = self.std * size**0.5
+        gram = mean_dot(flat, flat)
         means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
-        parts = [size * means]
+        known = size * means
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
-            # Gram matrix of y outside the span of the e_t
-            rest = gram - means.transpose() @ means / self.std**2
-            parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
+            # the Gram matrix of y outside the span of the e_t
+            outside = gram - means.transpose() @ means / self.std**2
+            known = known + normal((count, flat.size), sigma) @ root(outside)
+        parts = [known]
         if words > count:
             noise = normal((words - count, flat.size), sigma, name="words")
-            parts.append((stop_gradient(noise) if self._frozen else noise) @ root(gram))
+            if self._frozen:
+                noise = stop_gradient(noise)
+            parts.append(noise @ root(gram))
         others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        place = np.argsort(np.concatenate([self.known, others]))
-        return join(parts)[place].transpose().reshape(*y.shape, words)
+        in_order = np.argsort(np.concatenate([self.known, others]))
+        return join(parts)[in_order].transpose().reshape(*y.shape, words)
 
 
 def embedding(
@@ -209,8 +215,9 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²); repeated ids share a vector. The other parameters
-    are those of `Embedding`.
+    """The vectors of ids, N(0, std²); repeated ids share a vector.
+
+    The other parameters are those of `Embedding`.
 
     Parameters
     ----------
@@ -232,31 +239,29 @@ def embedding(
                 "positions need position_std, the standard deviation of their vectors",
             )
         return tokens()
-    at = (
-        np.arange((1, *tokens.ids.shape)[-1])
-        if positions is None
-        else _as_ids(positions, "positions")
-    )
-    if at.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
+    if positions is None:
+        places = np.arange((1, *tokens.ids.shape)[-1])
+    else:
+        places = _as_ids(positions, "positions")
+    if places.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
         raise TraceError(
             "embedding",
-            f"positions of shape {at.shape} must be one for each id, of"
+            f"positions of shape {places.shape} must be one for each id, of"
             f" {tokens.ids.shape}",
         )
-    return (
-        tokens()
-        + Embedding(
-            at, width, scale(position_std, "position_std", "embedding"), name="position"
-        )()
-    )
+    word_vectors = tokens()
+    std = scale(position_std, "position_std", "embedding")
+    return word_vectors + Embedding(places, width, std, name="position")()
 
 
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:
-    given = as_floats(ids)
-    if (
-        given is None
-        or given.size == 0
-        or not ((given >= 0) & (given < LARGEST) & (given == np.floor(given))).all()
-    ):
+    """Ids as an array of integers."""
+    numbers = as_floats(ids)
+    if numbers is None or numbers.size == 0:
+        valid = False
+    else:
+        is_whole = numbers == np.floor(numbers)
+        valid = bool(((numbers >= 0) & (numbers < LARGEST) & is_whole).all())
+    if numbers is None or not valid:
         raise TraceError("embedding", name, ids, "integers, 0 or more")
-    return given.astype(np.intp)
+    return numbers.astype(np.intp)
