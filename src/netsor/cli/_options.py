@@ -28,6 +28,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 many = partial(option, multiple=True)
 flag = partial(option, is_flag=True)
 INFINITE = ("inf", "infinity", "∞")
+MAX_SHOWN_NUMBERS = 6  # of a list, in messages
 
 
 def spelled(options: Sequence[str], words: Sequence[str] | None = None) -> str:
@@ -44,6 +45,18 @@ def _takes_one_value(param: click.Parameter) -> bool:
     if not isinstance(param, click.Option) or param.multiple:
         return False
     return not param.is_flag or bool(param.secondary_opts)
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed on the command line; of long lists, the first numbers."""
+    if not isinstance(value, list | tuple) or not value:
+        return shown(value)
+    if not all(isinstance(entry, int | float) for entry in value):
+        return shown(value)
+    texts = [f"{entry:.12g}" for entry in value[:MAX_SHOWN_NUMBERS]]
+    if len(value) > MAX_SHOWN_NUMBERS:
+        texts.append("…")
+    return ",".join(texts)
 
 
 class Command(click.Command):
@@ -79,23 +92,9 @@ class Command(click.Command):
 
     def _written(self, argument: ArgumentError) -> str:
         """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
-        value, typed = argument.value, shown(argument.value)
-        if (
-            isinstance(value, list | tuple)
-            and value
-            and all(isinstance(each, int | float) for each in value)
-        ):
-            typed = ",".join(
-                [
-                    *(f"{each:.12g}" for each in value[:6]),
-                    *(["…"] if len(value) > 6 else []),
-                ]
-            )
-        changes = (
-            text.partition("=")
-            for text in get_current_context().params.get("changes") or ()
-        )
-        if argument.name in {name.strip() for name, _, _ in changes}:
+        value, typed = argument.value, _typed(argument.value)
+        changes = get_current_context().params.get("changes") or ()
+        if argument.name in {text.partition("=")[0].strip() for text in changes}:
             return f"--set {argument.name}={typed}"
         for param in self.params:
             if argument.name == param.name or f"--{argument.name}" in param.opts:
@@ -347,11 +346,9 @@ place_options = all_of(
 
 def where_options(*precisions: str) -> Callable[[Decorated], Decorated]:
     """--backend, --device, --precision, by default the first of these, and --dask."""
-    precision = (
-        "Precision of numbers"
-        + "; auto is float32 where that is enough" * ("auto" in precisions)
-        + "."
-    )
+    precision = "Precision of numbers."
+    if "auto" in precisions:
+        precision = "Precision of numbers; auto is float32 where that is enough."
     dask = (
         "A Dask cluster: the address of its scheduler, or local to start one on this"
         " machine."

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
 from ..models._metric_program import ProgramModel
 from ..optim import NAMED
-from ..studies import Study
+from ..studies import Cost, Study
+from ..studies import Request as StudyRequest
 from ..studies._training import call_build, is_function, subject_of
 from ..studies.audit import AuditStudy
 from ..studies.audit._baseline import Baseline, summary
@@ -79,49 +81,31 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
     """
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
+    on_cores = where.backend.kind == "cpu"  # times on a device are not estimated
     with usage_errors(), slow_notice("planning"):
         study = make()
-        on_cores = where.backend.kind == "cpu"  # times on a device are not estimated
-        least = study.least_seconds() if on_cores else 0.0
-        if least > LONGEST:
-            less = f"{study.request.smaller} take less.".capitalize()
-            raise UsageError(
-                f"{study.request.title} would take {in_time(least)} or more. {less}"
-            )
+        request = study.request
+        if on_cores:
+            least = study.least_seconds()
+            if least > LONGEST:
+                raise _too_long(request, f"{in_time(least)} or more")
         cost = study.estimate()
-        less = study.cheaper(cost) if on_cores else ""
-    request = study.request
+        cheaper = study.cheaper(cost) if on_cores else ""
     if on_cores and cost.clock > LONGEST:
-        less = less or f"{request.smaller} take less.".capitalize()
-        raise UsageError(
-            f"{request.title} would take about {in_time(cost.clock)}. {less}"
-        )
-    kept = request.store is not None and request.store.any()
-    finished = "Finished parts in --out are reused." if kept else ""
-    left = f"finished {request.kept} are kept; the same command resumes"
-    if request.out is None:
-        left = f"nothing was kept; with --out DIR finished {request.kept} are"
-    elif request.own:
-        left = f"nothing was kept: finished {request.kept} are kept of models only"
+        raise _too_long(request, f"about {in_time(cost.clock)}", cheaper)
+    left = _what_is_left(request)
     watch.message = f"interrupted; {left}"
+    reuses = request.store is not None and request.store.any()
     try:
         with usage_errors():
             study.prepare()
-            needed = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-            workers = f"on {counted(cost.workers, 'worker')}"
-            taken = (
-                f"about {in_time(cost.clock)}{needed} {workers}"
-                if on_cores
-                else f"on {where.backend.device}"
-            )
-            echo_notice(
-                " ".join(
-                    filter(
-                        None,
-                        (f"{request.title}; {taken}.", finished, request.remark, less),
-                    )
-                )
-            )
+            sentences = [
+                f"{request.title}; {_announced_cost(cost, where)}.",
+                "Finished parts in --out are reused." if reuses else "",
+                request.remark,
+                cheaper,
+            ]
+            echo_notice(" ".join(filter(None, sentences)))
             return study.run(where.executor)
     except BrokenProcessPool:
         echo_error(
@@ -138,6 +122,29 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         ) from None
 
 
+def _too_long(request: StudyRequest, time: str, cheaper: str = "") -> UsageError:
+    """The error for a study that takes longer than LONGEST, with what takes less."""
+    remedy = cheaper or f"{request.smaller} take less.".capitalize()
+    return UsageError(f"{request.title} would take {time}. {remedy}")
+
+
+def _what_is_left(request: StudyRequest) -> str:
+    """What an interrupted study leaves on disk."""
+    if request.out is None:
+        return f"nothing was kept; with --out DIR finished {request.kept} are"
+    if request.own:
+        return f"nothing was kept: finished {request.kept} are kept of models only"
+    return f"finished {request.kept} are kept; the same command resumes"
+
+
+def _announced_cost(cost: Cost, where: Place) -> str:
+    """The time, the memory and the workers of a study; of a device, only its name."""
+    if where.backend.kind != "cpu":
+        return f"on {where.backend.device}"
+    memory = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
+    return f"about {in_time(cost.clock)}{memory} on {counted(cost.workers, 'worker')}"
+
+
 def _print(
     result: Any, as_json: bool, verbose: bool, verdict: str = "", more_json: Any = None
 ) -> None:
@@ -147,10 +154,16 @@ def _print(
     if as_json:
         echo_json({**result.as_dict(), **(more_json or {})})
         return
-    text, out = result.table(verbose), result.request.out
+    text = result.table(verbose)
     echo(f"{wrap(verdict)}\n\n{text}" if verdict else text)
-    more = "" if verbose else "more numbers: --verbose, --json or --out DIR"
-    echo("\n" + (more if out is None else f"report: {out / 'report.html'}"))
+    out = result.request.out
+    if out is not None:
+        last_line = f"report: {out / 'report.html'}"
+    elif verbose:
+        last_line = ""
+    else:
+        last_line = "more numbers: --verbose, --json or --out DIR"
+    echo(f"\n{last_line}")
 
 
 def model_of(option: str, source: str) -> Transformer:
@@ -224,11 +237,9 @@ def audit(
     measured.
     """
     with usage_errors(f"--fail-on {shown(fail_on)}"):
-        rules = (
-            []
-            if fail_on is None
-            else [rule_name(name.strip()) for name in fail_on.split(",")]
-        )
+        rules = []
+        if fail_on is not None:
+            rules = [rule_name(name.strip()) for name in fail_on.split(",")]
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
@@ -248,22 +259,19 @@ def audit(
         return study
 
     result = run(options, make, as_json)
-    verdict, more_json, failed = "", {}, []
+    verdict, more_json = "", {}
+    failed: list[str] = []
     if earlier is not None:
-        left, compared = (
-            result.departures(earlier),
-            earlier.compared(result.request, result.model),
-        )
-        verdict = summary(earlier, compared, left)
-        departures = [each._asdict() for each in left]
-        more_json = {
-            "baseline": {
-                "verdict": verdict,
-                "compared": compared,
-                "departures": departures,
-            }
+        departures = result.departures(earlier)
+        compared = earlier.compared(result.request, result.model)
+        verdict = summary(earlier, compared, departures)
+        more_json["baseline"] = {
+            "verdict": verdict,
+            "compared": compared,
+            "departures": [departure._asdict() for departure in departures],
         }
-        failed = [verdict] if left else []
+        if departures:
+            failed.append(verdict)
     # known only after the draws: perhaps no branch adds anything
     with usage_errors(f"--fail-on {shown(fail_on)}"):
         failed += result.failed(rules)
@@ -272,110 +280,141 @@ def audit(
 
 
 def _exit_if(failed: Sequence[str]) -> None:
-    """Say what failed, and end with its exit code."""
-    for each in failed:
-        echo_notice(each)
+    """Print what failed, if anything did, and end with its exit code."""
+    for line in failed:
+        echo_notice(line)
     if failed:
         raise click.exceptions.Exit(FAILED)
 
 
-def _audit_request(options: dict[str, Any]) -> Request:
-    names = (
-        "model",
-        "changes",
-        "compare",
-        "others",
-        "swept",
-        "binds",
-        "arguments",
-        "recipe",
-        "recipes",
-    )
-    source, changes, compare, others, swept, binds, arguments, drawn, recipes = (
-        options.pop(name) for name in names
-    )
-    layers = options.pop("layers")
-    own = is_target(source)
-    of_models = {
-        "--set": changes,
-        "--compare-set": others,
-        "--recipe": drawn,
-        "--compare-recipe": recipes,
-    }
-    for option, given in (
-        of_models if own else {"--bind": binds, "--arg": arguments}
-    ).items():
-        if given:
-            needed = (
-                "is for models; FILE:PROGRAM takes --bind and --arg"
-                if own
-                else f"{given[0]} needs a FILE:PROGRAM"
-            )
-            raise UsageError(f"{option} {needed}")
-    if swept is not None and (compare or others or recipes):
-        raise UsageError(
-            "--sweep and --compare cannot be combined: a sweep compares MODEL with"
-            " itself"
-        )
-    if own:
-        _refuse_layers(layers)
-        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
-        if swept is not None:
-            field, values = swept
-            built = (
-                _program(source, binds, [*arguments, f"{field}={value}"], inputs)
-                for value in values
-            )
-            programs = tuple(
-                p.replace(f"{p.name}, {field}={v:g}")
-                for p, v in zip(built, values, strict=True)
-            )
+@dataclass(frozen=True)
+class _AuditSubjects:
+    """The options of `audit` that say what is audited."""
+
+    model: str  # MODEL, as it was typed
+    layers: int | None
+    changes: Sequence[str]  # --set
+    recipe: str | None
+    compare: Sequence[str]
+    others: Sequence[str]  # --compare-set
+    recipes: Sequence[str]  # --compare-recipe
+    swept: tuple[str, tuple[float, ...]] | None  # --sweep: a field and its values
+    binds: Sequence[str]
+    arguments: Sequence[str]  # --arg
+
+    @property
+    def is_program(self) -> bool:
+        """Whether MODEL is FILE:PROGRAM."""
+        return is_target(self.model)
+
+    def check(self) -> None:
+        """Reject options that are for other kinds of models, or contradict another."""
+        of_models = {
+            "--set": self.changes,
+            "--compare-set": self.others,
+            "--recipe": self.recipe,
+            "--compare-recipe": self.recipes,
+        }
+        of_programs = {"--bind": self.binds, "--arg": self.arguments}
+        if self.is_program:
+            for option, value in of_models.items():
+                if value:
+                    raise UsageError(
+                        f"{option} is for models; FILE:PROGRAM takes --bind and --arg"
+                    )
         else:
-            programs = tuple(
-                _program(target, binds, arguments, inputs)
-                for target in (source, *compare)
-            )
-        if binds and not any(model.widths() for model in programs):
+            for option, values in of_programs.items():
+                if values:
+                    raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+        if self.swept is not None and (self.compare or self.others or self.recipes):
             raise UsageError(
-                f"--bind {binds[0]} is for programs: {source} makes a module, which"
-                " takes --arg NAME=VALUE"
+                "--sweep and --compare cannot be combined: a sweep compares MODEL with"
+                " itself"
             )
-        return Request(programs, swept=swept, **options)
-    if others and len(compare) > 1:
+
+
+def _audit_request(options: dict[str, Any]) -> Request:
+    """The request of an audit from all options of the command."""
+    names = [field.name for field in fields(_AuditSubjects)]
+    subjects = _AuditSubjects(**{name: options.pop(name) for name in names})
+    subjects.check()
+    if subjects.is_program:
+        inputs = {name: options.pop(name) for name in ("ids", "tokens")}
+        programs = _audited_programs(subjects, inputs)
+        return Request(programs, swept=subjects.swept, **options)
+    models, swept = _audited_models(subjects)
+    return Request(models, swept=swept, **options)
+
+
+def _audited_programs(
+    subjects: _AuditSubjects, inputs: Mapping[str, Any]
+) -> tuple[ProgramModel, ...]:
+    """The programs of FILE:PROGRAM: with each value of --sweep, or those of
+    --compare.
+    """
+    _refuse_layers(subjects.layers)
+    programs = []
+    if subjects.swept is not None:
+        field, values = subjects.swept
+        for value in values:
+            arguments = [*subjects.arguments, f"{field}={value}"]
+            program = _program(subjects.model, subjects.binds, arguments, inputs)
+            programs.append(program.replace(f"{program.name}, {field}={value:g}"))
+    else:
+        for target in (subjects.model, *subjects.compare):
+            programs.append(
+                _program(target, subjects.binds, subjects.arguments, inputs)
+            )
+    if subjects.binds and not any(program.widths() for program in programs):
+        raise UsageError(
+            f"--bind {subjects.binds[0]} is for programs: {subjects.model} makes a"
+            " module, which takes --arg NAME=VALUE"
+        )
+    return tuple(programs)
+
+
+def _audited_models(
+    subjects: _AuditSubjects,
+) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]] | None]:
+    """MODEL and those that it is compared with; and the swept field with its values."""
+    if subjects.others and len(subjects.compare) > 1:
         raise UsageError(
             "--compare-set is for one --compare: give each of the others its own"
             " config.json"
         )
-    plain = _described(source, changes, layers)
-    model = plain if drawn is None else _by("--recipe", plain, drawn)
-    models = [model, *(_by("--compare-recipe", plain, name) for name in recipes)]
-    models += [
-        changed(model_of("--compare", other), "--compare-set", others)
-        for other in compare
-    ]
-    models += (
-        [changed(model, "--compare-set", others)] if others and not compare else []
-    )
-    if swept is not None:
-        set_twice = (
-            [f"--layers {layers}"]
-            if swept[0] == "layers" and layers is not None
-            else []
+    described = _described(subjects.model, subjects.changes, subjects.layers)
+    model = described
+    if subjects.recipe is not None:
+        model = _by("--recipe", described, subjects.recipe)
+    models = [model]
+    for name in subjects.recipes:
+        models.append(_by("--compare-recipe", described, name))
+    for source in subjects.compare:
+        other = model_of("--compare", source)
+        models.append(changed(other, "--compare-set", subjects.others))
+    if subjects.others and not subjects.compare:
+        models.append(changed(model, "--compare-set", subjects.others))
+    if subjects.swept is None:
+        return tuple(models), None
+    field, values = subjects.swept
+    _refuse_set_and_swept(field, subjects)
+    with usage_errors(f"--sweep {field}"):
+        swept_models, swept = sweep_of(model, field, values)
+    return tuple(swept_models), swept
+
+
+def _refuse_set_and_swept(field: str, subjects: _AuditSubjects) -> None:
+    """Reject a field that is swept and set by another option too."""
+    set_by = []
+    if field == "layers" and subjects.layers is not None:
+        set_by.append(f"--layers {subjects.layers}")
+    for text in subjects.changes:
+        if text.partition("=")[0].strip() == field:
+            set_by.append(f"--set {text}")
+    if set_by:
+        raise UsageError(
+            f"{set_by[0]} and --sweep {field} cannot be combined: both set this field"
         )
-        set_twice += [
-            f"--set {text}"
-            for text in changes
-            if text.partition("=")[0].strip() == swept[0]
-        ]
-        if set_twice:
-            raise UsageError(
-                f"{set_twice[0]} and --sweep {swept[0]} cannot be combined: both set"
-                " this field"
-            )
-        with usage_errors(f"--sweep {swept[0]}"):
-            every, swept = sweep_of(model, *swept)
-        models = list(every)
-    return Request(tuple(models), swept=swept, **options)
 
 
 def _by(option: str, model: Transformer, name: str) -> Transformer:
@@ -420,20 +459,29 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
     from ..studies.coord_check._request import Request
 
     def make(options: dict[str, Any]) -> Study[Any]:
-        lr, (model, by) = options.pop("lr"), _trained(options)
-        own = is_function(model)
-        rates = None if lr is None else _rates(lr, model if own else None)
-        if own:
-            given = options["widths"], by, rates, options["ids"], options["steps"]
-            model, by, rates, options["ids"] = of_module(model, *given)
+        lr = options.pop("lr")
+        model, optimiser = _trained(options)
+        is_own = is_function(model)
+        rates = None if lr is None else _rates(lr, model if is_own else None)
+        if is_own:
+            model, optimiser, rates, options["ids"] = of_module(
+                model,
+                options["widths"],
+                optimiser,
+                rates,
+                options["ids"],
+                options["steps"],
+            )
             if rates is None:
                 call_build(model, 64)  # rejects a function of other arguments
                 raise UsageError(
                     "--lr must be given for FILE:FUNCTION: a number, or the name of"
                     " rates in FILE"
                 )
-        subject = subject_of(model, options.pop("rules") or None, by)
-        return CoordCheckStudy(Request(*subject, optimiser=by, lr=rates, **options))
+        subject = subject_of(model, options.pop("rules") or None, optimiser)
+        return CoordCheckStudy(
+            Request(*subject, optimiser=optimiser, lr=rates, **options)
+        )
 
     result = run(options, make, as_json)
     _print(result, as_json, verbose)
@@ -450,9 +498,9 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from ..studies.transfer import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
-        model, by = _trained(options)
-        subject = subject_of(model, options.pop("rules") or None, by)
-        return TransferStudy(Request(*subject, optimiser=by, **options))
+        model, optimiser = _trained(options)
+        subject = subject_of(model, options.pop("rules") or None, optimiser)
+        return TransferStudy(Request(*subject, optimiser=optimiser, **options))
 
     _print(run(options, make, as_json), as_json, verbose)
 
@@ -461,15 +509,16 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
     """The model or the function of the width, and the optimiser; other options are read
     in their place.
     """
-    source, changes, layers = (
-        options.pop(name) for name in ("model", "changes", "layers")
-    )
-    by, vectors = options.pop("optimiser"), options["vectors"]
-    options["vectors"] = (
-        [] if vectors is None else [word.strip() for word in vectors.split(",")]
-    )
+    source = options.pop("model")
+    changes = options.pop("changes")
+    layers = options.pop("layers")
+    optimiser = options.pop("optimiser")
+    vectors = options["vectors"]
+    options["vectors"] = []
+    if vectors is not None:
+        options["vectors"] = [name.strip() for name in vectors.split(",")]
     if not is_target(source):
-        return _described(source, changes, layers), by
+        return _described(source, changes, layers), optimiser
     _refuse_layers(layers)
     if changes:
         raise UsageError(
@@ -481,10 +530,10 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
             f"FILE:FUNCTION {shown(str(named))} names a function of the width: leave"
             " out the index"
         )
-    option = spelled(("--optimiser", "--optimizer"))
-    return named.value, (
-        by if by in NAMED else _named_in_file(option, by, named.value, OPTIMISER_NAMES)
-    )
+    if optimiser not in NAMED:
+        option = spelled(("--optimiser", "--optimizer"))
+        optimiser = _named_in_file(option, optimiser, named.value, OPTIMISER_NAMES)
+    return named.value, optimiser
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:

@@ -67,19 +67,16 @@ def sampling_seconds(
     with slow_notice("planning"):
         # the plans are kept for the draws themselves
         plans = [net.plan(backend=backend, **widths) for widths in sides]  # type: ignore[arg-type]
-    again = sum(PLANS[math.inf in widths.values()] - 1 for widths in sides) / len(sides)
-    planning = again * (time.perf_counter() - start)
+    # the law of a side makes further plans, which take as long as those just made
+    further_plans = sum(PLANS[math.inf in widths.values()] - 1 for widths in sides)
+    planning = further_plans / len(sides) * (time.perf_counter() - start)
     if backend.kind != "cpu":
         return planning
     for plan in plans:
         plan.check_integration(draws)
     workers = cores() if backend.threads else 1
-    check_memory(
-        workers
-        * max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans),
-        options,
-        SMALLER,
-    )
+    most = max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans)
+    check_memory(workers * most, options, SMALLER)
     planning += sum(plan.probing_seconds for plan in plans)
     seconds = planning + sum(backend.seconds(plan, draws) for plan in plans) / workers
     if seconds > LONGEST:
@@ -126,12 +123,13 @@ class Target:
         """The widths, for a legend."""
         if self.infinite_heads:
             return "infinitely many heads"
-        shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
-        return (
-            f"width {shown['n']}"
-            if self.built_in
-            else ", ".join(f"{k} = {v}" for k, v in shown.items())
-        )
+        texts = {
+            name: "∞" if width == math.inf else str(width)
+            for name, width in self.widths.items()
+        }
+        if self.built_in:
+            return f"width {texts['n']}"
+        return ", ".join(f"{name} = {text}" for name, text in texts.items())
 
     def limit(self, kept: Mapping[str, float], infinite_heads: bool = False) -> Target:
         """The same with all widths at infinity, except those that are kept."""
@@ -150,19 +148,14 @@ class Target:
             **where._asdict(),
             **self.widths,
         }
-        # which takes no draws, and no progress
-        formula = self.built_in and set(self.widths.values()) == {math.inf}
-        with slow_notice("computing the limit") if formula else nullcontext():
+        # a formula takes no draws, and shows no progress
+        is_formula = self.built_in and set(self.widths.values()) == {math.inf}
+        with slow_notice("computing the limit") if is_formula else nullcontext():
             law = self.net.law(**options)
         # with 1/n scaling the law is not a sum over heads, and is Gaussian already
-        return cast(
-            Law,
-            (
-                law.infinite_heads()
-                if self.infinite_heads and isinstance(law, HeadSum)
-                else law
-            ),
-        )
+        if self.infinite_heads and isinstance(law, HeadSum):
+            law = law.infinite_heads()
+        return cast(Law, law)
 
 
 def subject(
@@ -174,19 +167,18 @@ def subject(
     """The program and widths of the options; rejected if the draws (with `both`, also
     of the limit) cost too much.
     """
-    own = options["program"] is not None
-    target, sizes = (_own_program if own else _built_in)(options, draws, both)
+    is_own = options["program"] is not None
+    if is_own:
+        target, sizes = _own_program(options, draws, both)
+    else:
+        target, sizes = _built_in(options, draws, both)
     limit = target.limit({}).widths
-    # the limit of the layer needs no draws
-    if backend is not None and (own or both or target.widths != limit):
-        sides = [target.widths, limit][: 1 + both]
-        return replace(
-            target,
-            seconds=sampling_seconds(
-                target.net, sides, draws, backend, _written(sizes)
-            ),
-        )
-    return target
+    is_formula = not is_own and not both and target.widths == limit
+    if backend is None or is_formula:  # a formula needs no draws
+        return target
+    sides = [target.widths, limit] if both else [target.widths]
+    seconds = sampling_seconds(target.net, sides, draws, backend, _written(sizes))
+    return replace(target, seconds=seconds)
 
 
 def _own_program(
@@ -197,11 +189,10 @@ def _own_program(
     warnings.simplefilter("ignore", RuntimeWarning)
     net = program_of(find(options["program"], options["arguments"]))
     for name in filter(_is_given, LAYER):
-        option, binds = (
-            f"--{name.replace('_', '-')}",
-            [f"--bind {width}={options[name]}" for width in net.widths],
-        )
-        takes = " ".join(binds) if name == "width" and binds else "--bind and --arg"
+        option = f"--{name.replace('_', '-')}"
+        takes = "--bind and --arg"
+        if name == "width" and net.widths:
+            takes = " ".join(f"--bind {width}={options[name]}" for width in net.widths)
         raise UsageError(
             f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}"
         )
@@ -237,9 +228,8 @@ def _built_in(
         if values:
             raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
     model = {name: options[name] for name in LAYER}
-    width, head_dim, token, infinite_heads = (
-        model.pop(k) for k in ("width", "head_dim", "token", "infinite_heads")
-    )
+    width, head_dim = model.pop("width"), model.pop("head_dim")
+    token, infinite_heads = model.pop("token"), model.pop("infinite_heads")
     tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
     if activation != "clip" and _is_given("clip"):
         raise UsageError(
@@ -257,21 +247,27 @@ def _built_in(
         raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
-    # about the memory that the layer needs, whatever its plan: what does not fit is not
-    # planned those that are drawn
-    coordinates = (
-        0.0 if width == math.inf or activation in ("identity", "clip") else width
-    )
+    # About the memory that the layer needs, whatever its plan: a layer that does not fit
+    # is not planned. The plans of some activations draw the coordinates.
+    draws_coordinates = width != math.inf and activation not in ("identity", "clip")
+    coordinates = width if draws_coordinates else 0.0
     size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
     sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
     check_memory(size, _written(sizes), SMALLER)
     net = layer(**model, token=token - 1, low_rank=head_dim is not None)
-    alone = infinite_heads and not both
-    words = (
-        f"attention layer of {counted(tokens, 'token')}"
-        + f" and {counted(heads, 'head')}" * (not alone)
+    is_formula = infinite_heads and not both
+    network = f"attention layer of {counted(tokens, 'token')}"
+    if not is_formula:
+        network += f" and {counted(heads, 'head')}"
+    target = Target(
+        net,
+        widths,
+        network,
+        built_in=True,
+        coordinate=options["coordinates"],
+        infinite_heads=is_formula,
     )
-    return Target(net, widths, words, True, options["coordinates"], alone), sizes
+    return target, sizes
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
@@ -292,7 +288,8 @@ def _is_given(name: str) -> bool:
 
 def _written(sizes: dict[str, Any]) -> str:
     """The options given on the command line; all of them if none was given."""
-    given = {
+    typed = {
         name: size for name, size in sizes.items() if name == "bind" or _is_given(name)
-    } or sizes
-    return " and ".join(f"--{name} {size}" for name, size in given.items())
+    }
+    shown_sizes = typed or sizes
+    return " and ".join(f"--{name} {size}" for name, size in shown_sizes.items())

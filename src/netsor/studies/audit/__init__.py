@@ -156,53 +156,28 @@ def audit(
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
-    def read_subject(given: Any) -> Any:
-        if isinstance(given, Program):
-            wanted = {
-                name: size
-                for name, size in sizes.items()
-                if given is model or name in given.widths
-            }
-            return ProgramModel(given, wanted)
-        if is_function(given):
-            from ...torch._network import networks
-
-            program, *longer = networks(given, ids, tokens)
-            return ProgramModel(program, {}, longer, ids)
-        return given if isinstance(given, Transformer | ProgramModel) else read(given)
-
-    def subject(given: Any, argument: str) -> Any:
-        """What an argument names; errors have the name of the argument."""
-        try:
-            return read_subject(given)
-        except ArgumentError as error:
-            if error.name in ("model", "module"):
-                error.name = argument
-            raise
-
-    others = (
-        []
-        if compare is None
-        else list(compare)
-        if isinstance(compare, list | tuple)
-        else [compare]
-    )
-    models = (
-        subject(model, "model"),
-        *(subject(other, "compare") for other in others),
+    others: list[Any]
+    if compare is None:
+        others = []
+    elif isinstance(compare, list | tuple):
+        others = list(compare)
+    else:
+        others = [compare]
+    models: tuple[Any, ...] = (
+        _subject(model, "model", sizes, ids, tokens),
+        *(
+            # the widths are those of the model; another program may lack some of them
+            _subject(other, "compare", _widths_of(other, model, sizes), ids, tokens)
+            for other in others
+        ),
     )
     if is_function(model):
         ids, tokens = None, None  # the program has them
-    swept = None
-    for name, given in (("recipe", recipe), ("sweep", sweep)):
-        if given is not None and isinstance(models[0], ProgramModel):
-            raise ArgumentError(
-                name,
-                given,
-                f"left out: {models[0].name} is a program, which defines its weights",
-            )
+    if isinstance(models[0], ProgramModel):
+        _refuse_for_programs(models[0], recipe=recipe, sweep=sweep)
     if recipe is not None:
         models = (by_recipe(models[0], recipe), *models[1:])
+    swept = None
     if sweep is not None:
         if others:
             raise ValueError(
@@ -214,28 +189,65 @@ def audit(
                 "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
             )
         models, swept = sweep_models(models[0], *next(iter(sweep.items())))
-    run = {
-        "seed": seed,
-        "rng": rng,
-        "workers": workers,
-        "out": out,
-        "progress": progress,
-    }
-    place = {"backend": backend, "device": device, "precision": precision}
     request = Request.of(
-        models,
-        tokens,
-        ids,
-        draws,
-        widths,
-        gradients,
-        quick,
-        swept,
-        ranges,
-        **run,
-        **place,
+        models=models,
+        tokens=tokens,
+        ids=ids,
+        draws=draws,
+        widths=widths,
+        gradients=gradients,
+        quick=quick,
+        swept=swept,
+        ranges=ranges,
+        seed=seed,
+        rng=rng,
+        workers=workers,
+        out=out,
+        progress=progress,
+        backend=backend,
+        device=device,
+        precision=precision,
     )
     return AuditStudy(request).run(executor)
+
+
+def _widths_of(other: Any, model: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The widths of a program that is compared with the model."""
+    if other is model or not isinstance(other, Program):
+        return dict(sizes)
+    return {name: size for name, size in sizes.items() if name in other.widths}
+
+
+def _subject(
+    given: Any, argument: str, sizes: Mapping[str, int], ids: Any, tokens: Any
+) -> Any:
+    """The model or the program of an argument, whose name errors have."""
+    try:
+        if isinstance(given, Program):
+            return ProgramModel(given, dict(sizes))
+        if is_function(given):
+            from ...torch._network import networks
+
+            program, *longer = networks(given, ids, tokens)
+            return ProgramModel(program, {}, longer, ids)
+        if isinstance(given, Transformer | ProgramModel):
+            return given
+        return read(given)
+    except ArgumentError as error:
+        if error.name in ("model", "module"):
+            error.name = argument
+        raise
+
+
+def _refuse_for_programs(program: ProgramModel, **options: Any) -> None:
+    """Reject options that are about the weights of a described model."""
+    for name, value in options.items():
+        if value is not None:
+            raise ArgumentError(
+                name,
+                value,
+                f"left out: {program.name} is a program, which defines its weights",
+            )
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,39 @@ from ...models import RECIPES, Transformer
 from ...models._description import idle
 from ...models._metrics import FORMATS
 from ._cases import Model
-from ._differences import Differences, drawbacks, strip_common_prefix
+from ._differences import (
+    Differences,
+    RulePreference,
+    SeparatedMetric,
+    drawbacks,
+    strip_common_prefix,
+)
 from ._findings import Finding
 from ._measurements import UNDERFLOW_SHARE, Draws, FormatFit, LengthResult, ranges_of
 from ._plots import figure, figures, swept_figures
 from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
-from ._rules import BACKWARD_RULES
+from ._rules import BACKWARD_RULES, RULES
 
 # a common peak learning rate of AdamW; the ratios below are proportional to it
 ADAM_LR = 3e-4
-# by the names of their std
-MATRICES = {"q": "query", "k": "key", "v": "value", "o": "attention output"}
-MATRICES |= {name: f"MLP {name}" for name in ("in", "gate", "out")}
-MATRICES |= {name: name for name in ("router", "embedding", "position", "logits")}
-Column = tuple[Draws, int | None]  # of a table: draws, and a block or the output
-# rows of the short table
+# matrices in words, by the ends of the names of their std: std_q, std_k, …
+MATRICES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "attention output",
+    "in": "MLP in",
+    "gate": "MLP gate",
+    "out": "MLP out",
+    "router": "router",
+    "embedding": "embedding",
+    "position": "position",
+    "logits": "logits",
+}
+Column = tuple[
+    Draws, int | None
+]  # of a table: draws, and their block; None: the output
+# the quantities in the short table of the terminal
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")
 RULE_NOTE = (
     "A rule compares a median over initialisations with its threshold, by a confidence"
@@ -85,33 +103,26 @@ def document(
     """The document of an audit of one model, or of the comparison of several; with its
     manifest, for a folder.
     """
-    names, first = [audit.model.name for audit in audits], audits[0]
+    first = audits[0]
+    names = [audit.model.name for audit in audits]
     what, subject = " and ".join(names), headline(first)
     if compared is None:
-        verdict = (
-            f"{what}:"
-            f" {doc.count_statuses([finding.verdict for finding in first.findings])}"
-        )
+        statuses = [finding.verdict for finding in first.findings]
+        verdict = f"{what}: {doc.count_statuses(statuses)}"
         sections = _audit_sections(first)
     else:
-        swept = first.request.swept
-        what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else what
-        verdict, subject = (
-            f"{compared.verdict[0].upper()}{compared.verdict[1:]}.",
-            f"{join_words(names)}. {subject}",
-        )
+        if first.request.swept:
+            field, _ = first.request.swept
+            what = f"{names[0].partition(', ')[0]}, {field} swept"
+        verdict = f"{compared.verdict[0].upper()}{compared.verdict[1:]}."
+        subject = f"{join_words(names)}. {subject}"
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
-        sections.append(
-            Section(
-                "How", [Paragraph(RULE_NOTE), _provenance(audits, manifest)], "html"
-            )
-        )
+        how = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
+        sections.append(Section("How", how, "html"))
     if first.request.unchecked:  # the reader must not miss it
-        subject, sections = (
-            first.request.unchecked,
-            [Section("", [Paragraph(subject)]), *sections],
-        )
+        subject = first.request.unchecked
+        sections.insert(0, Section("", [Paragraph(subject)]))
     return doc.Document(
         f"Audit of {what}",
         verdict,
@@ -124,16 +135,16 @@ def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
     drawn = join_words(
         [
-            f"{counted(r.best.draws, 'draw')} of {counted(r.tokens, 'token')}"
-            for r in audit.lengths
+            f"{counted(result.best.draws, 'draw')} of {counted(result.tokens, 'token')}"
+            for result in audit.lengths
         ]
     )
     missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
     status = audit.best.subject.status
-    status += (
-        " (weights are not Gaussian, or their standard deviations are measured)"
-        * (status == "same limit")
-    )
+    if status == "same limit":
+        status += (
+            " (weights are not Gaussian, or their standard deviations are measured)"
+        )
     return f"{audit.model.sizes}; {drawn}; {status}{missing}"
 
 
@@ -142,11 +153,9 @@ def unavailable(result: LengthResult) -> dict[str, str]:
     model, request = result.model, result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
-    return (
-        {"no gradients at n = ∞": request.no_gradients[model]}
-        if model in request.no_gradients
-        else {}
-    )
+    if model in request.no_gradients:
+        return {"no gradients at n = ∞": request.no_gradients[model]}
+    return {}
 
 
 def _reasons(result: LengthResult) -> list[Paragraph]:
@@ -156,57 +165,58 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
 
 
 def _audit_sections(audit: LengthResult) -> list[Section]:
-    """The sections of one model; those without blocks are left out."""
+    """The sections of one model; those without blocks are left out.
+
+    The main figure comes before the rules that are ok, so that it is on the first
+    screen.
+    """
+    items = _finding_items(audit)
+    urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
+    other_items = items[len(urgent) :]
     advice = [
         Paragraph(text)
         for text in (*recipe_notes([audit.model]), adam_note(audit.model))
         if text
     ]
-    items, drawn = _finding_items(audit), f", {counted(audit.tokens, 'token')}"
-    urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
-    lengths = {counted(result.tokens, "token"): result for result in audit.lengths}
+    summary = _block_table(audit, [EVERY[name] for name in SUMMARY], bands=False)
+    tokens = counted(audit.tokens, "token")
+    by_length = {counted(result.tokens, "token"): result for result in audit.lengths}
+    statuses = [_status_table("status", by_length)] if len(by_length) > 1 else []
     rules: list[doc.Row] = [
         [
-            Cell(f.name, f.rule),
-            Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]),
-            f.reason,
+            Cell(finding.name, finding.rule),
+            Cell(finding.verdict, finding.measured, COLOUR_CLASSES[finding.verdict]),
+            finding.reason,
         ]
-        for f in audit.findings
+        for finding in audit.findings
     ]
-    return [  # the figure before the rules that are ok: the first screen shows it
+    rules_table = Table(["rule", "status", "why it matters"], rules, prose=True)
+    return [
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
-        Section("", [doc.Items(items[len(urgent) :]), *advice]),
+        Section("", [doc.Items(other_items), *advice]),
+        Section("", [summary], "text"),
+        Section(f"Output, {tokens}", [_output_table([audit])], "verbose"),
         Section(
-            "",
-            [_block_table(audit, [EVERY[name] for name in SUMMARY], bands=False)],
-            "text",
-        ),
-        Section(f"Output{drawn}", [_output_table([audit])], "verbose"),
-        Section(
-            f"Blocks{drawn}: median and 5–95 % band",
+            f"Blocks, {tokens}: median and 5–95 % band",
             [_block_table(audit, BLOCKS)],
             "verbose",
         ),
         Section("Not computed", _reasons(audit), "verbose"),
-        Section(
-            "Lengths",
-            [_status_table("status", lengths)] if len(lengths) > 1 else [],
-            "verbose",
-        ),
+        Section("Lengths", statuses, "verbose"),
         Section("Activation ranges and short formats", _range_blocks(audit.best)),
-        Section(
-            "Block by block",
-            [Paragraph(BLOCK_NOTE), doc.Figures(figures(audit.lengths))],
-            "html",
-        ),
-        Section(
-            "All rules",
-            [Table(["rule", "status", "why it matters"], rules, prose=True)],
-            "html",
-            folded=True,
-        ),
+        _block_by_block(audit.lengths),
+        Section("All rules", [rules_table], "html", folded=True),
     ]
+
+
+def _block_by_block(results: Sequence[LengthResult]) -> Section:
+    """Figures of all quantities against depth."""
+    return Section(
+        "Block by block",
+        [Paragraph(BLOCK_NOTE), doc.Figures(figures(results))],
+        "html",
+    )
 
 
 def adam_updates(model: Transformer, lr: float = ADAM_LR) -> dict[str, float]:
@@ -267,40 +277,42 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
     """Flagged rules with advice first, then undecided ones, then a line for each
     other.
     """
-    items, absent = [], dict[str, list[str]]()
+    items = []
+    names_by_reason = dict[str, list[str]]()  # of rules that do not apply
     for finding in sorted(
-        audit.findings, key=lambda each: STATUSES.index(each.verdict)
+        audit.findings, key=lambda finding: STATUSES.index(finding.verdict)
     ):
-        text, more = f"{finding.brief} ({finding.limit_text})", []
         if finding.verdict == NOT_APPLICABLE:
-            absent.setdefault(finding.measured, []).append(finding.name)
-            continue
-        if finding.verdict != OK:
-            where = f"{finding.lengths_text}: " if len(audit.lengths) > 1 else ""
-            text = f"{where}{finding.measured} ({finding.limit_text})"
-        if finding.verdict == FLAG:
-            more = [finding.advice] if finding.advice else []
-            fine = [
-                f"{each.tokens:,}"
-                for each in audit.lengths
-                if each.finding(finding.name).verdict == OK
-            ]
-            more += (
-                [
-                    f"It is ok at {join_words(fine)} tokens: audit the length you"
-                    " train on."
-                ]
-                if fine
-                else []
+            names_by_reason.setdefault(finding.measured, []).append(finding.name)
+        else:
+            items.append(_finding_item(audit, finding))
+    for reason, names in names_by_reason.items():
+        items.append(doc.Item(NOT_APPLICABLE, ", ".join(names), reason))
+    return items
+
+
+def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
+    """The line of a rule; if it flags the model, with its advice."""
+    if finding.verdict == OK:
+        text = f"{finding.brief} ({finding.limit_text})"
+        return doc.Item(finding.verdict, finding.name, text, [])
+    where = f"{finding.lengths_text}: " if len(audit.lengths) > 1 else ""
+    text = f"{where}{finding.measured} ({finding.limit_text})"
+    details = []
+    if finding.verdict == FLAG:
+        if finding.advice:
+            details.append(finding.advice)
+        ok_lengths = [
+            f"{result.tokens:,}"
+            for result in audit.lengths
+            if result.finding(finding.name).verdict == OK
+        ]
+        if ok_lengths:
+            details.append(
+                f"It is ok at {join_words(ok_lengths)} tokens: audit the length you"
+                " train on."
             )
-        items.append(doc.Item(finding.verdict, finding.name, text, more))
-    return [
-        *items,
-        *(
-            doc.Item(NOT_APPLICABLE, ", ".join(names), why)
-            for why, names in absent.items()
-        ),
-    ]
+    return doc.Item(finding.verdict, finding.name, text, details)
 
 
 def _block_table(
@@ -333,33 +345,31 @@ def _quantity_rows(
         if (block, quantity.name) not in draws.numbers:
             return "–"
         median, low, high, error = draws.numbers[block, quantity.name].values()
+        digits = quantity.digits
         quadrature = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""
-        interval = (
-            f" ({low:.{quantity.digits}g}–{high:.{quantity.digits}g})" if bands else ""
-        )
-        return f"{median:.{quantity.digits}g}{quadrature}{interval}"
+        interval = f" ({low:.{digits}g}–{high:.{digits}g})" if bands else ""
+        return f"{median:.{digits}g}{quadrature}{interval}"
 
-    return [
-        [
-            Cell(q.title, q.meaning * (q in FINAL)),
-            *(text(draws, q, block) for draws, block in columns),
-        ]
-        for q in quantities
-        if any(q.name in draws for draws, _ in columns)
-    ]
+    rows: list[doc.Row] = []
+    for quantity in quantities:
+        if any(quantity.name in draws for draws, _ in columns):
+            tooltip = quantity.meaning if quantity in FINAL else ""
+            texts = [text(draws, quantity, block) for draws, block in columns]
+            rows.append([Cell(quantity.title, tooltip), *texts])
+    return rows
 
 
 def _output_table(firsts: Sequence[LengthResult]) -> Table:
     """Quantities of the output, with gradients at both ends, at each set of widths."""
-    measured = [each for result in firsts for each in result.measured]
-    names = strip_common_prefix([each.subject.model.name for each in measured])
+    measured = [draws for result in firsts for draws in result.measured]
+    names = strip_common_prefix([draws.subject.model.name for draws in measured])
     head = ["median and 5–95 % band"]
-    for each, name in zip(measured, names, strict=True):
-        own, limit = (
-            ("its widths", "n = ∞") if len(firsts) == 1 else (name, f"{name}, n = ∞")
-        )
-        head.append(limit if each.subject.infinite else own)
-    rows = _quantity_rows(FINAL, [(each, None) for each in measured])
+    for draws, name in zip(measured, names, strict=True):
+        if len(firsts) > 1:
+            head.append(f"{name}, n = ∞" if draws.subject.infinite else name)
+        else:
+            head.append("n = ∞" if draws.subject.infinite else "its widths")
+    rows = _quantity_rows(FINAL, [(draws, None) for draws in measured])
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 
@@ -367,210 +377,218 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     """A row for each rule that was measured somewhere, with its status in each
     column.
     """
-    rows: list[doc.Row] = [
-        [row[0].name, *(Cell(f.verdict, status=COLOUR_CLASSES[f.verdict]) for f in row)]
-        for row in zip(*(result.findings for result in columns.values()), strict=True)
-        if {finding.verdict for finding in row} != {NOT_APPLICABLE}
-    ]
+    rows: list[doc.Row] = []
+    for findings in zip(*(result.findings for result in columns.values()), strict=True):
+        verdicts = [finding.verdict for finding in findings]
+        if set(verdicts) != {NOT_APPLICABLE}:
+            cells = [
+                Cell(verdict, status=COLOUR_CLASSES[verdict]) for verdict in verdicts
+            ]
+            rows.append([findings[0].name, *cells])
     return Table([corner, *columns], rows)
 
 
 def _comparison_sections(
-    audits: Sequence[LengthResult], differences: Differences
+    audits: Sequence[LengthResult], compared: Differences
 ) -> list[Section]:
     """The sections of several models, with their differences first; empty sections are
     left out.
     """
-    names, (field, values) = (
-        [audit.model.name for audit in audits],
-        audits[0].request.swept or ("", ()),
-    )
-    short = dict(zip(names, strip_common_prefix(names), strict=True))
-    rules: list[doc.Row] = []
-    preferences = []
-    for rule in differences.rules:
-        said = [
-            (f.verdict, "" if f.value is None else f" {number(f.value)}")
-            for f in rule.findings
-        ]
-        cells = [
-            Cell(verdict + value, status=COLOUR_CLASSES[verdict])
-            for verdict, value in said
-        ]
-        rules.append([f"{rule.rule} ({rule.findings[0].limit_text})", *cells])
-        if rule.why:
-            chosen = join_words([f"“{short[name]}”" for name in rule.preferred])
-            preferences.append(
-                Paragraph(
-                    f"{rule.rule} prefers {chosen}: {rule.why}."
-                    f" {rule.findings[0].reason}"
-                )
-            )
-    preferred = differences.preferred or ""
-    against = drawbacks(audits, preferred)
-    advice = [f"Against “{short[preferred]}”: {'; '.join(against)}."] if against else []
-    deciding = {
-        rule.rule
-        for rule in differences.rules
-        if preferred in rule.preferred and rule.why
-    }
-    advice += [GRADIENT_NOTE] if preferred and deciding <= set(BACKWARD_RULES) else []
-    advice += recipe_notes([audit.model for audit in audits])
-    parted: list[doc.Row] = []
-    for each in differences.quantities:
-        quantity, medians = (
-            EVERY[each.quantity],
-            dict(zip(each.models, each.medians, strict=True)),
-        )
-        place = (
-            "output"
-            if each.block is None
-            else "embedding"
-            if each.block == 0
-            else f"block {each.block}"
-        )
-        texts = [
-            f"{medians[name]:.{quantity.digits}g}" if name in medians else ""
-            for name in names
-        ]
-        parted.append(
-            [
-                f"{quantity.title}, {place}",
-                *texts,
-                f"{each.distance:.2g} ± {each.error:.1g}",
-            ]
-        )
-    # fields with the same values share a row
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, row in differences.fields.items():
-        alike.setdefault(
-            tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []
-        ).append(name)
-    fields = [[", ".join(some), *row] for row, some in alike.items()]
+    names = [audit.model.name for audit in audits]
+    short_names = dict(zip(names, strip_common_prefix(names), strict=True))
+
+    def table(corner: str, rows: Sequence[doc.Row], *more: str) -> list[doc.Block]:
+        """A table with a column for each model; nothing if it has no rows."""
+        return [Table([corner, *short_names.values(), *more], rows)] if rows else []
+
+    findings = [finding for rule in compared.rules for finding in rule.findings]
+    rules = [
+        *table("rule", [_rule_row(rule) for rule in compared.rules]),
+        *_preferences(compared, short_names),
+    ]
+    advice = _comparison_advice(audits, compared, short_names)
+    quantities = [_quantity_row(row, names) for row in compared.quantities]
+    by_name = dict(zip(short_names.values(), audits, strict=True))
     last = _quantity_rows(
         BLOCKS, [(audit.best, audit.blocks) for audit in audits], bands=False
     )
-
-    def table(corner: str, rows: Sequence[doc.Row], *more: str) -> list[doc.Block]:
-        return [Table([corner, *short.values(), *more], rows)] if rows else []
-
     sections = [
-        Section("Rules that separate them", [*table("rule", rules), *preferences]),
-        Section(
-            "",
-            [
-                _main_figure(
-                    audits, [f for rule in differences.rules for f in rule.findings]
-                )
-            ],
-            "html",
-        ),
+        Section("Rules that separate them", rules),
+        Section("", [_main_figure(audits, findings)], "html"),
         Section("", [Paragraph(text) for text in advice]),
-        Section("", table("largest differences", parted, "bands apart")),
-        Section("Fields that differ", table("field", fields)),
-        Section(
-            f"Against {field}",
-            [doc.Figures(swept_figures(audits, field, values))] if field else [],
-            "html",
-        ),
-        Section(
-            "Status of every rule",
-            [_status_table("rule", dict(zip(short.values(), audits, strict=True)))],
-        ),
+        Section("", table("largest differences", quantities, "bands apart")),
+        Section("Fields that differ", table("field", _field_rows(compared))),
+        _sweep_section(audits),
+        Section("Status of every rule", [_status_table("rule", by_name)]),
         Section("Output", [_output_table(audits)], "verbose"),
         Section("After the last block", table("median", last), "verbose"),
-        Section(
-            "Block by block",
-            [Paragraph(BLOCK_NOTE), doc.Figures(figures(audits))],
-            "html",
-        ),
+        _block_by_block(audits),
     ]
     for audit in audits:
-        ranges = _range_blocks(audit.best)
         blocks = [
             Paragraph(headline(audit)),
             doc.Items(_finding_items(audit)),
-            *ranges,
+            *_range_blocks(audit.best),
             *_reasons(audit),
         ]
         sections.append(Section(audit.model.name, blocks, "verbose"))
     return sections
 
 
+def _rule_row(rule: RulePreference) -> doc.Row:
+    """A rule with its threshold, and its verdict on each model with the value."""
+    cells = []
+    for finding in rule.findings:
+        value = "" if finding.value is None else f" {number(finding.value)}"
+        cells.append(
+            Cell(finding.verdict + value, status=COLOUR_CLASSES[finding.verdict])
+        )
+    return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
+
+
+def _preferences(
+    compared: Differences, short_names: Mapping[str, str]
+) -> list[Paragraph]:
+    """Which models each rule prefers, and why."""
+    paragraphs = []
+    for rule in compared.rules:
+        if rule.why:
+            preferred = join_words(
+                [f"“{short_names[name]}”" for name in rule.preferred]
+            )
+            text = f"{rule.rule} prefers {preferred}: {rule.why}."
+            paragraphs.append(Paragraph(f"{text} {rule.findings[0].reason}"))
+    return paragraphs
+
+
+def _comparison_advice(
+    audits: Sequence[LengthResult],
+    compared: Differences,
+    short_names: Mapping[str, str],
+) -> list[str]:
+    """What speaks against the preferred model, and notes on the preference and on
+    recipes.
+    """
+    advice = []
+    preferred = compared.preferred or ""
+    against = drawbacks(audits, preferred)
+    if against:
+        advice.append(f"Against “{short_names[preferred]}”: {'; '.join(against)}.")
+    deciding = {
+        rule.rule for rule in compared.rules if preferred in rule.preferred and rule.why
+    }
+    if preferred and deciding <= set(BACKWARD_RULES):
+        advice.append(GRADIENT_NOTE)
+    return advice + recipe_notes([audit.model for audit in audits])
+
+
+def _quantity_row(row: SeparatedMetric, names: Sequence[str]) -> doc.Row:
+    """A quantity with its median for each model, and how far apart the bands are."""
+    quantity = EVERY[row.quantity]
+    if row.block is None:
+        where = "output"
+    elif row.block == 0:
+        where = "embedding"
+    else:
+        where = f"block {row.block}"
+    medians = dict(zip(row.models, row.medians, strict=True))
+    texts = [
+        f"{medians[name]:.{quantity.digits}g}" if name in medians else ""
+        for name in names
+    ]
+    distance = f"{row.distance:.2g} ± {row.error:.1g}"
+    return [f"{quantity.title}, {where}", *texts, distance]
+
+
+def _field_rows(compared: Differences) -> list[doc.Row]:
+    """The fields in which the models differ; those with the same values share a row."""
+    names_by_values: dict[tuple[str, ...], list[str]] = {}
+    for name, values in compared.fields.items():
+        texts = [
+            f"{value:.4g}" if isinstance(value, float) else str(value)
+            for value in values
+        ]
+        names_by_values.setdefault(tuple(texts), []).append(name)
+    return [[", ".join(names), *texts] for texts, names in names_by_values.items()]
+
+
+def _sweep_section(audits: Sequence[LengthResult]) -> Section:
+    """Figures of all quantities against the swept field; empty without a sweep."""
+    field, values = audits[0].request.swept or ("", ())
+    if not field:
+        return Section(f"Against {field}", [], "html")
+    pictures = swept_figures(audits, field, values)
+    return Section(f"Against {field}", [doc.Figures(pictures)], "html")
+
+
 def _range_blocks(draws: Draws) -> list[doc.Block]:
     """The table of activations and formats, and how to read it; nothing if ranges were
     not requested.
     """
+    ranges = ranges_of(draws.arrays)
+    if not ranges:
+        return []
     rows: list[doc.Row] = []
-    for each in (ranges := ranges_of(draws.arrays)):
-        median, low, high = (f"{value:.3g}" for value in each.largest.values())
-        band = f"{median} ({low}–{high})" + (
-            "" if each.block is None else f", in block {each.block}"
-        )
-        title = ACTIVATIONS.get(each.activation, each.activation)
-        rows.append([Cell(title, band), median, *map(_format_cell, each.formats)])
+    for activation in ranges:
+        median, low, high = (f"{value:.3g}" for value in activation.largest.values())
+        band = f"{median} ({low}–{high})"
+        if activation.block is not None:
+            band += f", in block {activation.block}"
+        title = ACTIVATIONS.get(activation.activation, activation.activation)
+        formats = [_format_cell(fit) for fit in activation.formats]
+        rows.append([Cell(title, band), median, *formats])
     head = ["activation", "largest", *(f.title for f in FORMATS)]
-    return [Table(head, rows), Paragraph(RANGE_NOTE)] if ranges else []
+    return [Table(head, rows), Paragraph(RANGE_NOTE)]
 
 
 def _format_cell(fit: FormatFit) -> Cell:
-    bad = [
-        word
-        for word, verdict in (
-            ("overflows", fit.overflow),
-            ("underflows", fit.underflow),
-        )
-        if verdict == FLAG
-    ]
-    if not bad:
-        open_ = UNDECIDED in (fit.overflow, fit.underflow)
-        return Cell(
-            "undecided" if open_ else "fits", status="open" if open_ else "good"
-        )
-    smallest = next(f.smallest for f in FORMATS if f.title == fit.format)
-    below = (
-        f"{fit.below:.2g} of its numbers are below 2^{smallest}; " if fit.below else ""
-    )
-    left = (
-        f", and leaves {fit.scaled:.2g} below" if fit.scaled >= UNDERFLOW_SHARE else ""
-    )
-    return Cell(
-        f"{' and '.join(bad)}, 2^{fit.scale}",
-        f"{below}a scale of 2^{fit.scale} fits{left}",
-        "bad",
-    )
+    """Whether an activation fits in a format; if not, the scale with which it does."""
+    faults = []
+    if fit.overflow == FLAG:
+        faults.append("overflows")
+    if fit.underflow == FLAG:
+        faults.append("underflows")
+    if faults:
+        smallest = next(f.smallest for f in FORMATS if f.title == fit.format)
+        tooltip = f"a scale of 2^{fit.scale} fits"
+        if fit.below:
+            tooltip = (
+                f"{fit.below:.2g} of its numbers are below 2^{smallest}; {tooltip}"
+            )
+        if fit.scaled >= UNDERFLOW_SHARE:
+            tooltip += f", and leaves {fit.scaled:.2g} below"
+        return Cell(f"{' and '.join(faults)}, 2^{fit.scale}", tooltip, "bad")
+    if UNDECIDED in (fit.overflow, fit.underflow):
+        return Cell("undecided", status="open")
+    return Cell("fits", status="good")
 
 
 def _main_figure(
     results: Sequence[LengthResult], findings: Sequence[Finding]
 ) -> doc.Figures:
     """The quantity of the first flagged rule, or the mean square of the stream."""
-    quantities = {
-        "branches": "attention_share",
-        "rank": "effective_rank",
-        "entropy": "entropy",
-        "load": "largest_load",
-        "vanishing": "grad_mean_square",
-        "exploding": "grad_mean_square",
-    }
-    names = [
-        quantities.get(finding.name) for finding in findings if finding.verdict == FLAG
-    ]
-    name = (
-        next((name for name in names if name in results[0].best), None) or "mean_square"
-    )
+    quantities = {rule.name: rule.quantity for rule in RULES}
+    name = "mean_square"
+    for finding in findings:
+        quantity = quantities[finding.name]
+        if finding.verdict != FLAG or quantity is None:
+            continue
+        if quantity in results[0].best:
+            name = quantity
+            break
     return doc.Figures([figure(results, name, "summary-")])
 
 
 def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Paragraph:
+    """How exact the draws are, what they took, and where their numbers are."""
     cases = [
-        each.subject
+        draws.subject
         for audit in audits
         for result in audit.lengths
-        for each in result.measured
+        for draws in result.measured
     ]
     statuses = {case.status for case in cases}
-    words = {
+    descriptions = {
         "exact": "exact in law at finite width",
         "same limit": (
             "drawn with Gaussian weights where the model's are not Gaussian (the limit"
@@ -578,13 +596,20 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
         ),
         "conjectured": "drawn from the conjectured limit where widths are infinite",
     }
-    exactness = ", ".join(text for status, text in words.items() if status in statuses)
-    single = [part for part in manifest["parts"] if part["precision"] == "float32"]
-    precision = f"{'single' if single else 'double'} precision"
-    if 0 < len(single) < len(manifest["parts"]):
-        finite = not any(part["infinite"] for part in single)
-        precision += (
-            f"{' at finite widths' if finite else ''} where that is enough, else double"
+    exactness = ", ".join(
+        text for status, text in descriptions.items() if status in statuses
+    )
+    parts = manifest["parts"]
+    single = [part for part in parts if part["precision"] == "float32"]
+    if not single:
+        precision = "double precision"
+    elif len(single) == len(parts):
+        precision = "single precision"
+    elif any(part["infinite"] for part in single):
+        precision = "single precision where that is enough, else double"
+    else:
+        precision = (
+            "single precision at finite widths where that is enough, else double"
         )
     seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
     first = (

@@ -251,7 +251,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
         axes,
         models,
         quantity.title,
-        " (0: embedding)" * (quantity.name in FROM_EMBEDDING),
+        " (0: embedding)" if quantity.name in FROM_EMBEDDING else "",
     )
     return len(axes.get_legend_handles_labels()[0]) > 1
 

@@ -183,14 +183,11 @@ class Request(_study.Request):
             and not {"--tokens", "--ids"} & {*words}
         ):
             left.append(f"more than {LENGTHS[0]} tokens")
-        full = (
-            shlex.join(word for word in words if word != "--quick")
-            or "leave out quick=True"
-        )
-        return (
-            f"Quick audit{'; not checked: ' * bool(left)}{', '.join(left)}."
-            f" Full\N{NO-BREAK SPACE}audit: {full}"
-        )
+        full = shlex.join(word for word in words if word != "--quick")
+        if not full:
+            full = "leave out quick=True"
+        not_checked = f"; not checked: {', '.join(left)}" if left else ""
+        return f"Quick audit{not_checked}. Full\N{NO-BREAK SPACE}audit: {full}"
 
     def ids_of(self, model: Model) -> tuple[int, ...] | None:
         """The given token ids of a model; None for different ones."""

@@ -73,7 +73,8 @@ class Rule:
     advice: str  # for programs, and where the rule is not flagged
     remedy: Remedy  # for a described model that it flags
     judge: Judge
-    quantity: str = "mean_square"  # whose figure shows what the rule is about
+    # whose figure shows why the rule flags a model; None: that of the mean square
+    quantity: str | None = None
     about_gradients: bool = False
 
     def finding(
@@ -156,7 +157,7 @@ def rule(
     why: str,
     advice: str,
     remedy: Remedy,
-    quantity: str = "mean_square",
+    quantity: str | None = None,
     about_gradients: bool = False,
 ) -> Callable[[Judge], Judge]:
     """Add a rule, whose judge is the decorated function."""

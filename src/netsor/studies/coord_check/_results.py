@@ -396,12 +396,20 @@ def _item(check: Check) -> doc.Item:
     )
 
 
-def _exponent_cell(v: Verdict, short: bool = False) -> Cell:
-    if v.exponent is None:
-        return Cell("–" if short else f"{v.verdict} {v.status}", status="absent")
-    interval = f"({v.exponent.low:+.2f},{v.exponent.high:+.2f}) {v.status:>9}"
-    rest = " FLAG" * (v.status == FLAG) if short else f" {interval}"
-    return Cell(f"{v.exponent.value:+.2f}{rest}", status=COLOUR_CLASSES[v.status])
+def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
+    """An exponent with its interval and its status; a short cell shows a status only if
+    it is a flag.
+    """
+    status, exponent = verdict.status, verdict.exponent
+    if exponent is None:
+        text = "–" if short else f"{verdict.verdict} {status}"
+        return Cell(text, status="absent")
+    text = f"{exponent.value:+.2f}"
+    if not short:
+        text += f" ({exponent.low:+.2f},{exponent.high:+.2f}) {status:>9}"
+    elif status == FLAG:
+        text += " FLAG"
+    return Cell(text, status=COLOUR_CLASSES[status])
 
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:

@@ -333,12 +333,15 @@ def advice(
             wrong = u.verdict in (GROWS, SHRINKS)
         if wrong:
             alike.setdefault(power(-left, letter, near), []).append(u)
-    for words, some in alike.items():
-        several, (*first, last) = "s" * (len(some) > 1), [u.entry.name for u in some]
-        names = f"{', '.join(first)} and {last}" if first else last
+    for factor, some in alike.items():
+        *first_names, last_name = [u.entry.name for u in some]
+        names = last_name
+        if first_names:
+            names = f"{', '.join(first_names)} and {last_name}"
+        several = "s" if first_names else ""
         exponents = ", ".join(str(u.through) for u in some)
         lines.append(
-            f"scale the learning rate{several} of {names} by {words}: the"
+            f"scale the learning rate{several} of {names} by {factor}: the"
             f" exponent{several} of the update{several}, {exponents}, should be"
             f" {some[0].promised:g}"
         )

@@ -345,14 +345,15 @@ def _item(sweep: Sweep) -> Item:
     if sweep.verdict != OUTSIDE:
         return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
     for end, what in ((0, "smaller"), (-1, "larger")):
-        some = [
-            n
-            for n, c in sweep.curves.items()
-            if np.argmin(c.loss) == range(len(c.lr))[end]
+        widths = [
+            width
+            for width, curve in sweep.curves.items()
+            if np.argmin(curve.loss) == range(len(curve.lr))[end]
         ]
-        if some:
-            at = f"width{'s' * (len(some) > 1)} {', '.join(map(width_text, some))}"
-            rate = f"add rates {what} than {sweep.curves[some[0]].lr[end]:.3g}"
+        if widths:
+            noun = "width" if len(widths) == 1 else "widths"
+            at = f"{noun} {', '.join(map(width_text, widths))}"
+            rate = f"add rates {what} than {sweep.curves[widths[0]].lr[end]:.3g}"
             more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
     return Item(UNDECIDED, sweep.name, sweep.verdict, more)
 
