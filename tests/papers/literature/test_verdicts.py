@@ -10,10 +10,10 @@ import pytest
 
 from netsor.papers.literature import _deepscale, _giorlandino, _unit_scaling
 from netsor.papers.literature._deepscale import (
-    attention_told,
-    gradient_told,
-    perceptron_told,
-    stack_told,
+    attention_formula,
+    gradient_formula,
+    perceptron_formula,
+    stack_formula,
 )
 from netsor.papers.literature._giorlandino import condensed, theory
 
@@ -141,12 +141,12 @@ def deepscale(factor=1.0):
         given = part.given
         if part.work is _deepscale.forward:
             told = [
-                attention_told(300, given["width"], score, given["r"])
+                attention_formula(300, given["width"], score, given["r"])
                 for score in given["scores"]
             ]
             found = {"moments": np.array(told)[:, None] * (factor + 1e-4 * NOISE)}
         elif part.work is _deepscale.backward:
-            told = gradient_told(300, given["width"], 64)
+            told = gradient_formula(300, given["width"], 64)
             found = {
                 "moments": np.full((len(given["scores"]), 1, 2), told)
                 * (factor + 1e-4 * NOISE)
@@ -154,7 +154,7 @@ def deepscale(factor=1.0):
         elif part.work is _deepscale.limits:
             told = [
                 [
-                    attention_told(s, math.inf, score, 0.0)[0]
+                    attention_formula(s, math.inf, score, 0.0)[0]
                     for score in given["scores"]
                 ]
                 for s in given["tokens"]
@@ -166,11 +166,11 @@ def deepscale(factor=1.0):
         elif part.work is _deepscale.perceptrons:
             found = {
                 "value": np.array(
-                    [factor * perceptron_told(r) for r in given["correlations"]]
+                    [factor * perceptron_formula(r) for r in given["correlations"]]
                 )
             }
         else:
-            told = stack_told(48, 256, given["score"], 10)
+            told = stack_formula(48, 256, given["score"], 10)
             found = {"moments": told * (factor + 1e-4 * NOISE[..., None])}
         made[part.label] = found
     return made

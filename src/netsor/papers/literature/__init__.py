@@ -20,8 +20,7 @@ def literature(
     quick: bool = False,
     progress: Progress = True,
 ) -> Finished:
-    """Compare published results with the exact law, as the command `netsor literature`
-    does.
+    """Compare published results with the exact law, as `netsor literature` does.
 
     Each statement agrees, disagrees, is undecided, or is outside the range that its
     authors state.
@@ -32,13 +31,13 @@ def literature(
         Their names, such as "unit-scaling"; all if none is given.
     out
         The folder for the report, the figures and their data. Finished parts are kept
-        there, and a run that was interrupted goes on where it stopped. Files that are
-        not of an earlier run are never overwritten.
+        there, and an interrupted run resumes where it stopped. Files that no earlier
+        run wrote are never overwritten.
     seed
-        Every number depends on it alone, not on the number of workers. No tolerance was
-        chosen on draws of the default.
+        Seed of the random numbers, which do not depend on the number of workers. No
+        tolerance was chosen on draws of the default seed.
     rng
-        A generator, from which a seed is drawn, or an integer, instead of `seed`.
+        A generator from which a seed is drawn, or an integer, instead of `seed`.
     workers
         Worker processes; all cores, if None.
     quick
@@ -51,15 +50,16 @@ def literature(
     Returns
     -------
     Finished
-        With `report`, the path of the page; `claims`, the verdicts by result;
-        `summary`, a line.
+        Its `report` is the path of the page, `claims` holds the verdicts by result,
+        and `summary` is one line.
 
     Examples
     --------
     >>> import tempfile
-    >>> found = ns.literature("unit-scaling", out=tempfile.mkdtemp(), quick=True, workers=1)
-    >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees"}
-    True
+    >>> folder = tempfile.mkdtemp()
+    >>> result = ns.literature("unit-scaling", out=folder, quick=True, workers=1)
+    >>> [claim.verdict for claim in result.claims["unit-scaling"]]
+    ['agrees', 'disagrees', 'disagrees', 'agrees']
     """
     request = Request.of(
         results, quick, out=out, seed=seed, rng=rng, workers=workers, progress=progress

@@ -1,13 +1,14 @@
-"""DeepScaleLM: formulas for the variance and covariance of activations and gradients,
-compared with the exact law.
+"""DeepScaleLM: formulas for variances and covariances of activations and gradients.
+
+They are compared with the exact law.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,14 +19,29 @@ from ...laws import Estimate
 from ...nn import attention, attention_std, mlp
 from ...studies import Arrays
 from .._significance import combine, decide_below, extrapolate
-from ._result import Array, Claim, Numbers, Part, Picture, Result, average, near, within
+from ._result import (
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    average,
+    estimates,
+    near,
+    within,
+)
 
 
-def attention_told(
-    tokens: int, width: float, score: float, r: float
-) -> tuple[float, float]:
-    """Variance and covariance of the output of attention, by their formula without
-    dropout.
+class Moments(NamedTuple):
+    """The variance of a token, and the covariance of two."""
+
+    variance: float
+    covariance: float
+
+
+def attention_formula(tokens: int, width: float, score: float, r: float) -> Moments:
+    """Moments of the output of attention, by their formula without dropout.
 
     Inputs have variance 1 and correlation r, `score` is the variance of a score, and
     values have variance 1.
@@ -34,61 +50,63 @@ def attention_told(
     own = (1 - r) ** 2 * (tokens - 1) * w + math.exp((1 - r) * score) * (
         4 * (1 - r) ** 2 * w + (1 - r)
     )
-    return own / tokens + r, r + (2 * (1 - r) ** 2 * w + (1 - r)) / tokens
+    covariance = r + (2 * (1 - r) ** 2 * w + (1 - r)) / tokens
+    return Moments(own / tokens + r, covariance)
 
 
-def gradient_told(tokens: int, width: int, head_dim: int) -> float:
-    """The variance of the gradient by the input for independent gradients of variance 1
-    from above, likewise.
+def gradient_formula(tokens: int, width: int, head_dim: int) -> float:
+    """Their variance of the gradient by attention's input.
+
+    Gradients from above are independent and have variance 1.
     """
     return head_dim / width / tokens
 
 
-def perceptron_told(r: float) -> float:
-    """Their quadratic approximation of the correlation of two outputs of a ReLU
-    perceptron.
+def perceptron_formula(r: float) -> float:
+    """Their quadratic approximation of the correlation of outputs of a ReLU perceptron.
+
+    r is the correlation of its two inputs.
     """
     return 1 / math.pi + r / 2 + (0.5 - 1 / math.pi) * r**2
 
 
-def stack_told(tokens: int, width: int, score: float, depth: int) -> Array:
-    """Variance and covariance of a pre-norm stream after each block, by their formulas
-    one after another.
-    """
+def stack_formula(tokens: int, width: int, score: float, depth: int) -> Array:
+    """Moments of a pre-norm stream after each block, by their formulas in a row."""
     v, c = 1.0, 0.0
-    found = [(v, c)]
+    moments = [(v, c)]
     for _ in range(depth):
-        own, pair = attention_told(tokens, width, score, c / v)
-        v, c = v + own, c + pair
-        v, c = v + 1, c + perceptron_told(c / v)
-        found.append((v, c))
-    return np.array(found)
+        attended = attention_formula(tokens, width, score, c / v)
+        v, c = v + attended.variance, c + attended.covariance
+        v, c = v + 1, c + perceptron_formula(c / v)
+        moments.append((v, c))
+    return np.array(moments)
 
 
 def head(tokens: int, width: int, head_dim: int, score: float, r: float) -> Program:
-    """Mean square and mean product of two tokens of what one head mixes: with values of
-    variance 1, of its output.
+    """Mean square and mean product of two tokens of the output of one head.
+
+    Its values are its inputs, of variance 1.
     """
     x = _correlated(tokens, width, r)
-    q, k = (ns.weight(head_dim, width, std=score**0.25) @ x for _ in range(2))
+    q = ns.weight(head_dim, width, std=score**0.25) @ x
+    k = ns.weight(head_dim, width, std=score**0.25) @ x
     return Program(_moments(ns.softmax(ns.dot(q, k)) @ x))
 
 
 def head_gradient(
     tokens: int, width: int, head_dim: int, score: float, r: float
 ) -> Program:
-    """The same of the gradient by the inputs of one head, for independent normal
-    gradients from above.
+    """The same of the gradient by the inputs of one head.
+
+    Gradients from above are independent and normal.
     """
     x = _correlated(tokens, width, r)
-    q, k, v = (
-        ns.weight(head_dim, width, std=std) @ x
-        for std in (score**0.25, score**0.25, 1.0)
-    )
+    q = ns.weight(head_dim, width, std=score**0.25) @ x
+    k = ns.weight(head_dim, width, std=score**0.25) @ x
+    v = ns.weight(head_dim, width, std=1.0) @ x
     y = (ns.softmax(ns.dot(q, k)) @ v) * ns.gaussian(head_dim, tokens)
-    loss = (
-        head_dim * ns.mean_dot(y.sum(0).reshape(1), ns.ones(head_dim).reshape(1))[0, 0]
-    )
+    total, ones = y.sum(0).reshape(1), ns.ones(head_dim).reshape(1)
+    loss = head_dim * ns.mean_dot(total, ones)[0, 0]
     # √width · ∂loss/∂x is what `grad` returns
     return Program(_moments(ns.grad(loss, x) / math.sqrt(width)))
 
@@ -102,19 +120,19 @@ def perceptron(r: float) -> Program:
 
 
 def stack(tokens: int, heads: int, head_dim: int, score: float, depth: int) -> Program:
-    """Mean square and mean product of two tokens of a pre-norm stream, before the first
-    block and after each.
+    """Mean square and mean product of two tokens of a pre-norm stream.
+
+    They are taken before the first block and after each.
     """
     width, sigma = heads * head_dim, score**0.25
     x = ns.gaussian(width, tokens)
-    found = [_moments(x)]
+    moments = [_moments(x)]
     for _ in range(depth):
-        x = x + attention(
-            ns.layer_norm(x), heads, head_dim=head_dim, sigma_q=sigma, sigma_k=sigma
-        )
+        y = ns.layer_norm(x)
+        x = x + attention(y, heads, head_dim=head_dim, sigma_q=sigma, sigma_k=sigma)
         x = x + mlp(ns.layer_norm(x), 4 * width, sigma_out=math.sqrt(2))
-        found.append(_moments(x))
-    return Program(ns.stack(found))
+        moments.append(_moments(x))
+    return Program(ns.stack(moments))
 
 
 def _correlated(tokens: int, width: ns.Width | int, r: float) -> ns.Vector:
@@ -136,91 +154,84 @@ def _product(gram: Array) -> Array:
     return np.asarray((gram.sum((-2, -1)) - s * _square(gram)) / (s * (s - 1)))
 
 
-# variances of scores in their simulation
+# Variances of scores in their simulation.
 SCORES = tuple(sigma**4 for sigma in (0.1, 0.245, 0.6))
 CORRELATIONS = (0.0, 1 / 3, 2 / 3)
 WIDTHS = (100, 316, 1000)
-# the fewest tokens of their simulation, and one of its head dimensions
+# The fewest tokens of their simulation, and one of its head dimensions.
 TOKENS, HEAD = 300, 64
 LARGER = (*SCORES, 0.25, 0.5, 1.0, 2.0, 4.0)
-QUICK_DEPTHS = (4, 16, 64, 300, 1000)
+LIMIT_LENGTHS = (4, 16, 64, 300, 1000)  # tokens of exact limits at infinite width
 BACKWARD = (*SCORES, 0.4, 1.0)
-# the errors that they publish are below this at the 99th percentile
+BACKWARD_WIDTH = 316
+# The errors that they publish are below this at the 99th percentile.
 MAX_RELATIVE_ERROR = 0.1
-# the 99th percentile of |actual − predicted|/actual that they publish for the gradient
+# The 99th percentile of |actual − predicted|/actual that they publish for gradients.
 MAX_GRADIENT_ERROR = 0.445
-DEPTH, HEADS, LENGTH = 10, 4, 48
-# correlations of inputs of a perceptron
-PAIRS = tuple((k + 0.5) / 20 for k in range(20))
+DEPTH, HEADS, LENGTH = 10, 4, 48  # of the stack of blocks
+PAIRS = tuple(
+    (k + 0.5) / 20 for k in range(20)
+)  # correlations of a perceptron's inputs
 
 
 def forward(width: int, r: float, scores: list[float], draws: int, seed: int) -> Arrays:
-    """Variance and covariance of one head's output, for each draw: (scores, draws,
-    2).
-    """
-    return {
-        "moments": np.stack(
-            [
-                _drawn(head(TOKENS, width, HEAD, score, r), draws, seed)
-                for score in scores
-            ]
-        )
-    }
+    """Moments of one head's output for each draw, an array (scores, draws, 2)."""
+    moments = [
+        _drawn(head(TOKENS, width, HEAD, score, r), draws, seed) for score in scores
+    ]
+    return {"moments": np.stack(moments)}
 
 
 def backward(width: int, scores: list[float], draws: int, seed: int) -> Arrays:
     """The same of the gradient by its inputs, which are independent."""
-    return {
-        "moments": np.stack(
-            [
-                _drawn(head_gradient(TOKENS, width, HEAD, score, 0.0), draws, seed)
-                for score in scores
-            ]
-        )
-    }
+    moments = [
+        _drawn(head_gradient(TOKENS, width, HEAD, score, 0.0), draws, seed)
+        for score in scores
+    ]
+    return {"moments": np.stack(moments)}
 
 
 def limits(tokens: list[int], scores: list[float], seed: int) -> Arrays:
-    """The variance for independent inputs of infinite width, exactly: (tokens, scores),
-    and its error.
+    """The exact variance for independent inputs of infinite width, with its error.
+
+    Arrays (tokens, scores).
     """
-    found = [
-        [attention_std(s, HEAD, scale=math.sqrt(v / HEAD)) ** 2 for v in scores]
-        for s in tokens
-    ]
-    return {
-        "value": np.array([[e.value for e in row] for row in found]),
-        "error": np.array([[e.error for e in row] for row in found]),
-    }
+    values, errors = [], []
+    for s in tokens:
+        variances = [
+            attention_std(s, HEAD, scale=math.sqrt(score / HEAD)) ** 2
+            for score in scores
+        ]
+        values.append([e.value for e in variances])
+        errors.append([e.error for e in variances])
+    return {"value": np.array(values), "error": np.array(errors)}
 
 
 def perceptrons(correlations: list[float], seed: int) -> Arrays:
-    """The correlation of two outputs of a perceptron at infinite width: it is not
-    random.
+    """The correlation of two outputs of a perceptron at infinite width.
+
+    It is not random.
     """
-    found = [
-        float(np.asarray(perceptron(r).draw(n=math.inf, draws=1, progress=False))[0])
-        for r in correlations
-    ]
-    return {"value": np.array(found)}
+    values = []
+    for r in correlations:
+        drawn = perceptron(r).draw(n=math.inf, draws=1, progress=False)
+        values.append(float(np.asarray(drawn)[0]))
+    return {"value": np.array(values)}
 
 
 def stacks(score: float, draws: int, seed: int) -> Arrays:
-    """Variance and covariance of the stream by block, for each draw: (draws, blocks,
-    2).
-    """
+    """Moments of the stream by block for each draw, an array (draws, blocks, 2)."""
     return {"moments": _drawn(stack(LENGTH, HEADS, HEAD, score, DEPTH), draws, seed)}
 
 
-def _drawn(net: Any, draws: int, seed: int) -> Array:
-    return np.asarray(
-        net.draw(draws=draws, seed=seed, workers=1, progress=False), dtype=np.float64
-    )
+def _drawn(net: Program, draws: int, seed: int) -> Array:
+    moments = net.draw(draws=draws, seed=seed, workers=1, progress=False)
+    return np.asarray(moments, dtype=np.float64)
 
 
 def parts(quick: bool) -> list[Part]:
     """One head over their grid and beyond; its gradient; perceptrons; a stack."""
-    made = []
+    parts = []
     for width, r in itertools.product(WIDTHS, (0.0,) if quick else CORRELATIONS):
         given: dict[str, Any] = {
             "width": width,
@@ -228,33 +239,27 @@ def parts(quick: bool) -> list[Part]:
             "scores": list(SCORES),
             "draws": 100 if quick else 400,
         }
-        made.append(
-            Part(f"forward {width} {r:.3f}", forward, given, 4.0 if quick else 15.0)
-        )
-    draws, seconds = (20, 10.0) if quick else (80, 40.0)
-    made.append(
-        Part(
-            "backward",
-            backward,
-            {"width": 316, "scores": list(BACKWARD), "draws": draws},
-            seconds,
-        )
-    )
-    made.append(
-        Part(
-            "limits",
-            limits,
-            {"tokens": list(QUICK_DEPTHS), "scores": list(LARGER)},
-            2.0,
-        )
-    )
-    made.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
+        seconds = 4.0 if quick else 15.0
+        parts.append(Part(_forward_label(width, r), forward, given, seconds))
+
+    given = {
+        "width": BACKWARD_WIDTH,
+        "scores": list(BACKWARD),
+        "draws": 20 if quick else 80,
+    }
+    parts.append(Part("backward", backward, given, 10.0 if quick else 40.0))
+    given = {"tokens": list(LIMIT_LENGTHS), "scores": list(LARGER)}
+    parts.append(Part("limits", limits, given, 2.0))
+    parts.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
     for score in (1.0, 4.0):
-        draws, seconds = (16, 2.0) if quick else (100, 10.0)
-        made.append(
-            Part(f"stack {score:g}", stacks, {"score": score, "draws": draws}, seconds)
-        )
-    return made
+        given = {"score": score, "draws": 16 if quick else 100}
+        seconds = 2.0 if quick else 10.0
+        parts.append(Part(f"stack {score:g}", stacks, given, seconds))
+    return parts
+
+
+def _forward_label(width: int, r: float) -> str:
+    return f"forward {width} {r:.3f}"
 
 
 def mean(draws: Array) -> Estimate:
@@ -263,156 +268,169 @@ def mean(draws: Array) -> Estimate:
     return Estimate(float(value), float(error))
 
 
-def ratio(told: float, ours: Estimate) -> Estimate:
+def ratio(published: float, ours: Estimate) -> Estimate:
     """The published number divided by ours."""
-    return Estimate(told / ours.value, told * ours.error / ours.value**2)
+    return Estimate(published / ours.value, published * ours.error / ours.value**2)
 
 
-Points = Mapping[tuple[int, float, float], tuple[Estimate, Estimate]]
+class _Point(NamedTuple):
+    """Published over ours, at one point of their grid."""
+
+    width: int
+    correlation: float
+    score: float  # variance of scores
+    variance: Estimate
+    covariance: Estimate
 
 
-def _forward(numbers: Numbers) -> Points:
-    """Published over ours, (variance, covariance), by (width, correlation, variance of
-    scores).
-    """
-    found = {}
-    for label, arrays in numbers.items():
-        if not label.startswith("forward"):
+def _forward(numbers: Numbers) -> list[_Point]:
+    """The points of their grid that were run."""
+    points = []
+    for width, r in itertools.product(WIDTHS, CORRELATIONS):
+        arrays = numbers.get(_forward_label(width, r))
+        if arrays is None:
             continue
-        width, r = (
-            int(label.split()[1]),
-            next(r for r in CORRELATIONS if f"{r:.3f}" == label.split()[2]),
-        )
         for score, draws in zip(SCORES, arrays["moments"], strict=True):
-            told = attention_told(TOKENS, width, score, r)
-            found[width, r, score] = (
-                ratio(told[0], mean(draws[:, 0])),
-                ratio(told[1], mean(draws[:, 1])),
+            formula = attention_formula(TOKENS, width, score, r)
+            points.append(
+                _Point(
+                    width=width,
+                    correlation=r,
+                    score=score,
+                    variance=ratio(formula.variance, mean(draws[:, 0])),
+                    covariance=ratio(formula.covariance, mean(draws[:, 1])),
+                )
             )
-    return found
+    return points
 
 
-def _grid(points: Points, which: int, name: str) -> Claim:
-    ratios = {place: pair[which] for place, pair in points.items()}
-    worst = max(ratios, key=lambda place: abs(ratios[place].value - 1))
-    width, r, score = worst
+def _grid(points: list[_Point], quantity: str, words: str) -> Claim:
+    """The formula for the variance or the covariance over their grid."""
+    ratios: list[Estimate] = [getattr(point, quantity) for point in points]
+    distances = [abs(ratio.value - 1) for ratio in ratios]
+    worst = distances.index(max(distances))
+    point = points[worst]
     return Claim(
-        f"The formula for the {name} of attention's output holds over their grid.",
+        f"The formula for the {words} of attention's output holds over their grid.",
         f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at all its points: T ="
         f" {TOKENS}, d = {HEAD}, input widths {', '.join(map(str, WIDTHS))}, scores of"
         " standard deviation up to 0.36.",
-        f"Published over ours, farthest off: {ratios[worst]} (width {width},"
-        f" correlation {r:.2f}, variance of scores {score:.2g}), of {len(ratios)}"
-        " points.",
-        combine(*(near(e, 1.0, MAX_RELATIVE_ERROR) for e in ratios.values())),
+        f"Published over ours, farthest off: {ratios[worst]} (width {point.width},"
+        f" correlation {point.correlation:.2f}, variance of scores {point.score:.2g}),"
+        f" of {len(ratios)} points.",
+        combine(*(near(ratio, 1.0, MAX_RELATIVE_ERROR) for ratio in ratios)),
     )
+
+
+def _limit(numbers: Numbers, tokens: int, score: float) -> Estimate:
+    """The exact variance at infinite width."""
+    position = LIMIT_LENGTHS.index(tokens), LARGER.index(score)
+    arrays = numbers["limits"]
+    return Estimate(float(arrays["value"][position]), float(arrays["error"][position]))
 
 
 def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
-    row, column = QUICK_DEPTHS.index(tokens), LARGER.index(score)
-    value = Estimate(
-        float(numbers["limits"]["value"][row, column]),
-        float(numbers["limits"]["error"][row, column]),
-    )
-    told = attention_told(tokens, math.inf, score, 0.0)[0]
+    """The formula for the variance beyond their grid, at infinite width."""
+    exact = _limit(numbers, tokens, score)
+    published = attention_formula(tokens, math.inf, score, 0.0).variance
     return Claim(
         f"The formula for the variance of attention's output, {words}.",
         f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens}"
         f" independent tokens, scores of variance {score:g}.",
-        f"Published {told:.4g}, exact {value.value:.4g} ± {value.error:.0e}:"
-        f" {told / value.value:.2f} times.",
-        extrapolate(within(told, value, MAX_RELATIVE_ERROR)),
+        f"Published {published:.4g}, exact {exact.value:.4g} ± {exact.error:.0e}:"
+        f" {published / exact.value:.2f} times.",
+        extrapolate(within(published, exact, MAX_RELATIVE_ERROR)),
     )
 
 
 def _gradients(numbers: Numbers) -> list[Estimate]:
     """Published over ours, by variance of scores."""
-    told = gradient_told(TOKENS, 316, HEAD)
-    return [ratio(told, mean(draws[:, 0])) for draws in numbers["backward"]["moments"]]
+    published = gradient_formula(TOKENS, BACKWARD_WIDTH, HEAD)
+    return [
+        ratio(published, mean(draws[:, 0])) for draws in numbers["backward"]["moments"]
+    ]
 
 
 def _backward(numbers: Numbers, score: float, words: str) -> Claim:
-    found = _gradients(numbers)[BACKWARD.index(score)]
-    share = (
-        numbers["limits"]["value"][QUICK_DEPTHS.index(TOKENS), LARGER.index(score)]
-        * TOKENS
-    )
-    verdict = near(found, 1.0, MAX_GRADIENT_ERROR)
+    """The formula for the variance of the gradient."""
+    gradient = _gradients(numbers)[BACKWARD.index(score)]
+    through_values = _limit(numbers, TOKENS, score).value * TOKENS
+    verdict = near(gradient, 1.0, MAX_GRADIENT_ERROR)
     return Claim(
         f"The formula for the variance of the gradient by attention's input, {words}.",
         f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of the"
-        f" errors that they publish (T = {TOKENS}, d = {HEAD}, width 316, scores of"
-        f" variance {score:.2g}).",
-        f"Published over ours: {found}. The formula has the path through values alone,"
-        f" and flat attention: with the exact weights that path is {share:.2f} times"
-        f" it, the whole gradient {1 / found.value:.2f} times.",
+        f" errors that they publish (T = {TOKENS}, d = {HEAD}, width {BACKWARD_WIDTH},"
+        f" scores of variance {score:.2g}).",
+        f"Published over ours: {gradient}. The formula has the path through values"
+        " alone, and flat attention: with the exact weights that path is"
+        f" {through_values:.2f} times it, the whole gradient"
+        f" {1 / gradient.value:.2f} times.",
         verdict if score in SCORES else extrapolate(verdict),
     )
 
 
 def _perceptrons(numbers: Numbers) -> Claim:
-    off = np.abs(
-        np.array([perceptron_told(r) for r in PAIRS]) - numbers["perceptrons"]["value"]
-    )
-    at = int(np.argmax(off))
+    """The formula for a ReLU perceptron."""
+    published = np.array([perceptron_formula(r) for r in PAIRS])
+    distance = np.abs(published - numbers["perceptrons"]["value"])
+    worst = int(np.argmax(distance))
+    largest = float(distance[worst])
     return Claim(
         "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 − 1/π) r²,"
         " approximately.",
         "It is within 0.01 of our law at infinite width for r = 0.025, 0.075, …,"
         " 0.975.",
-        f"Farthest off by {off[at]:.4f}, at r = {PAIRS[at]:g}.",
-        decide_below(Estimate(float(off[at]), 0.0), 0.01),
+        f"Farthest off by {largest:.4f}, at r = {PAIRS[worst]:g}.",
+        decide_below(Estimate(largest, 0.0), 0.01),
     )
 
 
 def correlations(moments: Array) -> tuple[Array, Array]:
-    """The mean product over the mean square by block, with its standard error (of a
-    ratio of means).
-    """
-    square, product = moments[..., 0].mean(0), moments[..., 1].mean(0)
-    rest = moments[..., 1] - product / square * moments[..., 0]
-    return product / square, average(rest)[1] / square
+    """The mean product over the mean square by block, with its standard error."""
+    squares, products = moments[..., 0], moments[..., 1]
+    ratio = products.mean(0) / squares.mean(0)
+    # to first order, the error of a ratio of means is that of the mean of these
+    residuals = products - ratio * squares
+    return ratio, average(residuals)[1] / squares.mean(0)
 
 
 def _stack(numbers: Numbers, score: float) -> Claim:
+    """The formulas in a row, against a stack of blocks."""
     moments = numbers[f"stack {score:g}"]["moments"]
-    told = stack_told(LENGTH, HEADS * HEAD, score, DEPTH)
-    pairs, error = correlations(moments)
+    published = stack_formula(LENGTH, HEADS * HEAD, score, DEPTH)
+    published_variance = float(published[-1, 0])
+    published_correlation = published[:, 1] / published[:, 0]
+
     variance = mean(moments[:, -1, 0])
-    off = np.abs(told[:, 1] / told[:, 0] - pairs)
-    at = int(np.argmax(off))
+    correlation, error = correlations(moments)
+    distance = np.abs(published_correlation - correlation)
+    worst = int(np.argmax(distance))
+    verdicts = [
+        within(published_variance, variance, MAX_RELATIVE_ERROR),
+        *(decide_below(e, 0.05) for e in estimates(distance, error)),
+    ]
     return Claim(
         "Block after block, the formulas give the moments of a pre-norm stream, at"
         f" scores of variance {score:g}.",
         f"After {DEPTH} blocks the variance is within {MAX_RELATIVE_ERROR:.0%} of our"
         f" law, and the correlation within 0.05 in all of them (T = {LENGTH}, width"
         f" {HEADS * HEAD}, {HEADS} heads).",
-        f"Variance: published {told[-1, 0]:.2f}, ours {variance}. Correlation, farthest"
-        f" off after block {at}: published {told[at, 1] / told[at, 0]:.3f}, ours"
-        f" {Estimate(float(pairs[at]), float(error[at]))}.",
-        extrapolate(
-            combine(
-                within(float(told[-1, 0]), variance, MAX_RELATIVE_ERROR),
-                *(
-                    decide_below(Estimate(float(o), float(e)), 0.05)
-                    for o, e in zip(off, error, strict=True)
-                ),
-            )
-        ),
+        f"Variance: published {published_variance:.2f}, ours {variance}. Correlation,"
+        f" farthest off after block {worst}: published"
+        f" {published_correlation[worst]:.3f}, ours"
+        f" {estimates(correlation, error)[worst]}.",
+        extrapolate(combine(*verdicts)),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
-    """Forward over their grid and beyond it, backward, perceptrons, and blocks in a
-    row.
-    """
+    """Forward on their grid and beyond, backward, perceptrons, and blocks in a row."""
     points = _forward(numbers)
+    xavier = "at scores of variance 1, as Xavier's rule makes them"
     return [
-        _grid(points, 0, "variance"),
-        _grid(points, 1, "covariance of two tokens"),
-        _beyond(
-            numbers, TOKENS, 1.0, "at scores of variance 1, as Xavier's rule makes them"
-        ),
+        _grid(points, "variance", "variance"),
+        _grid(points, "covariance", "covariance of two tokens"),
+        _beyond(numbers, TOKENS, 1.0, xavier),
         _beyond(numbers, TOKENS, 4.0, "at large scores"),
         _beyond(numbers, 4, 1.0, "at few tokens"),
         _backward(numbers, SCORES[-1], "at the largest scores of their grid"),
@@ -425,54 +443,44 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """The variance of one head by tokens and variance of scores, and its gradient."""
-    for (row, tokens), (column, score) in itertools.product(
-        enumerate(QUICK_DEPTHS), enumerate(LARGER)
-    ):
-        value, error = (
-            float(numbers["limits"][name][row, column]) for name in ("value", "error")
-        )
-        told = attention_told(tokens, math.inf, score, 0.0)[0]
-        yield {
-            "quantity": "output",
-            "tokens": tokens,
-            "scores": score,
-            "published/ours": told / value,
-            "error": told * error / value**2,
-        }
-    for score, found in zip(BACKWARD, _gradients(numbers), strict=True):
-        yield {
-            "quantity": "gradient",
-            "tokens": TOKENS,
-            "scores": score,
-            "published/ours": found.value,
-            "error": found.error,
-        }
+    for tokens, score in itertools.product(LIMIT_LENGTHS, LARGER):
+        published = attention_formula(tokens, math.inf, score, 0.0).variance
+        ours = ratio(published, _limit(numbers, tokens, score))
+        yield _row("output", tokens, score, ours)
+    for score, gradient in zip(BACKWARD, _gradients(numbers), strict=True):
+        yield _row("gradient", TOKENS, score, gradient)
+
+
+def _row(quantity: str, tokens: int, score: float, ratio: Estimate) -> dict[str, Any]:
+    return {
+        "quantity": quantity,
+        "tokens": tokens,
+        "scores": score,
+        "published/ours": ratio.value,
+        "error": ratio.error,
+    }
 
 
 def draw(numbers: Numbers) -> Any:
     """Published over ours, against the variance of scores."""
     figure = new(2.9)
     axes = figure.subplots()
-    axes.axhspan(
-        1 - MAX_RELATIVE_ERROR, 1 + MAX_RELATIVE_ERROR, color=GREY, alpha=0.2, lw=0
-    )
+    tolerance = (1 - MAX_RELATIVE_ERROR, 1 + MAX_RELATIVE_ERROR)
+    axes.axhspan(*tolerance, color=GREY, alpha=0.2, lw=0)
     axes.axvspan(7e-5, SCORES[-1], color=GREY, alpha=0.1, lw=0)
-    for (row, tokens), colour in zip(
-        enumerate(QUICK_DEPTHS), (VERMILLION, ORANGE, GREEN, SKY, BLUE), strict=True
-    ):
+    colours = (VERMILLION, ORANGE, GREEN, SKY, BLUE)
+    for row, (tokens, colour) in enumerate(zip(LIMIT_LENGTHS, colours, strict=True)):
+        published = [
+            attention_formula(tokens, math.inf, score, 0.0).variance for score in LARGER
+        ]
+        ratios = published / numbers["limits"]["value"][row]
         style = {"color": colour, "marker": MARKS[row + 2], "ms": 3}
-        told = [attention_told(tokens, math.inf, score, 0.0)[0] for score in LARGER]
-        axes.plot(
-            LARGER,
-            told / numbers["limits"]["value"][row],
-            **style,
-            label=f"output, T = {tokens}",
-        )
-    found = _gradients(numbers)
+        axes.plot(LARGER, ratios, label=f"output, T = {tokens}", **style)
+    gradients = _gradients(numbers)
     axes.errorbar(
         BACKWARD,
-        [e.value for e in found],
-        [e.error for e in found],
+        [gradient.value for gradient in gradients],
+        [gradient.error for gradient in gradients],
         color="black",
         fmt="s--",
         ms=3,
@@ -480,16 +488,10 @@ def draw(numbers: Numbers) -> Any:
         lw=1.0,
         label=f"gradient, T = {TOKENS}",
     )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="variance of scores",
-        ylabel="published / ours",
-        xlim=(7e-5, 4.5),
-    )
-    axes.set_yticks(
-        [0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"]
-    )
+    axes.set(xscale="log", xlabel="variance of scores", xlim=(7e-5, 4.5))
+    axes.set(yscale="log", ylabel="published / ours")
+    ticks = [0.1, 0.2, 0.5, 1, 2, 5, 10]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     figure.legend(loc="outside lower center", ncols=2, columnspacing=1.0)
     return figure

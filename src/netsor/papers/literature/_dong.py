@@ -1,5 +1,5 @@
-"""Dong et al. 2021: without residual connections all tokens become one, doubly
-exponentially in the depth.
+"""Dong et al. 2021: attention alone makes all tokens equal, doubly exponentially in the
+depth.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from .._significance import (
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
 N = Width("n")
-# of BERT-base; tokens as in the paper
+# BERT-base: its tokens as in the paper, width, hidden units, heads, and the standard
+# deviation of all weights.
 TOKENS, DIM, HIDDEN, HEADS, STD = 128, 768, 3072, 12, 0.02
 
 
@@ -52,34 +53,40 @@ def _square(x: Vector) -> Scalar:
 
 @program
 def bert_program(layers: int, skip: bool, mlp: bool) -> Any:
-    """After each layer |m|²/n, the products of residuals, and those of m with them."""
+    """After each layer |m|²/n, the products of residuals, and those of m with them.
+
+    m is the mean of all tokens, and residuals are tokens minus m.
+    """
     sigma = STD * math.sqrt(DIM)
     # Word, position and type of token: the last is the same for all.
     x = layer_norm(gaussian(DIM, TOKENS, cov=(2 * np.eye(TOKENS) + 1) / 3), eps=0.0)
-    found: list[Any] = []
-    for layer in range(layers + 1):
-        if layer:
-            y = attention(
-                x,
-                HEADS,
-                DIM // HEADS,
-                sigma_q=sigma,
-                sigma_k=sigma,
-                sigma_v=sigma,
-                sigma_o=sigma,
-            )
-            x = layer_norm(x + y if skip else y, eps=0.0)
-            if mlp:
-                active = gelu(weight(HIDDEN, DIM, entry_std=STD) @ x)
-                x = layer_norm(x + weight(DIM, HIDDEN, entry_std=STD) @ active, eps=0.0)
-        m = stack([x.mean()])
-        r = x - x.mean()
-        found += [mean_dot(m, m)[0, 0], mean_dot(r, r), mean_dot(m, r)[0]]
-    return tuple(found)
+    outputs = _mean_and_residuals(x)
+    for _ in range(layers):
+        y = attention(
+            x,
+            HEADS,
+            DIM // HEADS,
+            sigma_q=sigma,
+            sigma_k=sigma,
+            sigma_v=sigma,
+            sigma_o=sigma,
+        )
+        x = layer_norm(x + y if skip else y, eps=0.0)
+        if mlp:
+            active = gelu(weight(HIDDEN, DIM, entry_std=STD) @ x)
+            x = layer_norm(x + weight(DIM, HIDDEN, entry_std=STD) @ active, eps=0.0)
+        outputs += _mean_and_residuals(x)
+    return tuple(outputs)
+
+
+def _mean_and_residuals(x: Vector) -> list[Any]:
+    m = stack([x.mean()])
+    r = x - x.mean()
+    return [mean_dot(m, m)[0, 0], mean_dot(r, r), mean_dot(m, r)[0]]
 
 
 def _grown(score: Array, log: Array) -> Array:
-    """expm1(e^(2λ) p)/e^(2λ), which is p where e^(2λ) is nothing."""
+    """expm1(e^(2λ) p)/e^(2λ) for a score p and λ = `log`, also where it underflows."""
     square = np.exp(2 * log)
     small = np.abs(square * score) < 1e-8
     exact = np.expm1(square * score) / np.where(small, 1.0, square)
@@ -89,20 +96,23 @@ def _grown(score: Array, log: Array) -> Array:
 def _sized(r: Vector) -> tuple[Vector, Scalar]:
     """Vectors of mean square 1, and the logarithm of their size."""
     square = _square(r)
-    return apply(lambda p: 1 / np.sqrt(p), square) * r, 0.5 * apply(np.log, square)
+    unit = apply(lambda p: 1 / np.sqrt(p), square) * r
+    return unit, 0.5 * apply(np.log, square)
 
 
 @program
 def pure_program(tokens: int, layers: int) -> Any:
-    """log of |residual|/|mean| before and after each layer of attention with one head,
-    no W^O and no norm.
+    """log of |residual|/|mean| before and after each layer.
+
+    The layers are attention with one head, without W^O and norm. Residuals soon are too
+    small for floating-point numbers, so they are e^λ u, with u of mean square 1.
     """
     x = gaussian(N, tokens)
     m = x.mean()
     u, log = _sized(x - m)
-    found = [log - 0.5 * apply(np.log, _square(m))]
+    ratios = [log - 0.5 * apply(np.log, _square(m))]
     for _ in range(layers):
-        query, key, value = (weight(N, N) for _ in range(3))
+        query, key, value = weight(N, N), weight(N, N), weight(N, N)
         size = apply(np.exp, log)
         k, v = key @ u, value @ u
         a = softmax(size * dot(stack([query @ m]), k)[0])
@@ -113,8 +123,8 @@ def pure_program(tokens: int, layers: int) -> Any:
         m = value @ m + size * ((a + size * size * even) @ v)
         u, grown = _sized((change - even) @ v)
         log = 3 * log + grown
-        found.append(log - 0.5 * apply(np.log, _square(m)))
-    return tuple(found)
+        ratios.append(log - 0.5 * apply(np.log, _square(m)))
+    return tuple(ratios)
 
 
 WIDTH, LAYERS = 768, 12  # of BERT-base
@@ -176,75 +186,69 @@ FLOAT32_FLOOR = 1.9e-7
 
 
 def composite(x: Array) -> Array:
-    """√(‖X‖_1 ‖X‖_∞) over the last two axes: the largest sums of a column and of a
-    row.
-    """
+    """√(‖X‖_1 ‖X‖_∞) over the last two axes, the norm of the paper."""
     size = np.abs(x)
-    return np.asarray(
-        np.sqrt(size.sum(axis=-2).max(axis=-1) * size.sum(axis=-1).max(axis=-1))
-    )
+    largest_column = size.sum(axis=-2).max(axis=-1)
+    largest_row = size.sum(axis=-1).max(axis=-1)
+    return np.asarray(np.sqrt(largest_column * largest_row))
 
 
 def coordinates(
     square: float, gram: Array, cross: Array, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Residuals and their mean in R^768, given their products: beyond these, LayerNorm
-    treats all directions equally.
+    """Residuals and the mean in R^768, given their products.
 
-    `gram` is of the residuals, `cross` of the mean with them, `square` of the mean with
+    Beyond these, LayerNorm treats all directions equally. `gram` holds the products of
+    residuals, `cross` those of the mean with them, `square` that of the mean with
     itself.
     """
     size, vectors = np.linalg.eigh(gram)
     kept = size > 1e-10 * size.max()  # residuals add up to 0: one is 0 up to rounding
     root = vectors[:, kept] * np.sqrt(size[kept])
-    frame = generator.standard_normal((WIDTH, kept.sum() + 1))
-    frame = (
-        math.sqrt(WIDTH) * np.linalg.qr(frame - frame.mean(axis=0))[0].T
-    )  # orthogonal to (1, …, 1), as LayerNorm's are
+    normals = generator.standard_normal((WIDTH, kept.sum() + 1))
+    # orthogonal to (1, …, 1), as outputs of LayerNorm are
+    frame = math.sqrt(WIDTH) * np.linalg.qr(normals - normals.mean(axis=0))[0].T
     along = np.linalg.lstsq(root, cross, rcond=None)[0]
-    rest = math.sqrt(max(square - along @ along, 0.0))
-    return root @ frame[:-1], along @ frame[:-1] + rest * frame[-1]
+    beside = math.sqrt(max(square - along @ along, 0.0))
+    return root @ frame[:-1], along @ frame[:-1] + beside * frame[-1]
 
 
 def bert(layers: int, skip: bool, mlp: bool, draws: int, seed: int) -> Arrays:
-    """‖res‖/‖X‖ after each layer of BERT-base at initialisation, (layers + 1,
-    draws).
+    """‖res‖/‖X‖ after each layer of BERT-base at initialisation.
+
+    An array (layers + 1, draws).
     """
-    found = [
-        np.asarray(f)
-        for f in bert_program(layers, skip, mlp).draw(
-            draws=draws, seed=seed, progress=False
-        )
-    ]
+    program = bert_program(layers, skip, mlp)
+    outputs = program.draw(draws=draws, seed=seed, progress=False)
+    arrays = [np.asarray(output) for output in outputs]
     generator = np.random.default_rng(seed)
-    made = np.empty((layers + 1, draws))
+    ratios = np.empty((layers + 1, draws))
     for layer in range(layers + 1):
-        for draw, (square, gram, cross) in enumerate(
-            zip(*found[3 * layer : 3 * layer + 3], strict=True)
-        ):
+        products = zip(*arrays[3 * layer : 3 * layer + 3], strict=True)
+        for draw, (square, gram, cross) in enumerate(products):
             residual, centre = coordinates(float(square), gram, cross, generator)
-            made[layer, draw] = composite(residual) / composite(residual + centre)
-    return {"ratio": made}
+            ratios[layer, draw] = composite(residual) / composite(residual + centre)
+    return {"ratio": ratios}
 
 
 def pure(width: int | None, tokens: int, layers: int, draws: int, seed: int) -> Arrays:
-    """log10 of |residual|/|mean| after each layer of attention alone, (layers + 1,
-    draws); None is infinite width.
+    """log10 of |residual|/|mean| after each layer of attention alone.
+
+    An array (layers + 1, draws). `width` None is infinite.
     """
-    net = pure_program(tokens, layers)
-    found = net.draw(
-        n=inf if width is None else width, draws=draws, seed=seed, progress=False
-    )
-    return {"log": np.stack([np.asarray(part) for part in found]) / math.log(10)}
+    n = inf if width is None else width
+    program = pure_program(tokens, layers)
+    outputs = program.draw(n=n, draws=draws, seed=seed, progress=False)
+    logs = np.stack([np.asarray(output) for output in outputs])
+    return {"log": logs / math.log(10)}
 
 
 def bound(width: int, tokens: int, layers: int, draws: int, seed: int) -> Arrays:
-    """log10 of the theorem's bound over its value at depth 0, with matrices that are
-    drawn, (layers + 1, draws).
+    """log10 of the theorem's bound over its value at depth 0, for drawn matrices.
 
-    It is (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), with β the largest ‖W^Q W^K^T‖_1 ‖W^V‖
-    over layers. `scale` is the size of tokens, instead of 1, below which the bound
-    falls with depth at all.
+    The bound is (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), with β the largest
+    ‖W^Q W^K^T‖_1 ‖W^V‖ over layers; `log` is an array (layers + 1, draws). `scale` is
+    the size of tokens, instead of 1, below which the bound falls with depth at all.
     """
     generator = np.random.default_rng(seed)
     logs, scales = np.empty((layers + 1, draws)), np.empty(draws)
@@ -252,59 +256,49 @@ def bound(width: int, tokens: int, layers: int, draws: int, seed: int) -> Arrays
         x = generator.standard_normal((tokens, width))
         start = composite(x - x.mean(axis=0))
         beta = 0.0
-        for layer in range(layers + 1):
+        logs[0, draw] = 0.0
+        for layer in range(1, layers + 1):
+            matrices = generator.standard_normal((3, width, width)) / math.sqrt(width)
+            query, key, value = matrices
+            column = np.abs(query @ key.T).sum(axis=0).max()
+            beta = max(beta, column * composite(value))
             power = 3**layer
             logs[layer, draw] = (power - 1) * math.log10(start)
-            if layer:
-                query, key, value = generator.standard_normal(
-                    (3, width, width)
-                ) / math.sqrt(width)
-                beta = max(
-                    beta, np.abs(query @ key.T).sum(axis=0).max() * composite(value)
-                )
-                logs[layer, draw] += (
-                    (power - 1) / 2 * math.log10(4 * beta / math.sqrt(width))
-                )
+            logs[layer, draw] += (
+                (power - 1) / 2 * math.log10(4 * beta / math.sqrt(width))
+            )
         scales[draw] = math.sqrt(math.sqrt(width) / (4 * beta)) / start
     return {"log": logs, "scale": scales}
 
 
 def parts(quick: bool) -> list[Part]:
-    """Attention alone; with residual connections and as a whole transformer only in
-    full, as they are deep.
+    """Attention alone, and deeper networks.
+
+    Those with residual connections and whole transformers are run only in full, as they
+    are deep.
     """
-    draws = 300 if quick else 3000
-    made = [
-        Part(
-            "attention",
-            bert,
-            {"layers": 2, "skip": False, "mlp": False, "draws": 12 if quick else 48},
-            4.0 if quick else 16.0,
-        ),
-        Part(
-            PURE_LABELS[0],
-            pure,
-            {"width": PURE_WIDTH, **PURE, "draws": draws},
-            3.0 if quick else 30.0,
-        ),
-        Part(
-            PURE_LABELS[1],
-            pure,
-            {"width": None, **PURE, "draws": draws},
-            3.0 if quick else 30.0,
-        ),
+    shallow = {"layers": 2, "skip": False, "mlp": False, "draws": 12 if quick else 48}
+    pure_given = {**PURE, "draws": 300 if quick else 3000}
+    finite = {"width": PURE_WIDTH, **pure_given}
+    infinite = {"width": None, **pure_given}
+    seconds = 3.0 if quick else 30.0
+    parts = [
+        Part("attention", bert, shallow, 4.0 if quick else 16.0),
+        Part(PURE_LABELS[0], pure, finite, seconds),
+        Part(PURE_LABELS[1], pure, infinite, seconds),
         Part("bound", bound, {"width": PURE_WIDTH, **PURE, "draws": 100}, 1.0),
     ]
     if not quick:
         deep = {"layers": LAYERS, "skip": True, "draws": 16}
-        made.append(Part("with skip", bert, {**deep, "mlp": False}, 30.0))
-        made.append(Part("transformer", bert, {**deep, "mlp": True}, 45.0))
-    return made
+        parts.append(Part("with skip", bert, {**deep, "mlp": False}, 30.0))
+        parts.append(Part("transformer", bert, {**deep, "mlp": True}, 45.0))
+    return parts
 
 
-def _curve(numbers: Numbers, name: str, words: str) -> Claim:
-    """One curve of the figure, in logarithms; where float32 rounds, to a factor of
-    2.
+def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
+    """One curve of the figure, in logarithms.
+
+    Where float32 rounds, a factor of 2 is allowed.
     """
     rule = (
         f"After every layer the published ratio is within {MAX_Z:g} standard deviations"
@@ -316,86 +310,85 @@ def _curve(numbers: Numbers, name: str, words: str) -> Claim:
             f" {FLOAT32_FLOOR:g}"
         )
     if name not in numbers:
-        return Claim(words, f"{rule}.", "Not in a quick run.", ABSENT)
-    log = np.log(numbers[name]["ratio"])
-    apart = [
-        (math.log(said) - some.mean()) / some.std(ddof=1)
-        for said, some in zip(PUBLISHED[name], log, strict=False)
+        return Claim(statement, f"{rule}.", "Not in a quick run.", ABSENT)
+
+    ratios = numbers[name]["ratio"]
+    published = PUBLISHED[name][: len(ratios)]
+    logs = np.log(ratios)
+    deviations = [
+        (math.log(ratio) - log.mean()) / log.std(ddof=1)
+        for ratio, log in zip(published, logs, strict=True)
     ]
-    good = [abs(z) < MAX_Z for z in apart]
+    is_near = [abs(deviation) < MAX_Z for deviation in deviations]
     if name == "attention":
-        good[2] = abs(math.log(PUBLISHED[name][2]) - log[2].mean()) < math.log(2)
-    last = numbers[name]["ratio"][-1]
-    ours = mean(last)
-    told = (
-        f"After {len(log) - 1} layers published {PUBLISHED[name][len(log) - 1]:.3g},"
+        is_near[2] = abs(math.log(published[2]) - logs[2].mean()) < math.log(2)
+    ours = mean(ratios[-1])
+    measured = (
+        f"After {len(ratios) - 1} layers published {published[-1]:.3g},"
         f" ours {ours.value:.3g} ± {ours.error:.1g} (standard deviation over networks"
-        f" {last.std(ddof=1):.1g}); farthest {max(apart, key=abs):+.1f} standard"
-        " deviations."
+        f" {ratios[-1].std(ddof=1):.1g}); farthest {max(deviations, key=abs):+.1f}"
+        " standard deviations."
     )
-    return Claim(words, f"{rule}.", told, AGREES if all(good) else DISAGREES)
+    return Claim(statement, f"{rule}.", measured, AGREES if all(is_near) else DISAGREES)
 
 
 def _rate(numbers: Numbers) -> Claim:
     """The ratio of one step of the logarithm to the step before."""
-    verdicts, told = [], []
+    verdicts, measured = [], []
     for label in PURE_LABELS:
-        steps = np.diff(numbers[label]["log"], axis=0)
+        logs = numbers[label]["log"]
+        steps = np.diff(logs, axis=0)
         power = mean(steps[-1] / steps[-2])
-        final = mean(numbers[label]["log"][-1])
+        final = mean(logs[-1])
         verdicts.append(within(3.0, power, 0.02))
-        told.append(
+        measured.append(
             f"{label}: power {power.value:.4f} ± {power.error:.0e}, and"
             f" 10^({final.value:.0f} ± {final.error:.1g}) after {PURE['layers']} layers"
         )
+    first_means = [f"{log.mean():.2f}" for log in numbers["width ∞"]["log"][:4]]
     return Claim(
         "Attention alone loses rank at a cubic rate: the residual after L layers is of"
         " the order of a 3^L-th power.",
         "The last step of log |residual|/|mean| is 3 times the step before, to 2 %, by"
         " four standard errors.",
-        f"{'; '.join(told)}. The first layers are slower: the mean of log10 is"
-        f" {', '.join(f'{some.mean():.2f}' for some in numbers['width ∞']['log'][:4])}"
-        " after 0 to 3 of them.",
+        f"{'; '.join(measured)}. The first layers are slower: the mean of log10 is"
+        f" {', '.join(first_means)} after 0 to 3 of them.",
         combine(*verdicts),
     )
 
 
 def _theorem(numbers: Numbers) -> Claim:
-    found, exact = numbers["bound"], numbers[PURE_LABELS[0]]["log"]
-    grown, scale = mean(found["log"][1]), mean(found["scale"])
-    truly = mean(exact[1] - exact[0])
+    """The theorem's bound, and whether its condition holds."""
+    bounds, logs = numbers["bound"], numbers[PURE_LABELS[0]]["log"]
+    bound_growth, scale = mean(bounds["log"][1]), mean(bounds["scale"])
+    growth = mean(logs[1] - logs[0])
     return Claim(
         "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), which"
         " vanishes if ‖res X‖² < √d/(4β).",
         "That condition holds at a usual initialisation (tokens with mean square 1,"
         f" weights N(0, 1/d), d = {PURE_WIDTH}): the bound after one layer is below"
         " ‖res X‖, by four standard errors.",
-        f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times"
-        " ‖res X‖, and it grows with depth; the relative residual itself is"
-        f" 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The bound falls"
-        f" for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size,"
-        " so a usual initialisation is outside its condition. Tokens collapse there"
-        " all the same.",
-        extrapolate(decide_below(grown, 0.0)),
+        f"After one layer the bound is 10^({bound_growth.value:.2f} ±"
+        f" {bound_growth.error:.1g}) times ‖res X‖, and it grows with depth; the"
+        f" relative residual itself is 10^({growth.value:.3f} ± {growth.error:.3f}) of"
+        " what it was. The bound falls for tokens smaller than"
+        f" {scale.value:.4f} ± {scale.error:.0e} of that size, so a usual"
+        " initialisation is outside its condition. Tokens collapse there all the same.",
+        extrapolate(decide_below(bound_growth, 0.0)),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """The curves of BERT at initialisation, the rate, and the bound."""
-    place = "of BERT-base at initialisation, by layer"
+    curve = "‖res‖/‖X‖ of BERT-base at initialisation, by layer"
+    without_both = f"{curve}, without residual connections and perceptrons."
+    without_perceptrons = (
+        f"{curve}, without perceptrons: residual connections stop the collapse."
+    )
     return [
-        _curve(
-            numbers,
-            "attention",
-            f"‖res‖/‖X‖ {place}, without residual connections and perceptrons.",
-        ),
-        _curve(
-            numbers,
-            "with skip",
-            f"‖res‖/‖X‖ {place}, without perceptrons: residual connections stop the"
-            " collapse.",
-        ),
-        _curve(numbers, "transformer", f"‖res‖/‖X‖ {place}, the whole transformer."),
+        _curve(numbers, "attention", without_both),
+        _curve(numbers, "with skip", without_perceptrons),
+        _curve(numbers, "transformer", f"{curve}, the whole transformer."),
         _rate(numbers),
         _theorem(numbers),
     ]
@@ -404,94 +397,73 @@ def judge(numbers: Numbers) -> list[Claim]:
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """The curves of BERT, and those of attention alone in log10."""
     for name, published in PUBLISHED.items():
-        for layer, some in enumerate(numbers[name]["ratio"] if name in numbers else ()):
-            ours = mean(some)
-            yield {
-                "curve": f"BERT: {name}",
-                "layer": layer,
-                "published": published[layer],
-                "ours": ours.value,
-                "error": ours.error,
-                "standard_deviation": float(some.std(ddof=1)),
-            }
+        if name in numbers:
+            for layer, ratios in enumerate(numbers[name]["ratio"]):
+                yield _row(f"BERT: {name}", layer, published[layer], ratios)
     for label in (*PURE_LABELS, "bound"):
-        for layer, some in enumerate(numbers[label]["log"]):
-            ours = mean(some)
-            yield {
-                "curve": f"log10 of attention alone: {label}",
-                "layer": layer,
-                "published": math.nan,
-                "ours": ours.value,
-                "error": ours.error,
-                "standard_deviation": float(some.std(ddof=1)),
-            }
+        for layer, logs in enumerate(numbers[label]["log"]):
+            yield _row(f"log10 of attention alone: {label}", layer, math.nan, logs)
+
+
+def _row(curve: str, layer: int, published: float, draws: Array) -> dict[str, Any]:
+    ours = mean(draws)
+    return {
+        "curve": curve,
+        "layer": layer,
+        "published": published,
+        "ours": ours.value,
+        "error": ours.error,
+        "standard_deviation": float(draws.std(ddof=1)),
+    }
 
 
 def draw(numbers: Numbers) -> Any:
     """BERT's curves with the published ones, and attention alone with the bound."""
     deep = [name for name in ("with skip", "transformer") if name in numbers]
     figure = new(4.6 if deep else 2.6)
-    places = figure.subplot_mosaic("ab;cc" if deep else "ab")
-    left, right = places["a"], places["b"]
-    _bert(left, numbers, "attention", VERMILLION, "o")
-    left.axhline(FLOAT32_FLOOR, color=GREY, lw=0.6, ls=":")
-    left.text(
-        LAYERS,
-        FLOAT32_FLOOR / 1.6,
-        "rounding of float32",
-        color=GREY,
-        fontsize=6,
-        ha="right",
-        va="top",
-    )
-    left.set(
-        yscale="log",
-        xlabel="layer of BERT-base",
-        ylabel="‖res‖/‖X‖",
-        ylim=(3e-8, 2),
-        title="attention alone",
-    )
-    left.legend(loc="center right")
-    for label, colour, mark in zip(PURE_LABELS, (ORANGE, BLUE), "so", strict=True):
-        right.plot(
-            numbers[label]["log"].mean(axis=1),
-            marker=mark,
-            ms=2.5,
-            color=colour,
-            label=label,
-        )
-    right.plot(
-        numbers["bound"]["log"][:5].mean(axis=1),
-        "--",
-        color=GREY,
-        lw=1.0,
-        label="the bound",
-    )
-    right.set(
-        xlabel="layer",
-        ylabel="log10 of residual/mean",
-        yscale="symlog",
-        title="the theorem's layers",
-    )
-    right.set_xticks(range(PURE["layers"] + 1))
-    right.legend(loc="center right", bbox_to_anchor=(1.0, 0.6), handlelength=1.2)
-    for name, colour, mark in zip(deep, (GREEN, BLUE), "s^", strict=False):
-        _bert(places["c"], numbers, name, colour, mark)
+    panels = figure.subplot_mosaic("ab;cc" if deep else "ab")
+    _plot_bert_attention(panels["a"], numbers)
+    _plot_attention_alone(panels["b"], numbers)
     if deep:
-        places["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
-        places["c"].legend(loc="lower left")
+        for name, colour, mark in zip(deep, (GREEN, BLUE), "s^", strict=False):
+            _plot_curve(panels["c"], numbers, name, name, colour=colour, mark=mark)
+        panels["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
+        panels["c"].legend(loc="lower left")
     return figure
 
 
-def _bert(axes: Any, numbers: Numbers, name: str, colour: str, mark: str) -> None:
+def _plot_bert_attention(axes: Any, numbers: Numbers) -> None:
+    """BERT without residual connections and perceptrons."""
+    _plot_curve(axes, numbers, "attention", "our law", colour=VERMILLION, mark="o")
+    axes.axhline(FLOAT32_FLOOR, color=GREY, lw=0.6, ls=":")
+    style = {"color": GREY, "fontsize": 6, "ha": "right", "va": "top"}
+    axes.text(LAYERS, FLOAT32_FLOOR / 1.6, "rounding of float32", **style)
+    axes.set(xlabel="layer of BERT-base", title="attention alone")
+    axes.set(yscale="log", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2))
+    axes.legend(loc="center right")
+
+
+def _plot_attention_alone(axes: Any, numbers: Numbers) -> None:
+    """The theorem's layers, and its bound."""
+    for label, colour, mark in zip(PURE_LABELS, (ORANGE, BLUE), "so", strict=True):
+        means = numbers[label]["log"].mean(axis=1)
+        axes.plot(means, marker=mark, ms=2.5, color=colour, label=label)
+    bounds = numbers["bound"]["log"][:5].mean(axis=1)
+    axes.plot(bounds, "--", color=GREY, lw=1.0, label="the bound")
+    axes.set(xlabel="layer", title="the theorem's layers")
+    axes.set(yscale="symlog", ylabel="log10 of residual/mean")
+    axes.set_xticks(range(PURE["layers"] + 1))
+    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.6), handlelength=1.2)
+
+
+def _plot_curve(
+    axes: Any, numbers: Numbers, name: str, label: str, *, colour: str, mark: str
+) -> None:
+    """Our law of one curve of BERT, with 90 % of networks, and the published curve."""
     ratio = numbers[name]["ratio"]
     low, high = np.quantile(ratio, [0.05, 0.95], axis=1)
     axes.fill_between(range(len(ratio)), low, high, color=colour, alpha=0.2, lw=0)
-    axes.plot(
-        ratio.mean(axis=1),
-        color=colour,
-        label="our law" if name == "attention" else name,
-    )
+    axes.plot(ratio.mean(axis=1), color=colour, label=label)
     axes.plot(PUBLISHED[name], mark, ms=2.5, color=colour, label="published")
 
 

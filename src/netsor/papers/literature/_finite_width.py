@@ -18,6 +18,7 @@ from ...studies import Arrays, derive_seed, slope_of
 from .._significance import combine, decide_below, extrapolate
 from ._result import (
     EXPONENT_ATOL,
+    Array,
     Claim,
     Numbers,
     Part,
@@ -31,17 +32,18 @@ from ._result import (
 DEPTHS = (3, 5)  # hidden layers
 DEEP = DEPTHS[-1]
 WIDTHS = (10, 20, 48, 96, 192)
-# the width from which first-order corrections are said to describe sampled networks
+# The width from which first-order corrections are said to describe sampled networks.
 STATED = 20
-# of means, and of variances; chosen on depths 2 and 4
+# Tolerances for means and for variances; they were chosen on depths 2 and 4.
 MEAN_RTOL, VARIANCE_RTOL = 0.02, 0.1
 ACTIVATIONS = {"relu": ns.relu, "tanh": ns.tanh}
 LOOKS = {f"relu {DEPTHS[0]}": BLUE, f"relu {DEEP}": VERMILLION, f"tanh {DEEP}": GREEN}
 
 
 def kernel(activation: str, depth: int) -> Program:
-    """The tangent kernel of two orthogonal inputs; hidden weights have variance
-    2/fan-in for ReLU and 1 for tanh.
+    """The tangent kernel of two orthogonal inputs.
+
+    Hidden weights have variance 2/fan-in for ReLU and 1/fan-in for tanh.
     """
     n, phi = ns.Width("n"), ACTIVATIONS[activation]
     std = math.sqrt(2.0) if activation == "relu" else 1.0
@@ -51,38 +53,39 @@ def kernel(activation: str, depth: int) -> Program:
         weights.append(ns.weight(n, n, std=std))
         x = weights[-1] @ phi(x)
     readout = ns.gaussian(n, cov=std**2)
-    return Program(
-        ns.ntk(ns.dot(readout.reshape(1), phi(x))[0], weights=[*weights, readout])
-    )
+    outputs = ns.dot(readout.reshape(1), phi(x))[0]
+    return Program(ns.ntk(outputs, weights=[*weights, readout]))
 
 
 def sampled(activation: str, depth: int, width: int, draws: int, seed: int) -> Arrays:
-    """Over the kernel at infinite width: means on and off the diagonal, and the
-    variance on it, in 50 blocks.
+    """The tangent kernel at finite width over that at infinite width.
+
+    Means on and off the diagonal, and the variance on it, in 50 blocks of draws.
     """
     net = kernel(activation, depth)
-    limit = np.asarray(
-        net.draw(n=math.inf, draws=1, seed=seed, workers=1, progress=False)
-    )[0]
-    made = net.draw(
+    limit = net.draw(n=math.inf, draws=1, seed=seed, workers=1, progress=False)
+    kernels = net.draw(
         n=width, draws=draws, seed=derive_seed(seed, width), workers=1, progress=False
     )
-    ratio = np.asarray(made, dtype=np.float64) / limit
-    own, other = (ratio[:, 0, 0] + ratio[:, 1, 1]) / 2, ratio[:, 0, 1]
-    # the mean of `own` is known to be 1, which takes most of the noise from `other`
+    ratio = np.asarray(kernels, dtype=np.float64) / np.asarray(limit)[0]
+    diagonal = (ratio[:, 0, 0] + ratio[:, 1, 1]) / 2
+    off_diagonal = ratio[:, 0, 1]
+    # the mean of `diagonal` is known to be 1, which takes most of the noise away
     if activation == "relu":
-        other = other - np.cov(own, other)[0, 1] / own.var(ddof=1) * (own - 1)
+        slope = np.cov(diagonal, off_diagonal)[0, 1] / diagonal.var(ddof=1)
+        off_diagonal = off_diagonal - slope * (diagonal - 1)
     blocks = ratio[: draws // 50 * 50, 0, 0].reshape(50, -1)
     return {
-        "own": _summary(own),
-        "other": _summary(other),
+        "own": _summary(diagonal),
+        "other": _summary(off_diagonal),
         "variance": blocks.var(axis=1, ddof=1),
     }
 
 
-def _summary(values: Any) -> Any:
-    found = mean(values)
-    return np.array([found.value, found.error])
+def _summary(values: Array) -> Array:
+    """The mean and its standard error."""
+    estimate = mean(values)
+    return np.array([estimate.value, estimate.error])
 
 
 def parts(quick: bool) -> list[Part]:
@@ -90,62 +93,70 @@ def parts(quick: bool) -> list[Part]:
     draws = 10_000 if quick else 200_000
     cases = [("relu", depth, width) for depth in DEPTHS for width in WIDTHS]
     cases += [("tanh", DEEP, width) for width in WIDTHS[:3]]
-    return [
-        Part(
-            f"{phi} {depth} {n}",
-            sampled,
-            {"activation": phi, "depth": depth, "width": n, "draws": draws},
-            0.5 + draws * depth * (6e-6 + 1.1e-7 * n),
-        )
-        for phi, depth, n in cases
-    ]
+    parts = []
+    for activation, depth, width in cases:
+        given = {
+            "activation": activation,
+            "depth": depth,
+            "width": width,
+            "draws": draws,
+        }
+        seconds = 0.5 + draws * depth * (6e-6 + 1.1e-7 * width)
+        parts.append(Part(f"{activation} {depth} {width}", sampled, given, seconds))
+    return parts
 
 
-def _mean(numbers: Numbers, label: str, which: str) -> Estimate:
-    value, error = numbers[label][which]
+def _mean(numbers: Numbers, label: str, entry: str) -> Estimate:
+    """The mean of an entry over its limit, own (on the diagonal) or other."""
+    value, error = numbers[label][entry]
     return Estimate(float(value), float(error))
 
 
 def _diagonal(numbers: Numbers) -> Claim:
-    found = {
-        (d, n): _mean(numbers, f"relu {d} {n}", "own") for d in DEPTHS for n in WIDTHS
+    """The mean on the diagonal."""
+    means = {
+        (depth, n): _mean(numbers, f"relu {depth} {n}", "own")
+        for depth in DEPTHS
+        for n in WIDTHS
     }
-    far = max(found, key=lambda key: abs(found[key].value - 1))
-    other = _mean(numbers, f"tanh {DEEP} {STATED}", "own")
+    worst = max(means, key=lambda case: abs(means[case].value - 1))
+    depth, width = worst
+    tanh = _mean(numbers, f"tanh {DEEP} {STATED}", "own")
     return Claim(
         "For ReLU the mean tangent kernel has no finite-width correction on its"
         " diagonal.",
         f"Its mean is within {MEAN_RTOL:.0%} of the limit at widths from {WIDTHS[0]},"
         f" with {DEPTHS[0]} and {DEEP} hidden layers.",
-        f"Over the limit, farthest off: {found[far]} (depth {far[0]}, width {far[1]})."
-        f" For tanh, which the statement leaves out, {other} at width {STATED}.",
-        combine(*(within(1.0, e, MEAN_RTOL) for e in found.values())),
+        f"Over the limit, farthest off: {means[worst]} (depth {depth}, width {width})."
+        f" For tanh, which the statement leaves out, {tanh} at width {STATED}.",
+        combine(*(within(1.0, estimate, MEAN_RTOL) for estimate in means.values())),
     )
 
 
-def _off(numbers: Numbers) -> Claim:
-    """The first-order coefficient from twice the stated width on predicts the stated
+def _off_diagonal(numbers: Numbers) -> Claim:
+    """The first-order correction off the diagonal.
+
+    Its coefficient is fitted from twice the stated width on, and predicts the stated
     width.
     """
-    found = {n: _mean(numbers, f"relu {DEEP} {n}", "other") for n in WIDTHS}
+    means = {n: _mean(numbers, f"relu {DEEP} {n}", "other") for n in WIDTHS}
     wide = [n for n in WIDTHS if n >= 2 * STATED]
-    weight = np.array([1 / found[n].error ** 2 for n in wide]) / np.array(wide) ** 2
-    slope = Estimate(
-        float(weight @ [n * (found[n].value - 1) for n in wide] / weight.sum()),
-        float(weight.sum()) ** -0.5,
+    weight = np.array([1 / means[n].error ** 2 for n in wide]) / np.array(wide) ** 2
+    coefficients = [n * (means[n].value - 1) for n in wide]
+    coefficient = Estimate(
+        float(weight @ coefficients / weight.sum()), float(weight.sum()) ** -0.5
     )
-    told = 1 + slope / STATED
-    off = Estimate(
-        abs(told.value - found[STATED].value),
-        math.hypot(told.error, found[STATED].error),
+    predicted, exact = 1 + coefficient / STATED, means[STATED]
+    distance = Estimate(
+        abs(predicted.value - exact.value), math.hypot(predicted.error, exact.error)
     )
     return Claim(
         "Off the diagonal the first-order correction in 1/n describes sampled networks"
         f" from n = {STATED} on.",
         f"For orthogonal inputs, depth {DEEP}, the mean at n = {STATED} is within"
         f" {MEAN_RTOL:.0%} of 1 + c/n, c from n = {wide[0]} to {wide[-1]}.",
-        f"Over the limit: 1 + c/n is {told}, exact {found[STATED]}; c = {slope}.",
-        decide_below(off, MEAN_RTOL),
+        f"Over the limit: 1 + c/n is {predicted}, exact {exact}; c = {coefficient}.",
+        decide_below(distance, MEAN_RTOL),
     )
 
 
@@ -155,39 +166,42 @@ def variance(numbers: Numbers, label: str) -> Estimate:
 
 
 def first_order(depth: int) -> float:
-    """Its limit as n grows.
+    """The limit of n Var Θ/Θ_∞² as n grows.
 
     The kernel is a sum over depth + 1 matrices, of products of the relative growth of a
     vector in each layer: forward before the matrix and backward after it. Both have
     variance 5/n, and in one layer covariance 1/n.
     """
-    # how often a layer is before a matrix, and after it
-    pairs = [(depth + 1 - k, k) for k in range(1, depth + 1)]
-    return sum(5 * p**2 + 5 * q**2 + 2 * p * q for p, q in pairs) / (depth + 1) ** 2
+    total = 0
+    for layer in range(1, depth + 1):
+        # the number of matrices that the layer is before, and after
+        before, after = depth + 1 - layer, layer
+        total += 5 * before**2 + 5 * after**2 + 2 * before * after
+    return total / (depth + 1) ** 2
 
 
 def _variance(numbers: Numbers, depth: int) -> Claim:
-    told, found = (
-        first_order(depth),
-        {n: variance(numbers, f"relu {depth} {n}") for n in WIDTHS},
-    )
-    ratio = found[STATED] / told
+    """The variance on the diagonal."""
+    limit = first_order(depth)
+    variances = {n: variance(numbers, f"relu {depth} {n}") for n in WIDTHS}
+    ratio = variances[STATED] / limit
+    listed = ", ".join(f"{e.value:.2f} (n = {n})" for n, e in variances.items())
     return Claim(
         f"So it does for the variance of the kernel on its diagonal: {depth} hidden"
         " layers.",
         f"n Var Θ/Θ_∞² at n = {STATED} is within {VARIANCE_RTOL:.0%} of its limit,"
-        f" {told:.2f} by our derivation.",
-        ", ".join(f"{e.value:.2f} (n = {n})" for n, e in found.items())
-        + f". At n = {STATED} the first order is {1 - 1 / ratio.value:.0%} too small.",
+        f" {limit:.2f} by our derivation.",
+        f"{listed}. At n = {STATED} the first order is {1 - 1 / ratio.value:.0%} too"
+        " small.",
         extrapolate(near(ratio, 1.0, VARIANCE_RTOL)),
     )
 
 
 def _order(numbers: Numbers) -> Claim:
     """The exponent of the variance between the two largest widths."""
-    power = slope_of(
-        WIDTHS[-2:], [variance(numbers, f"relu {DEEP} {n}") / n for n in WIDTHS[-2:]]
-    )
+    widths = WIDTHS[-2:]
+    variances = [variance(numbers, f"relu {DEEP} {n}") / n for n in widths]
+    power = slope_of(widths, variances)
     return Claim(
         "Fluctuations of the kernel are of order 1/n.",
         f"The exponent of n in its variance from {WIDTHS[-2]} to {WIDTHS[-1]} is within"
@@ -201,7 +215,7 @@ def judge(numbers: Numbers) -> list[Claim]:
     """Means on and off the diagonal, and variances."""
     return [
         _diagonal(numbers),
-        _off(numbers),
+        _off_diagonal(numbers),
         _order(numbers),
         *(_variance(numbers, depth) for depth in DEPTHS),
     ]
@@ -209,16 +223,16 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Means over the limit with errors, and variances, by network and width."""
-    for label, found in numbers.items():
-        phi, depth, width = label.split()
+    for label, arrays in numbers.items():
+        activation, depth, width = label.split()
         yield {
-            "activation": phi,
+            "activation": activation,
             "depth": int(depth),
             "width": int(width),
-            "diagonal": found["own"][0],
-            "diagonal_error": found["own"][1],
-            "off_diagonal": found["other"][0],
-            "off_diagonal_error": found["other"][1],
+            "diagonal": arrays["own"][0],
+            "diagonal_error": arrays["own"][1],
+            "off_diagonal": arrays["other"][0],
+            "off_diagonal_error": arrays["other"][1],
             "n_variance": variance(numbers, label).value,
         }
 
@@ -230,31 +244,22 @@ def draw(numbers: Numbers) -> Any:
     for name, colour in LOOKS.items():
         widths = [n for n in WIDTHS if f"{name} {n}" in numbers]
         means = np.array([numbers[f"{name} {n}"]["own"] for n in widths])
-        words = name.replace("relu", "ReLU, depth").replace("tanh", "tanh, depth")
-        left.errorbar(
-            widths,
-            means[:, 0],
-            4 * means[:, 1],
-            fmt=f"{MARK_OF[colour]}-",
-            ms=3,
-            color=colour,
-            label=words,
-        )
+        label = name.replace("relu", "ReLU, depth").replace("tanh", "tanh, depth")
+        style = {"fmt": f"{MARK_OF[colour]}-", "ms": 3, "color": colour}
+        left.errorbar(widths, means[:, 0], 4 * means[:, 1], label=label, **style)
         if name.startswith("relu"):
-            found = [variance(numbers, f"{name} {n}").value for n in widths]
-            right.plot(widths, found, marker=MARK_OF[colour], ms=3, color=colour)
-            right.axhline(
-                first_order(int(name.split()[1])), color=colour, lw=0.8, ls=":"
-            )
+            variances = [variance(numbers, f"{name} {n}").value for n in widths]
+            right.plot(widths, variances, marker=MARK_OF[colour], ms=3, color=colour)
+            limit = first_order(int(name.split()[1]))
+            right.axhline(limit, color=colour, lw=0.8, ls=":")
     left.axhline(1.0, color=GREY, lw=0.6, ls=":")
     left.set(xscale="log", xlabel="width n", ylabel="E Θ / Θ$_∞$, diagonal")
     right.set(xscale="log", xlabel="width n", ylabel="n Var Θ / Θ$_∞$²", ylim=(0, None))
     for axes in (left, right):
         axes.set_xticks(WIDTHS, map(str, WIDTHS))
         axes.minorticks_off()
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=3
-    )
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 

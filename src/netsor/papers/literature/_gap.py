@@ -137,7 +137,7 @@ def gradients(tokens: int, draws: int, seed: int) -> Arrays:
 
 
 def parts(quick: bool) -> list[Part]:
-    """The paper's model at its lengths, heads at longer ones, gradients in the model."""
+    """The model at the lengths of the code, heads at longer ones, and gradients."""
     parts = []
     for tokens in (*LENGTHS, *LONGER[1:]):
         parts.append(_spectra_part("model", tokens, None, _draws(tokens, quick, 48)))

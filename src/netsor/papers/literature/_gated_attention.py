@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,30 +18,46 @@ from .._significance import combine, decide_below, decide_decreasing, extrapolat
 from ._depth import squares, stream
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean
 
-# width of the stream and of perceptrons, by the number of blocks
-MODELS = {28: (2048, 6144), 48: (1536, 4608)}
-HEADS, GROUPS, HEAD_DIM, STD = 16, 8, 128, 0.02  # of both; STD of all weights
-# of one head: tokens that span fewer directions than the head has
+
+class Size(NamedTuple):
+    """The widths of a model."""
+
+    stream: int
+    hidden: int  # of perceptrons
+
+
+MODELS = {28: Size(2048, 6144), 48: Size(1536, 4608)}  # by the number of blocks
+# Of both models: heads, those of keys and values, their dimension, and the standard
+# deviation of all weights.
+HEADS, GROUPS, HEAD_DIM, STD = 16, 8, 128, 0.02
+# Of the check of one head: its tokens span fewer directions than the head has.
 TOKENS, DIRECTIONS = 48, 6
-DEEP_TOKENS, PLACES = 5, (1, 2, 4, 8, 16)  # and the last block
-EVEN_MIN, CLOSED, RANK_RTOL, RANK_FACTOR = 0.1, 0.1, 1e-9, 1.1
+# Of stacks: gradients are taken after these blocks and the last one.
+DEEP_TOKENS, PLACES = 5, (1, 2, 4, 8, 16)
+EVEN_MIN = 0.1  # the even share of a squared output from which a head is nonlinear
+CLOSED = 0.1  # gates below it are closed
+RANK_RTOL = 1e-9  # of the largest eigenvalue, for those that count for the rank
+RANK_FACTOR = 1.1  # by which a higher rank is higher
+# Label and colour of each kind of gate in the figure.
 LOOKS = {
     "none": ("no gate", BLUE),
     "elementwise": ("gate per element", VERMILLION),
     "headwise": ("gate per head", ORANGE),
     "constant": ("constant factor", GREEN),
 }
+# Kinds of gates in one head, and in stacks.
 ALONE, STACKS = ("none", "elementwise", "headwise"), ("none", "elementwise", "constant")
 
 
 def sigma(fan_in: int) -> float:
-    """Of a weight, for entries of standard deviation STD."""
+    """The scale of a weight whose entries have standard deviation STD."""
     return STD * math.sqrt(fan_in)
 
 
 def gate_square(width: int) -> float:
-    """E σ(z)² of gates, by Gauss–Hermite quadrature: their factor on the square of
-    attention's output.
+    """E σ(z)² of gates, their factor on the square of attention's output.
+
+    It is computed by Gauss–Hermite quadrature.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     return float(weights @ (1 + np.exp(-sigma(width) * nodes)) ** -2 / weights.sum())
@@ -53,63 +69,69 @@ def attend(q: Any, k: Any, v: Any) -> Any:
 
 
 def head(kind: str, width: int) -> Program:
-    """Inner products of one head's outputs, of their even and odd parts in the tokens,
-    and gates, one per token.
+    """Inner products of one head's outputs and of their even and odd parts in the
+    tokens, and the gates, one for each token.
     """
-    queries, keys, values, gates = (
-        ns.weight(HEAD_DIM, width, std=sigma(width)) for _ in range(4)
-    )
-    out, single = (
-        ns.weight(width, HEAD_DIM, std=sigma(HEAD_DIM)),
-        sigma(width) * ns.gaussian(width).reshape(1),
-    )
+    queries = ns.weight(HEAD_DIM, width, std=sigma(width))
+    keys = ns.weight(HEAD_DIM, width, std=sigma(width))
+    values = ns.weight(HEAD_DIM, width, std=sigma(width))
+    gates = ns.weight(HEAD_DIM, width, std=sigma(width))
+    out = ns.weight(width, HEAD_DIM, std=sigma(HEAD_DIM))
+    single_gate = sigma(width) * ns.gaussian(width).reshape(1)
     x = ns.rms_norm(ns.normal((TOKENS, DIRECTIONS)) @ ns.gaussian(width, DIRECTIONS))
-    signs = []
-    for signed in (x, -x):
-        y = attend(queries @ signed, keys @ signed, values @ signed)
+
+    def outputs(x: Any) -> Any:
+        y = attend(queries @ x, keys @ x, values @ x)
         scores: dict[str, Any] = {
-            "elementwise": gates @ signed,
-            "headwise": ns.dot(single, signed)[0],
+            "elementwise": gates @ x,
+            "headwise": ns.dot(single_gate, x)[0],
         }
-        signs.append(out @ (y if kind == "none" else ns.sigmoid(scores[kind]) * y))
-    found = (signs[0], signs[0] + signs[1], signs[0] - signs[1])
+        return out @ (y if kind == "none" else ns.sigmoid(scores[kind]) * y)
+
+    plus, minus = outputs(x), outputs(-x)
+    even, odd = plus + minus, plus - minus
     return Program(
-        (*(ns.mean_dot(y, y) for y in found), ns.sigmoid(ns.dot(single, x)[0]))
+        (
+            ns.mean_dot(plus, plus),
+            ns.mean_dot(even, even),
+            ns.mean_dot(odd, odd),
+            ns.sigmoid(ns.dot(single_gate, x)[0]),
+        )
     )
 
 
 def heads(kind: str, width: int, draws: int, seed: int) -> Arrays:
-    """Eigenvalues of outputs over their sum, largest first; the even share; the share
-    of closed gates.
+    """Properties of one head's outputs, a row for each draw.
+
+    Eigenvalues over their sum, largest first; the even share; the share of closed
+    gates.
     """
     drawn = head(kind, width).draw(draws=draws, seed=seed, workers=1, progress=False)
     products, even, odd, gates = map(np.asarray, drawn)
     eigenvalues = np.linalg.eigvalsh(products)[:, ::-1]
-    parts = [np.trace(part, axis1=1, axis2=2) for part in (even, odd)]
+    even_square = np.trace(even, axis1=1, axis2=2)
+    odd_square = np.trace(odd, axis1=1, axis2=2)
     return {
         "spectrum": np.abs(eigenvalues) / eigenvalues.sum(axis=1, keepdims=True),
-        "even": parts[0] / (parts[0] + parts[1]),
+        "even": even_square / (even_square + odd_square),
         "closed": (gates < CLOSED).mean(axis=1),
     }
 
 
 def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
-    """|∂f/∂x_l|² over all tokens after some blocks l, f a random readout of the last
-    token after all.
+    """|∂f/∂x_l|² over all tokens after some blocks l.
+
+    f is a random readout of the last token after all blocks.
     """
     # as published: the parameters of gates are taken from the perceptron
     if kind == "elementwise":
         hidden -= HEADS * HEAD_DIM // 3
 
     def attention(y: ns.Vector) -> ns.Vector:
-        q, scores = (
-            ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
-            for _ in range(2)
-        )
-        k, v = (
-            ns.weight(HEAD_DIM, width, std=sigma(width), batch=GROUPS) @ y
-            for _ in range(2)
-        )
+        q = ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
+        scores = ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
+        k = ns.weight(HEAD_DIM, width, std=sigma(width), batch=GROUPS) @ y
+        v = ns.weight(HEAD_DIM, width, std=sigma(width), batch=GROUPS) @ y
         shared = np.repeat(np.arange(GROUPS), HEADS // GROUPS)
         gate = {
             "none": 1.0,
@@ -129,13 +151,13 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
             sigma_out=sigma(hidden),
         )
 
-    every = stream(
-        STD * ns.gaussian(width, DEEP_TOKENS),
-        lambda x: block(x, attention, feed).output,
-        depth,
-    )
-    f = ns.dot(ns.gaussian(width).reshape(1), ns.rms_norm(every[-1]))[0, -1]
-    return Program(squares(ns.grad(f, [every[place] for place in places(depth)])))
+    def next_block(x: ns.Vector) -> ns.Vector:
+        return block(x, attention, feed).output
+
+    streams = stream(STD * ns.gaussian(width, DEEP_TOKENS), next_block, depth)
+    f = ns.dot(ns.gaussian(width).reshape(1), ns.rms_norm(streams[-1]))[0, -1]
+    inner = [streams[place] for place in places(depth)]
+    return Program(squares(ns.grad(f, inner)))
 
 
 def places(depth: int) -> tuple[int, ...]:
@@ -146,91 +168,93 @@ def places(depth: int) -> tuple[int, ...]:
 def stacks(
     kind: str, depth: int, width: int, hidden: int, draws: int, seed: int
 ) -> Arrays:
-    """The logarithm of the squared gradient after each block, less that after the
-    last.
+    """The logarithm of the squared gradient after each block, less that after the last.
+
+    A row for each draw.
     """
-    made = stack(kind, depth, width, hidden).draw(
-        draws=draws, seed=seed, workers=1, progress=False
-    )
-    logs = np.log(np.asarray(made, dtype=np.float64))
+    program = stack(kind, depth, width, hidden)
+    drawn = program.draw(draws=draws, seed=seed, workers=1, progress=False)
+    logs = np.log(np.asarray(drawn, dtype=np.float64))
     return {"growth": logs - logs[:, -1:]}
 
 
 def parts(quick: bool) -> list[Part]:
     """One head, and stacks of blocks."""
-    few, many = (4, 10) if quick else (32, 400)
-    width = MODELS[28][0]
-    made = [
-        Part(
-            f"head {kind}",
-            heads,
-            {"kind": kind, "width": width, "draws": many},
-            0.02 * many,
-        )
-        for kind in ALONE
-    ]
-    for depth, (width, hidden) in list(MODELS.items())[: 1 if quick else 2]:
-        given = {"depth": depth, "width": width, "hidden": hidden, "draws": few}
-        seconds = 2 + 2e-4 * few * depth**2
-        made += [
-            Part(f"stack {kind} {depth}", stacks, {"kind": kind, **given}, seconds)
-            for kind in STACKS
-        ]
-    return made
+    parts = []
+    draws = 10 if quick else 400
+    for kind in ALONE:
+        given = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
+        parts.append(Part(f"head {kind}", heads, given, 0.02 * draws))
+    draws = 4 if quick else 32
+    for depth in (28,) if quick else MODELS:
+        seconds = 2 + 2e-4 * draws * depth**2
+        for kind in STACKS:
+            given = {
+                "kind": kind,
+                "depth": depth,
+                "width": MODELS[depth].stream,
+                "hidden": MODELS[depth].hidden,
+                "draws": draws,
+            }
+            parts.append(Part(f"stack {kind} {depth}", stacks, given, seconds))
+    return parts
 
 
-def _words(found: dict[str, Estimate]) -> str:
-    return ", ".join(f"{e} ({LOOKS[kind][0]})" for kind, e in found.items())
+def _listed(by_kind: dict[str, Estimate]) -> str:
+    return ", ".join(f"{e} ({LOOKS[kind][0]})" for kind, e in by_kind.items())
 
 
 def _nonlinear(numbers: Numbers) -> Claim:
-    found = {kind: mean(numbers[f"head {kind}"]["even"]) for kind in ALONE}
-    gated = [
-        decide_below(Estimate(-found[kind].value, found[kind].error), -EVEN_MIN)
-        for kind in ALONE[1:]
-    ]
+    """The part of the output that is even in the tokens."""
+    even = {kind: mean(numbers[f"head {kind}"]["even"]) for kind in ALONE}
+    verdicts = [decide_below(even["none"], 1e-9)]
+    for kind in ("elementwise", "headwise"):
+        negative = Estimate(-even[kind].value, even[kind].error)
+        verdicts.append(decide_below(negative, -EVEN_MIN))
+    expected = 1 - 0.25 / gate_square(MODELS[28].stream)
     return Claim(
         "The gate introduces a nonlinearity between the value and output projections.",
         "Of the squared output, the part that is even in the tokens is above"
         f" {EVEN_MIN:g} with a gate and below 1e-9 without one: a linear map has none.",
-        f"{_words(found)}; 1 − 1/(4 E σ²) ="
-        f" {1 - 0.25 / gate_square(MODELS[28][0]):.4f}.",
-        combine(decide_below(found["none"], 1e-9), *gated),
+        f"{_listed(even)}; 1 − 1/(4 E σ²) = {expected:.4f}.",
+        combine(*verdicts),
     )
 
 
+def _mean_rank(numbers: Numbers, kind: str) -> Estimate:
+    spectrum = numbers[f"head {kind}"]["spectrum"]
+    return mean((spectrum > RANK_RTOL * spectrum[:, :1]).sum(axis=1))
+
+
 def _rank(numbers: Numbers, kind: str) -> Claim:
-    spectra = {name: numbers[f"head {name}"]["spectrum"] for name in ("none", kind)}
-    found = {
-        name: mean((s > RANK_RTOL * s[:, :1]).sum(axis=1))
-        for name, s in spectra.items()
-    }
-    without = found["none"].value
-    ratio = Estimate(
-        -found[kind].value / without,
-        math.hypot(*(e.error for e in found.values())) / without,
+    """The rank of outputs with a gate over that without."""
+    without, gated = _mean_rank(numbers, "none"), _mean_rank(numbers, kind)
+    negative_ratio = Estimate(
+        -gated.value / without.value,
+        math.hypot(without.error, gated.error) / without.value,
     )
     return Claim(
         f"A {LOOKS[kind][0]} raises the rank of a head's outputs.",
         f"The rank of one head's outputs for {TOKENS} tokens in {DIRECTIONS} directions"
         f" is more than {RANK_FACTOR:g} times that without a gate.",
-        f"{_words(found)}.",
-        extrapolate(decide_below(ratio, -RANK_FACTOR)),
+        f"{_listed({'none': without, kind: gated})}.",
+        extrapolate(decide_below(negative_ratio, -RANK_FACTOR)),
     )
 
 
 def _sparse(numbers: Numbers) -> Claim:
-    found = mean(numbers["head headwise"]["closed"])
+    """The share of closed gates."""
+    closed = mean(numbers["head headwise"]["closed"])
     return Claim(
         "Gates are sparse: at initialisation.",
         f"At least half of all gates are below {CLOSED:g}.",
-        f"{found} of them are. Their mean is 1/2 by symmetry, and the mean of their"
-        f" squares {gate_square(MODELS[28][0]):.4f}.",
-        extrapolate(decide_below(Estimate(-found.value, found.error), -0.5)),
+        f"{closed} of them are. Their mean is 1/2 by symmetry, and the mean of their"
+        f" squares {gate_square(MODELS[28].stream):.4f}.",
+        extrapolate(decide_below(Estimate(-closed.value, closed.error), -0.5)),
     )
 
 
-def _stack(numbers: Numbers, kind: str) -> dict[int, Array]:
+def _growths(numbers: Numbers, kind: str) -> dict[int, Array]:
     """The growth in stacks of this kind, by the number of blocks."""
     return {
         depth: numbers[f"stack {kind} {depth}"]["growth"]
@@ -240,21 +264,22 @@ def _stack(numbers: Numbers, kind: str) -> dict[int, Array]:
 
 
 def _steady(numbers: Numbers) -> Claim:
-    listed, verdicts = [], []
-    for depth in _stack(numbers, "none"):
-        found = {kind: mean(_stack(numbers, kind)[depth][:, 0]) for kind in STACKS}
-        factor = math.sqrt(gate_square(MODELS[depth][0]))
-        listed.append(
-            f"{depth} blocks: {_words(found)}; the constant factor on attention is"
+    """The growth of gradients with gates against that without."""
+    lines, verdicts = [], []
+    for depth in _growths(numbers, "none"):
+        growth = {kind: mean(_growths(numbers, kind)[depth][:, 0]) for kind in STACKS}
+        factor = math.sqrt(gate_square(MODELS[depth].stream))
+        lines.append(
+            f"{depth} blocks: {_listed(growth)}; the constant factor on attention is"
             f" {factor:.3f}"
         )
-        verdicts.append(decide_decreasing(found["none"], found["elementwise"]))
+        verdicts.append(decide_decreasing(growth["none"], growth["elementwise"]))
     return Claim(
         "The gate makes training more stable: at initialisation, gradients grow less"
         " towards the first block.",
         "The mean logarithm of the growth of their squares is below that without gates,"
         " by four standard errors.",
-        ". ".join(listed) + ".",
+        f"{'. '.join(lines)}.",
         extrapolate(combine(*verdicts)),
     )
 
@@ -263,7 +288,8 @@ def judge(numbers: Numbers) -> list[Claim]:
     """Nonlinearity, rank, sparsity and gradients."""
     return [
         _nonlinear(numbers),
-        *(_rank(numbers, kind) for kind in ALONE[1:]),
+        _rank(numbers, "elementwise"),
+        _rank(numbers, "headwise"),
         _sparse(numbers),
         _steady(numbers),
     ]
@@ -272,61 +298,63 @@ def judge(numbers: Numbers) -> list[Claim]:
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Mean eigenvalues by index, and mean logarithms of growth by block."""
     for kind in LOOKS:
-        found = {0: numbers[f"head {kind}"]["spectrum"]} if kind in ALONE else {}
-        for depth, values in {
-            **found,
-            **(_stack(numbers, kind) if kind in STACKS else {}),
-        }.items():
-            for place, column in zip(
-                places(depth) if depth else range(1, TOKENS + 1), values.T, strict=True
-            ):
-                e = mean(column)
-                yield {
-                    "quantity": "growth" if depth else "spectrum",
-                    "gate": kind,
-                    "blocks": depth,
-                    "index": place,
-                    "mean": e.value,
-                    "error": e.error,
-                }
+        if kind in ALONE:
+            spectrum = numbers[f"head {kind}"]["spectrum"]
+            for index, eigenvalues in enumerate(spectrum.T, start=1):
+                yield _row("spectrum", kind, 0, index, eigenvalues)
+        if kind in STACKS:
+            for depth, growth in _growths(numbers, kind).items():
+                for place, logs in zip(places(depth), growth.T, strict=True):
+                    yield _row("growth", kind, depth, place, logs)
+
+
+def _row(
+    quantity: str, kind: str, blocks: int, index: int, draws: Array
+) -> dict[str, Any]:
+    estimate = mean(draws)
+    return {
+        "quantity": quantity,
+        "gate": kind,
+        "blocks": blocks,
+        "index": index,
+        "mean": estimate.value,
+        "error": estimate.error,
+    }
 
 
 def draw(numbers: Numbers) -> Any:
-    """The spectrum of one head's outputs, and the growth of gradients over that without
-    gates, by block.
+    """The spectrum of one head's outputs, and the growth of gradients by block.
+
+    The growth is over that without gates.
     """
     figure = new(2.6)
     left, right = figure.subplots(1, 2)
-    depth = max(_stack(numbers, "none"))
-    shown, without = {}, _stack(numbers, "none")[depth].mean(axis=0)
+    without = _growths(numbers, "none")
+    depth = max(without)
+    lines = {}  # for the legend, by label
     for kind, (label, colour) in LOOKS.items():
-        size = 6 if kind == "none" else 3  # to show it below the others
         style: dict[str, Any] = {
             "marker": MARK_OF[colour],
-            "ms": size,
+            "ms": 6 if kind == "none" else 3,  # to show it below the others
             "mfc": "none",
             "color": colour,
         }
         if kind in ALONE:
-            values = numbers[f"head {kind}"]["spectrum"].mean(axis=0)
-            (shown[label],) = left.plot(range(1, len(values) + 1), values, **style)
+            spectrum = numbers[f"head {kind}"]["spectrum"].mean(axis=0)
+            (lines[label],) = left.plot(range(1, len(spectrum) + 1), spectrum, **style)
         if kind in STACKS:
-            values = _stack(numbers, kind)[depth].mean(axis=0) - without
-            (shown[label],) = right.plot(places(depth), np.exp(values), **style)
-    left.set(
-        xscale="log",
-        yscale="log",
-        ylim=(1e-6, 1),
-        xlabel="index",
-        ylabel="eigenvalue / sum",
-    )
+            growth = _growths(numbers, kind)[depth].mean(axis=0)
+            ratio = np.exp(growth - without[depth].mean(axis=0))
+            (lines[label],) = right.plot(places(depth), ratio, **style)
+    left.set(xscale="log", xlabel="index")
+    left.set(yscale="log", ylabel="eigenvalue / sum", ylim=(1e-6, 1))
     left.set_xticks((1, DIRECTIONS, TOKENS), map(str, (1, DIRECTIONS, TOKENS)))
     right.set(xscale="log", xlabel="block", ylabel="growth / that without gate")
     right.set_xticks(places(depth), map(str, places(depth)))
     for axes in (left, right):
         axes.minorticks_off()
     figure.legend(
-        list(shown.values()), list(shown), loc="outside lower center", ncols=2
+        list(lines.values()), list(lines), loc="outside lower center", ncols=2
     )
     return figure
 

@@ -1,12 +1,12 @@
-"""Bordelon, Chaudhry and Pehlevan: gates whose scores are divided by √N have a random
-limit; and by N, none.
+"""Bordelon, Chaudhry and Pehlevan: gates with scores over √N have a random limit, and
+with scores over N a deterministic one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -14,6 +14,7 @@ import scipy
 from ... import language as ns
 from ..._mpl_style import BLACK, BLUE, VERMILLION, new
 from ..._program import Program
+from ...laws import Estimate
 from ...studies import Arrays, derive_seed
 from .._significance import AGREES, DISAGREES, SIGMAS, combine
 from ._result import Array, Claim, Numbers, Part, Picture, Result
@@ -72,79 +73,85 @@ COMMON = {
     ),
     8: ((0.0, 0.0),) * 8,
 }
-# name: (gates, largest correlation of a key and its query, power of N that scores are
-# divided by, the printed number)
-RUNS: dict[str, tuple[int, float, float, Mapping[int, float]]] = {
-    "warm": (4, 0.8, 0.5, WARM),
-    "cold": (8, 0.0, 0.5, COLD),
-    "cold over N": (8, 0.0, 1.0, COLD_OVER_N),
-    "warm over N": (6, 0.9, 1.0, WARM_OVER_N),
+
+
+class Run(NamedTuple):
+    """A run of the notebook."""
+
+    gates: int
+    correlation: float  # the largest one of a key and its query
+    power: float  # of N, by which scores are divided
+    printed: Mapping[int, float]  # the mean of A² at the start, by N
+
+
+RUNS = {
+    "warm": Run(gates=4, correlation=0.8, power=0.5, printed=WARM),
+    "cold": Run(gates=8, correlation=0.0, power=0.5, printed=COLD),
+    "cold over N": Run(gates=8, correlation=0.0, power=1.0, printed=COLD_OVER_N),
+    "warm over N": Run(gates=6, correlation=0.9, power=1.0, printed=WARM_OVER_N),
 }
 LEVEL = float(2 * scipy.stats.norm.sf(SIGMAS))  # of four standard errors
-# the share of its spread at N = 100 below which a number settles; fixed before it was
-# computed
+# A number settles if its spread in the limit is below this share of that at N = 100; it
+# was fixed before any number was computed.
 SETTLED = 0.5
 
 
 def gates(name: str) -> Program:
-    """The mean of A² at the start: A = ρ a |z|²/N + √(1 − ρ²) ⟨z, ξ⟩/√N, or 1/N for the
-    second, for every gate.
+    """The mean of A² over gates and inputs at the start.
+
+    A = ρ a |z|²/N + √(1 − ρ²) ⟨z, ξ⟩/√N for each gate, or 1/N in the second term.
     """
-    count, correlation, power, _ = RUNS[name]
+    run = RUNS[name]
     n = ns.Width("n")
+    correlations = np.linspace(-run.correlation, run.correlation, run.gates)
     squares = []
-    for rho, common in zip(
-        np.linspace(-correlation, correlation, count), COMMON[count], strict=True
-    ):
+    for rho, common in zip(correlations, COMMON[run.gates], strict=True):
         key, other = ns.gaussian(n).reshape(1), ns.gaussian(n, 2)
-        product = ns.dot(key, other) if power == 0.5 else ns.mean_dot(key, other)
-        a = (
-            rho * ns.mean_dot(key, key) * np.array([common])
-            + math.sqrt(1 - rho**2) * product
-        )
+        product = ns.dot(key, other) if run.power == 0.5 else ns.mean_dot(key, other)
+        common_part = rho * ns.mean_dot(key, key) * np.array([common])
+        a = common_part + math.sqrt(1 - rho**2) * product
         squares.append((a**2).mean())
     return Program(ns.stack(squares).mean())
 
 
 def order(name: str, width: int | None, draws: int, seed: int) -> Arrays:
     """Draws of it; `width` None is infinite."""
-    n = math.inf if width is None else width
-    made = gates(name).draw(
-        n=n, draws=draws, seed=derive_seed(seed, width or 0), workers=1, progress=False
+    drawn = gates(name).draw(
+        n=math.inf if width is None else width,
+        draws=draws,
+        seed=derive_seed(seed, width or 0),
+        workers=1,
+        progress=False,
     )
-    return {"order": np.asarray(made, dtype=np.float64)}
+    return {"order": np.asarray(drawn, dtype=np.float64)}
 
 
 def parts(quick: bool) -> list[Part]:
     """At every N of the notebook, and in the limit."""
     draws = 4000 if quick else 20_000
-    return [
-        Part(
-            f"{name} {width}",
-            order,
-            {"name": name, "width": width, "draws": draws},
-            0.1,
-        )
-        for name, (*_, printed) in RUNS.items()
-        for width in (*printed, None)
-    ]
+    parts = []
+    for name, run in RUNS.items():
+        for width in (*run.printed, None):
+            given = {"name": name, "width": width, "draws": draws}
+            parts.append(Part(f"{name} {width}", order, given, seconds=0.1))
+    return parts
 
 
 def ranks(numbers: Numbers, name: str) -> Array:
     """The share of draws below each printed number, at its own N."""
-    printed = RUNS[name][3]
-    return np.array(
-        [
-            np.mean(numbers[f"{name} {n}"]["order"] < value)
-            for n, value in printed.items()
-        ]
-    )
+    shares = [
+        np.mean(numbers[f"{name} {n}"]["order"] < value)
+        for n, value in RUNS[name].printed.items()
+    ]
+    return np.array(shares)
 
 
 def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
+    """The printed numbers as draws of our laws."""
     rank = ranks(numbers, name)
     level = float(scipy.stats.kstest(rank, "uniform").pvalue)
-    listed = ", ".join(f"{value:.3g} ({n:,})" for n, value in RUNS[name][3].items())
+    printed = RUNS[name].printed.items()
+    listed = ", ".join(f"{value:.3g} ({n:,})" for n, value in printed)
     return Claim(
         f"{words}: {listed}.",
         "They are independent draws of our law at their N: Kolmogorov's test does not"
@@ -155,31 +162,25 @@ def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
     )
 
 
-def spread(numbers: Numbers, name: str) -> dict[int | None, tuple[float, float]]:
-    """The standard deviation at each N with its error."""
-    found = {
-        width: numbers[f"{name} {width}"]["order"] for width in (*RUNS[name][3], None)
-    }
-    return {
-        n: (
-            float(v.std(ddof=1)),
-            (
-                float(np.std((v - v.mean()) ** 2) / (2 * v.std() * math.sqrt(len(v))))
-                if v.std() > 0
-                else 0.0
-            ),
-        )
-        for n, v in found.items()
-    }
+def spread(numbers: Numbers, name: str, width: int | None) -> Estimate:
+    """The standard deviation at one N; `width` None is infinite."""
+    draws = numbers[f"{name} {width}"]["order"]
+    error = 0.0
+    if draws.std() > 0:
+        squares = (draws - draws.mean()) ** 2
+        error = float(np.std(squares) / (2 * draws.std() * math.sqrt(len(draws))))
+    return Estimate(float(draws.std(ddof=1)), error)
 
 
 def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
-    found = spread(numbers, name)
-    (first, first_error), (last, last_error) = found[100], found[None]
-    bound = SETTLED * first
-    error = SIGMAS * math.hypot(last_error, SETTLED * first_error)
-    below = last + error < bound
-    above = last - error > bound
+    """Whether the numbers tend to one as N grows; `settles` is what is stated."""
+    first, last = spread(numbers, name, 100), spread(numbers, name, None)
+    bound = SETTLED * first.value
+    margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
+    if settles:
+        agrees = last.value + margin < bound
+    else:
+        agrees = last.value - margin > bound
     limit = numbers[f"{name} None"]["order"].mean()
     words = "settle on a number" if settles else "do not settle"
     return Claim(
@@ -187,39 +188,37 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
         f" {name.split()[0]} start, {words} as N grows.",
         f"The standard deviation in the limit is {'below' if settles else 'above'} half"
         " of that at N = 100.",
-        f"Mean {limit:.4f} and standard deviation {last:.4f} in the limit; standard"
-        f" deviation {first:.4f} at N = 100.",
-        AGREES if (below if settles else above) else DISAGREES,
+        f"Mean {limit:.4f} and standard deviation {last.value:.4f} in the limit;"
+        f" standard deviation {first.value:.4f} at N = 100.",
+        AGREES if agrees else DISAGREES,
     )
 
 
 def _theory(numbers: Numbers) -> Claim:
+    """The printed numbers around their limit."""
     limit = float(numbers["warm over N None"]["order"].mean())
-    verdicts, listed = [], []
+    verdicts, deviations = [], []
     for n, value in WARM_OVER_N.items():
-        drawn = numbers[f"warm over N {n}"]["order"]
-        away = (value - drawn.mean()) / drawn.std(ddof=1)
-        verdicts.append(AGREES if abs(away) < SIGMAS else DISAGREES)
-        listed.append(f"{away:+.1f}")
+        draws = numbers[f"warm over N {n}"]["order"]
+        deviation = (value - draws.mean()) / draws.std(ddof=1)
+        verdicts.append(AGREES if abs(deviation) < SIGMAS else DISAGREES)
+        deviations.append(f"{deviation:+.1f}")
+    listed = ", ".join(f"{value:.3f} ({n:,})" for n, value in WARM_OVER_N.items())
     return Claim(
         "For scores over N their theory of infinite N starts at a number, which"
-        " networks approach:"
-        f" {', '.join(f'{v:.3f} ({n:,})' for n, v in WARM_OVER_N.items())}.",
+        f" networks approach: {listed}.",
         f"Each is within {SIGMAS:g} standard deviations of the mean of our law at"
         " its N.",
-        f"The limit is {limit:.4f}. Standard deviations away: {', '.join(listed)}.",
+        f"The limit is {limit:.4f}. Standard deviations away: {', '.join(deviations)}.",
         combine(*verdicts),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """Printed numbers as draws of laws, and whether these have a random limit."""
+    warm = "The mean of A² for scores over √N, four gates, warm start, printed by N"
     return [
-        _drawn(
-            numbers,
-            "warm",
-            "The mean of A² for scores over √N, four gates, warm start, printed by N",
-        ),
+        _drawn(numbers, "warm", warm),
         _drawn(numbers, "cold", "The same for eight gates, cold start"),
         _settles(numbers, "warm", False),
         _settles(numbers, "cold", False),
@@ -231,15 +230,14 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Quantiles of each law, with the printed numbers."""
-    for name, (*_, printed) in RUNS.items():
-        for width in (*printed, None):
-            low, middle, high = np.quantile(
-                numbers[f"{name} {width}"]["order"], (0.05, 0.5, 0.95)
-            )
+    for name, run in RUNS.items():
+        for width in (*run.printed, None):
+            draws = numbers[f"{name} {width}"]["order"]
+            low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
             yield {
                 "run": name,
-                "N": width or "inf",
-                "printed": printed.get(width, "") if width else "",
+                "N": "inf" if width is None else width,
+                "printed": "" if width is None else run.printed[width],
                 "q05": low,
                 "median": middle,
                 "q95": high,
@@ -249,28 +247,25 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 def draw(numbers: Numbers) -> Any:
     """The printed numbers, with the law, for scores over √N and over N."""
     figure = new(2.4)
-    both = figure.subplots(1, 2)
-    for axes, name, title, colour in zip(
-        both,
-        ("warm", "warm over N"),
-        ("scores over √N", "scores over N"),
-        (VERMILLION, BLUE),
-        strict=True,
-    ):
-        printed = RUNS[name][3]
-        band = np.array(
-            [
-                np.quantile(numbers[f"{name} {n}"]["order"], (0.05, 0.95))
-                for n in printed
-            ]
-        )
-        axes.fill_between(
-            list(printed), band[:, 0], band[:, 1], color=colour, alpha=0.25, lw=0
-        )
-        axes.plot(list(printed), list(printed.values()), "o", ms=4, color=BLACK)
-        axes.set(xscale="log", xlabel="N", ylim=(0, 2.2), title=title)
-    both[0].set_ylabel("mean of A²")
+    left, right = figure.subplots(1, 2)
+    _plot_run(left, numbers, "warm", VERMILLION)
+    left.set(title="scores over √N", ylabel="mean of A²")
+    _plot_run(right, numbers, "warm over N", BLUE)
+    right.set(title="scores over N")
     return figure
+
+
+def _plot_run(axes: Any, numbers: Numbers, name: str, colour: str) -> None:
+    """The printed numbers of a run, over 90 % of the law at each N."""
+    printed = RUNS[name].printed
+    widths = list(printed)
+    band = np.array(
+        [np.quantile(numbers[f"{name} {n}"]["order"], (0.05, 0.95)) for n in widths]
+    )
+    low, high = band[:, 0], band[:, 1]
+    axes.fill_between(widths, low, high, color=colour, alpha=0.25, lw=0)
+    axes.plot(widths, list(printed.values()), "o", ms=4, color=BLACK)
+    axes.set(xscale="log", xlabel="N", ylim=(0, 2.2))
 
 
 RESULT = Result(

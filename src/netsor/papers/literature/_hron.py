@@ -28,23 +28,31 @@ from ...laws import Estimate
 from ...nn import Attention
 from ...studies import Arrays
 from .._significance import AGREES, DISAGREES, combine, decide_below, extrapolate
-from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import (
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    estimates,
+    mean,
+    within,
+)
 from ._yang import word_kernel
 
 N = Width("n")
 SENTENCE = [0, 1, 2, 3, 4, 5, 6]  # the brown fox jumps over the dog
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # σ_Q σ_K
 HEADS = (1, 4, 16, 64, 256)
-KURTOSIS_ATOL = 0.01  # of an excess kurtosis that counts as Gaussian
-# of a kernel: for a stand-in, and for a formula compared with draws
-SHARE, CLOSE = 0.1, 0.05
-SAME = 1e-9  # two ways to compute one number
+KURTOSIS_ATOL = 0.01  # an excess kurtosis below which a law counts as Gaussian
+SHARE = 0.1  # relative tolerance for a kernel that stands in for another one
+CLOSE = 0.05  # for a formula that is compared with draws
+SAME = 1e-9  # for two ways to compute one number
 
 
 def tokens() -> Array:
-    """The kernel of the seven words of the sentence, normed to 1 each, as LayerNorm
-    does.
-    """
+    """The kernel of the seven words of the sentence, as after LayerNorm."""
     kernel = word_kernel()[np.ix_(SENTENCE, SENTENCE)]
     factor = np.diag(kernel) ** -0.5
     return np.asarray(factor[:, None] * kernel * factor)
@@ -59,20 +67,24 @@ def _layer(scale: float, **others: Any) -> Attention:
 
 
 def kernels(scales: list[float], points: int, seed: int) -> Arrays:
-    """The kernel of outputs with scores over √d and infinitely many heads, over d, and
-    over d with tied weights.
+    """The kernel of outputs by scores.
+
+    They are over √d with infinitely many heads, over d, and over d with tied weights.
     """
-    made: dict[str, list[Any]] = {"exact": [], "error": [], "tied": [], "untied": []}
+    exact, errors, tied, untied = [], [], [], []
     for scale in scales:
         layer = _layer(scale)
         law = layer.infinite_heads(points)
-        made["exact"].append(np.asarray(law.cov()))
-        made["error"].append(law.origin.quadrature_error)
-        made["tied"].append(np.asarray(layer.linear_scaling(tied=True).cov()))
-        made["untied"].append(np.asarray(layer.linear_scaling().cov()))
+        exact.append(np.asarray(law.cov()))
+        errors.append(law.origin.quadrature_error)
+        tied.append(np.asarray(layer.linear_scaling(tied=True).cov()))
+        untied.append(np.asarray(layer.linear_scaling().cov()))
     plain = _layer(1.0, function=_unchanged).infinite_heads(points)
     return {
-        **{name: np.array(found) for name, found in made.items()},
+        "exact": np.array(exact),
+        "error": np.array(errors),
+        "tied": np.array(tied),
+        "untied": np.array(untied),
         "scale": np.array(scales),
         "plain": np.asarray(plain.cov()),
         "plain_error": np.array(plain.origin.quadrature_error),
@@ -80,89 +92,95 @@ def kernels(scales: list[float], points: int, seed: int) -> Arrays:
 
 
 def kurtoses(scale: float, points: int, seed: int) -> Arrays:
-    """Excess kurtosis of one output coordinate of the first word at infinite width, by
-    the number of heads.
+    """Excess kurtosis of one output coordinate by the number of heads.
+
+    It is that of the first word at infinite width.
     """
     layer = _layer(scale)
-    found = [layer.law(heads, points=points).with_error.kurtosis() for heads in HEADS]
+    kurtoses = [
+        layer.law(heads, points=points).with_error.kurtosis() for heads in HEADS
+    ]
     return {
-        "kurtosis": np.array([e.value for e in found]),
-        "error": np.array([e.error for e in found]),
+        "kurtosis": np.array([e.value for e in kurtoses]),
+        "error": np.array([e.error for e in kurtoses]),
     }
 
 
 @program
 def tangent_program(kind: str) -> Any:
-    """One head, one output of the first word: its kernel, and its tangent kernel over
-    the four matrices.
+    """One head, one output of the first word: its kernel and its tangent kernel.
+
+    The tangent kernel is over the four matrices; with tied weights the key is the query
+    too.
     """
     kernel = tokens()
     # A given kernel, exactly, at infinite width: fixed vectors behind a random matrix.
     x = weight(N, len(kernel)) @ data(np.linalg.cholesky(kernel) * len(kernel) ** 0.5)
-    query, key, value, out = (weight(N, N) for _ in range(4))
-    scores = (
-        mean_dot(key @ x[:1], key @ x)
-        if kind == "tied"
-        else dot(query @ x[:1], key @ x)
-    )
-    y = out @ ((scores if kind == "plain" else softmax(scores)) @ (value @ x))
+    query, key = weight(N, N), weight(N, N)
+    value, out = weight(N, N), weight(N, N)
+    if kind == "tied":
+        scores = mean_dot(key @ x[:1], key @ x)
+        weights = [key, value, out]
+    else:
+        scores = dot(query @ x[:1], key @ x)
+        weights = [query, key, value, out]
+    attention = scores if kind == "plain" else softmax(scores)
+    y = out @ (attention @ (value @ x))
     f = dot(stack([gaussian(N)]), y)[0, 0]
-    return mean_dot(y, y)[0, 0], ntk(
-        f, weights=[key, value, out] if kind == "tied" else [query, key, value, out]
-    )
+    return mean_dot(y, y)[0, 0], ntk(f, weights=weights)
 
 
 def tangents(kind: str, draws: int, seed: int) -> Arrays:
-    """Draws at infinite width. With more heads their mean is the same, and infinitely
-    many heads are their mean.
+    """Draws at infinite width.
+
+    With more heads their mean is the same, and infinitely many heads are their mean.
     """
-    kernel, tangent = tangent_program(kind).draw(
-        n=inf, draws=draws, seed=seed, progress=False
-    )
+    program = tangent_program(kind)
+    kernel, tangent = program.draw(n=inf, draws=draws, seed=seed, progress=False)
     return {"kernel": np.asarray(kernel), "tangent": np.asarray(tangent)}
 
 
 def parts(quick: bool) -> list[Part]:
     """Kernels, laws over heads, and tangent kernels; a quick run has fewer points."""
-    points, draws = (2**12, 4000) if quick else (2**15, 60_000)
-    made = [
-        Part(
-            "kernels",
-            kernels,
-            {"scales": list(SCALES), "points": points},
-            1.5 if quick else 10.0,
-        ),
+    given: dict[str, Any] = {
+        "scales": list(SCALES),
+        "points": 2**12 if quick else 2**15,
+    }
+    parts = [
+        Part("kernels", kernels, given, 1.5 if quick else 10.0),
         Part("tied", tangents, {"kind": "tied", "draws": 1}, 1.0),
     ]
     for scale in (1.0, 4.0):
         given = {"scale": scale, "points": 2**15 if quick else 2**19}
-        made.append(Part(f"heads {scale:g}", kurtoses, given, 1.0 if quick else 4.0))
+        seconds = 1.0 if quick else 4.0
+        parts.append(Part(f"heads {scale:g}", kurtoses, given, seconds))
     for kind in ("plain", "softmax"):
-        made.append(
-            Part(kind, tangents, {"kind": kind, "draws": draws}, 2.0 if quick else 15.0)
-        )
-    return made
+        given = {"kind": kind, "draws": 4000 if quick else 60_000}
+        parts.append(Part(kind, tangents, given, 2.0 if quick else 15.0))
+    return parts
 
 
 def _gaussian(numbers: Numbers) -> Claim:
-    found = [
-        Estimate(*pair)
-        for pair in zip(
-            numbers["heads 1"]["kurtosis"], numbers["heads 1"]["error"], strict=True
-        )
+    """The excess kurtosis by the number of heads."""
+    arrays = numbers["heads 1"]
+    kurtoses = [
+        Estimate(value, error)
+        for value, error in zip(arrays["kurtosis"], arrays["error"], strict=True)
     ]
-    one, many = found[0], found[-1]
-    told = ", ".join(
-        f"{heads}: {value.value:.2e}" for heads, value in zip(HEADS, found, strict=True)
+    one, many = kurtoses[0], kurtoses[-1]
+    listed = ", ".join(
+        f"{heads}: {kurtosis.value:.2e}"
+        for heads, kurtosis in zip(HEADS, kurtoses, strict=True)
     )
     return Claim(
         "Single-head attention is not Gaussian in the limit of infinite width; with"
         " infinitely many heads it is.",
         f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one head,"
         f" and below it with {HEADS[-1]}, by four errors.",
-        f"By heads, {told}; one head ± {one.error:.0e}. It is 1/H of that of one head:"
-        f" infinitely many are a limit, and {math.ceil(one.value / KURTOSIS_ATOL)}"
-        f" heads are within {KURTOSIS_ATOL:g} of it.",
+        f"By heads, {listed}; one head ± {one.error:.0e}. It is 1/H of that of one"
+        " head: infinitely many are a limit, and"
+        f" {math.ceil(one.value / KURTOSIS_ATOL)} heads are within"
+        f" {KURTOSIS_ATOL:g} of it.",
         combine(
             decide_below(Estimate(-one.value, one.error), -KURTOSIS_ATOL),
             decide_below(many, KURTOSIS_ATOL),
@@ -171,33 +189,36 @@ def _gaussian(numbers: Numbers) -> Claim:
 
 
 def _tied(numbers: Numbers) -> Claim:
-    (tied,) = (
-        numbers["kernels"]["tied"][k]
-        for k in np.flatnonzero(numbers["kernels"]["scale"] == 1)
-    )
-    found = numbers["tied"]
-    off = max(
-        abs(found["kernel"][0] / tied[0, 0] - 1),
-        abs(found["tangent"][0] / (2 * tied[0, 0]) - 1),
+    """Scores over d: the closed form against our program."""
+    kernel = _at_scale_1(numbers, "tied")
+    arrays = numbers["tied"]
+    largest = max(
+        abs(arrays["kernel"][0] / kernel - 1),
+        abs(arrays["tangent"][0] / (2 * kernel) - 1),
     )
     return Claim(
         "With scores over d and tied queries and keys the kernel is A K A^T, A ="
         " softmax(K), and the tangent kernel twice that.",
         "Our program at infinite width, which does not use it, gives the same to"
         f" {SAME:g}.",
-        f"Largest relative difference {off:.1e}.",
-        AGREES if off < SAME else DISAGREES,
+        f"Largest relative difference {largest:.1e}.",
+        AGREES if largest < SAME else DISAGREES,
     )
+
+
+def _at_scale_1(numbers: Numbers, name: str) -> Any:
+    """The variance of the first word for σ_Q σ_K = 1."""
+    arrays = numbers["kernels"]
+    (index,) = np.flatnonzero(arrays["scale"] == 1)
+    return arrays[name][index][0, 0]
 
 
 def _plain(numbers: Numbers) -> Claim:
-    kernel = tokens()
+    """Scores over √d without softmax: the closed form."""
+    kernel, arrays = tokens(), numbers["kernels"]
     closed = float((kernel**2).sum())
-    found = numbers["kernels"]
-    ours = Estimate(
-        float(np.trace(found["plain"])) / len(kernel),
-        float(found["plain_error"]) * closed,
-    )
+    mean_variance = float(np.trace(arrays["plain"])) / len(kernel)
+    ours = Estimate(mean_variance, float(arrays["plain_error"]) * closed)
     tangent = mean(numbers["plain"]["tangent"])
     return Claim(
         "With scores over √d, infinitely many heads and no softmax, the kernel is (Σ_jk"
@@ -211,27 +232,30 @@ def _plain(numbers: Numbers) -> Claim:
 
 
 def _stand_in(numbers: Numbers) -> Claim:
-    found = numbers["kernels"]
-    verdicts, told = [], []
-    for k, scale in enumerate(found["scale"]):
-        exact, tied = float(found["exact"][k, 0, 0]), float(found["tied"][k, 0, 0])
-        ours = Estimate(exact, exact * float(found["error"][k]))
+    """What stands in for the closed form that is not known."""
+    arrays = numbers["kernels"]
+    verdicts, listed = [], []
+    for k, scale in enumerate(arrays["scale"]):
         if scale >= 1:
+            exact, tied = (
+                float(arrays["exact"][k, 0, 0]),
+                float(arrays["tied"][k, 0, 0]),
+            )
+            ours = Estimate(exact, exact * float(arrays["error"][k]))
             verdicts.append(within(tied, ours, SHARE))
-            told.append(
+            listed.append(
                 f"σ_Qσ_K = {scale:g}: {tied:.4f}, ours {exact:.4f} ± {ours.error:.0e}"
             )
     tangent = mean(numbers["softmax"]["tangent"])
-    (one,) = np.flatnonzero(found["scale"] == 1)
-    said = 2 * float(found["tied"][one, 0, 0])
-    verdicts.append(within(said, tangent, SHARE))
+    tied_tangent = 2 * float(_at_scale_1(numbers, "tied"))
+    verdicts.append(within(tied_tangent, tangent, SHARE))
     return Claim(
         "With softmax and scores over √d no closed form is known (the library raises an"
         " error); it offers the kernel with scores over d and tied weights, without a"
         " statement on how near that is.",
         "The variance of the first word, and its tangent kernel, are within"
         f" {SHARE:.0%} of those with scores over √d, by four errors.",
-        f"Variance, {'; '.join(told)}. Tangent kernel at 1: {said:.4f}, ours"
+        f"Variance, {'; '.join(listed)}. Tangent kernel at 1: {tied_tangent:.4f}, ours"
         f" {tangent.value:.4f} ± {tangent.error:.0e}.",
         extrapolate(combine(*verdicts)),
     )
@@ -244,70 +268,64 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Variances of the first word by scale, and excess kurtoses by heads."""
-    found = numbers["kernels"]
-    for k, scale in enumerate(found["scale"]):
+    arrays = numbers["kernels"]
+    for k, scale in enumerate(arrays["scale"]):
         for name in ("exact", "tied", "untied"):
-            value = float(found[name][k, 0, 0])
-            error = value * float(found["error"][k]) if name == "exact" else 0.0
-            yield {
-                "quantity": f"variance, {name}",
-                "scale": float(scale),
-                "heads": "inf",
-                "value": value,
-                "error": error,
-            }
+            value = float(arrays[name][k, 0, 0])
+            error = value * float(arrays["error"][k]) if name == "exact" else 0.0
+            variance = Estimate(value, error)
+            yield _row(f"variance, {name}", float(scale), "inf", variance)
     for scale in (1.0, 4.0):
-        some = numbers[f"heads {scale:g}"]
-        for heads, value, error in zip(
-            HEADS, some["kurtosis"], some["error"], strict=True
-        ):
-            yield {
-                "quantity": "excess kurtosis",
-                "scale": scale,
-                "heads": heads,
-                "value": float(value),
-                "error": float(error),
-            }
+        arrays = numbers[f"heads {scale:g}"]
+        kurtoses = estimates(arrays["kurtosis"], arrays["error"])
+        for heads, kurtosis in zip(HEADS, kurtoses, strict=True):
+            yield _row("excess kurtosis", scale, heads, kurtosis)
+
+
+def _row(
+    quantity: str, scale: float, heads: int | str, number: Estimate
+) -> dict[str, Any]:
+    return {
+        "quantity": quantity,
+        "scale": scale,
+        "heads": heads,
+        "value": number.value,
+        "error": number.error,
+    }
 
 
 def draw(numbers: Numbers) -> Any:
     """The variance by the scale of scores, and the excess kurtosis by heads."""
     figure = new(2.4)
     left, right = figure.subplots(1, 2)
-    found = numbers["kernels"]
-    lines = (
-        ("exact", BLUE, "-", "over √d"),
-        ("tied", VERMILLION, "--", "over d, tied"),
-        ("untied", GREY, ":", "over d"),
-    )
-    for name, colour, style, label in lines:
-        left.plot(
-            found["scale"], found[name][:, 0, 0], style, color=colour, label=label
-        )
-    left.set(
-        xscale="log",
-        xlabel="σ$_Q$σ$_K$",
-        ylabel="variance, infinitely many heads",
-        ylim=(0, 1),
-    )
-    left.set_xticks(found["scale"], [f"{scale:g}" for scale in found["scale"]])
-    left.minorticks_off()
-    left.legend(loc="upper left")
-    for scale, colour, style in ((1.0, BLUE, "o-"), (4.0, VERMILLION, "s-")):
-        right.plot(
-            HEADS,
-            numbers[f"heads {scale:g}"]["kurtosis"],
-            style,
-            ms=3,
-            color=colour,
-            label=f"σ$_Q$σ$_K$ = {scale:g}",
-        )
+    _plot_variances(left, numbers["kernels"])
+    for scale, colour, line in ((1.0, BLUE, "o-"), (4.0, VERMILLION, "s-")):
+        kurtosis = numbers[f"heads {scale:g}"]["kurtosis"]
+        label = f"σ$_Q$σ$_K$ = {scale:g}"
+        right.plot(HEADS, kurtosis, line, ms=3, color=colour, label=label)
     right.axhline(KURTOSIS_ATOL, color=GREY, lw=0.6, ls=":")
     right.set(xscale="log", yscale="log", xlabel="heads", ylabel="excess kurtosis")
     right.set_xticks(HEADS, [str(heads) for heads in HEADS])
     right.minorticks_off()
     right.legend(loc="lower left")
     return figure
+
+
+def _plot_variances(axes: Any, arrays: Arrays) -> None:
+    """The variance of the first word by the scale of scores."""
+    lines = (
+        ("exact", BLUE, "-", "over √d"),
+        ("tied", VERMILLION, "--", "over d, tied"),
+        ("untied", GREY, ":", "over d"),
+    )
+    scales = arrays["scale"]
+    for name, colour, line, label in lines:
+        axes.plot(scales, arrays[name][:, 0, 0], line, color=colour, label=label)
+    axes.set(xscale="log", xlabel="σ$_Q$σ$_K$")
+    axes.set(ylabel="variance, infinitely many heads", ylim=(0, 1))
+    axes.set_xticks(scales, [f"{scale:g}" for scale in scales])
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
 
 
 RESULT = Result(

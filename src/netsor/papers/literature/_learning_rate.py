@@ -1,4 +1,4 @@
-"""Hayou: the learning rate that is best for one step under µP, by width; and the same
+"""Hayou: the learning rate that is best for one step under µP, by width, and the same
 for attention.
 """
 
@@ -33,9 +33,10 @@ LAYERS, TOKENS, TARGET = 4, 6, 1.0
 WIDTHS = (96, 320, 1024, 4096, 20_000, 10**6)
 CHANGE = 1024  # the width after which the published rate changes
 MOST = 4.0  # rates are sought up to this multiple of the limit
-# of the rate at the largest width, and of its spread in the limit
+# Tolerances for the rate at the largest width, and for its spread in the limit.
 LIMIT_RTOL, CONSTANT_RTOL = 0.01, 0.01
 NETWORKS = 3  # of a width, in the public reproduction
+# Label and colour of each network in the figure.
 LINES = {
     "linear": (f"linear network, depth {LAYERS}", BLACK),
     "over n": ("attention, scores over n", BLUE),
@@ -44,8 +45,9 @@ LINES = {
 
 
 def linear(rates: Array) -> Program:
-    """f after one step at each rate: input 1, target 1; hidden matrices learn, the
-    first and last do not.
+    """f after one step at each rate, for input 1 and target 1.
+
+    Hidden matrices learn, the first and last do not.
     """
     n = ns.Width("n")
     weights = [ns.weight(n, n) for _ in range(LAYERS)]
@@ -62,49 +64,58 @@ def attention(rates: Array, over_root: bool) -> Program:
     outputs.
     """
     n = ns.Width("n")
-    query, key, value, out = weights = [ns.weight(n, n) for _ in range(4)]
+    query, key = ns.weight(n, n), ns.weight(n, n)
+    value, out = ns.weight(n, n), ns.weight(n, n)
     x = ns.weight(n, TOKENS) @ ns.data(math.sqrt(TOKENS) * np.eye(TOKENS))
     q, k = query @ x, key @ x
-    mixed = ns.softmax(ns.dot(q, k) if over_root else ns.mean_dot(q, k)) @ (value @ x)
-    return _stepped(
-        (out @ mixed).mean(0).reshape(1), weights[2:] if over_root else weights, rates
-    )
+    if over_root:
+        scores, weights = ns.dot(q, k), [value, out]
+    else:
+        scores, weights = ns.mean_dot(q, k), [query, key, value, out]
+    mixed = ns.softmax(scores) @ (value @ x)
+    return _stepped((out @ mixed).mean(0).reshape(1), weights, rates)
 
 
 def _stepped(x: ns.Vector, weights: list[Any], rates: Array) -> Program:
+    """f = ⟨r, x⟩/n with a random r, after one step at each rate."""
     f = ns.mean_dot(ns.gaussian(x.width).reshape(1), x)[0, 0]
     loss = 0.5 * (f - TARGET) ** 2
-    return Program(
-        ns.stack([ns.step(f, loss, float(rate), weights=weights) for rate in rates])
-    )
+    steps = [ns.step(f, loss, float(rate), weights=weights) for rate in rates]
+    return Program(ns.stack(steps))
 
 
 def best(nodes: Array, outputs: Array) -> Array:
-    """The rate of the least loss for each draw, by the polynomial through its outputs
-    (draws, nodes).
+    """The rate of the least loss for each draw.
+
+    It is that of the polynomial through the draw's outputs, an array (draws, nodes):
+    where that first reaches the target on a grid, else where it is nearest to it.
     """
     grid = np.linspace(0.0, MOST, 401)
     by_node = np.linalg.inv(np.vander(nodes, increasing=True))
-    off = outputs @ (np.vander(grid, len(nodes), increasing=True) @ by_node).T - TARGET
-    crossed = off >= 0
-    at = np.where(
-        crossed.any(axis=1), crossed.argmax(axis=1), np.abs(off).argmin(axis=1)
-    )
-    one = np.arange(len(off))
-    before = np.maximum(at - 1, 0)
-    rise = off[one, at] - off[one, before]
+    powers = np.vander(grid, len(nodes), increasing=True)
+    distance = outputs @ (powers @ by_node).T - TARGET  # (draws, grid), with its sign
+
+    reached = distance >= 0
+    is_reached = reached.any(axis=1)
+    nearest = np.abs(distance).argmin(axis=1)
+    index = np.where(is_reached, reached.argmax(axis=1), nearest)
+    # interpolate between that point of the grid and the one before
+    before = np.maximum(index - 1, 0)
+    draws = np.arange(len(distance))
+    rise = distance[draws, index] - distance[draws, before]
     share = np.divide(
-        -off[one, before],
+        -distance[draws, before],
         rise,
-        out=np.ones(len(off)),
-        where=crossed.any(axis=1) & (rise > 0),
+        out=np.ones(len(distance)),
+        where=is_reached & (rise > 0),
     )
-    found: Array = grid[before] + share * (grid[at] - grid[before])
-    return found
+    rates: Array = grid[before] + share * (grid[index] - grid[before])
+    return rates
 
 
 def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
-    """Best rates of draws, over 1/(number of matrices that learn in the limit · |x|²);
+    """Best rates of draws, over 1/(number of matrices that learn in the limit · |x|²).
+
     `width` None is infinite.
     """
     if network == "linear":
@@ -115,36 +126,36 @@ def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
         nodes = np.linspace(0.0, 2.0, 3 if network == "over root n" else 7)
         unit = TOKENS / 2  # values and outputs, on the mean of orthogonal tokens
         net = attention(nodes * unit, network == "over root n")
-    # widths are independent: their differences have known errors
-    seed = derive_seed(seed, width or 0)
-    found = net.draw(
+    outputs = net.draw(
         n=math.inf if width is None else width,
         draws=draws,
-        seed=seed,
+        # widths are independent: their differences have known errors
+        seed=derive_seed(seed, width or 0),
         workers=1,
         progress=False,
     )
-    return {"rate": best(nodes, np.asarray(found, dtype=np.float64))}
+    return {"rate": best(nodes, np.asarray(outputs, dtype=np.float64))}
 
 
 def parts(quick: bool) -> list[Part]:
     """Every network at every width, and in the limit."""
-    made = []
+    parts = []
     for network in LINES:
-        draws = 2000 if quick else 40_000 if network == "linear" else 10_000
         for width in (*WIDTHS, None):
-            # the other limits are not random
-            count = draws if width or network == "over root n" else 2
-            seconds = 0.2 + count * (5e-4 if network == "over n" else 1e-4)
-            made.append(
-                Part(
-                    f"{network} {width}",
-                    optima,
-                    {"network": network, "width": width, "draws": count},
-                    seconds,
-                )
-            )
-    return made
+            draws = _draws(network, width, quick)
+            seconds = 0.2 + draws * (5e-4 if network == "over n" else 1e-4)
+            given = {"network": network, "width": width, "draws": draws}
+            parts.append(Part(f"{network} {width}", optima, given, seconds))
+    return parts
+
+
+def _draws(network: str, width: int | None, quick: bool) -> int:
+    """How many draws a part has."""
+    if width is None and network != "over root n":
+        return 2  # these limits are not random
+    if quick:
+        return 2000
+    return 40_000 if network == "linear" else 10_000
 
 
 def distance(numbers: Numbers, network: str, width: int) -> Estimate:
@@ -154,35 +165,38 @@ def distance(numbers: Numbers, network: str, width: int) -> Estimate:
 
 def slope(numbers: Numbers, network: str, first: int, last: int) -> Estimate:
     """The exponent of the width in the mean distance, between two widths."""
-    return slope_of(
-        [first, last], [distance(numbers, network, width) for width in (first, last)]
-    )
+    distances = [distance(numbers, network, width) for width in (first, last)]
+    return slope_of([first, last], distances)
 
 
 def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
-    last = WIDTHS[-1]
-    found = mean(numbers[f"{network} {last}"]["rate"])
+    """The best rate at the largest width against its limit.
+
+    `stated` says whether the author states it for this network.
+    """
+    rate = mean(numbers[f"{network} {WIDTHS[-1]}"]["rate"])
     exact = float(numbers[f"{network} None"]["rate"][0])
-    verdict = within(1.0, found, LIMIT_RTOL)
+    verdict = within(1.0, rate, LIMIT_RTOL)
     return Claim(
         "The best rate of one step converges to a constant, m yᵀKy/(L |Ky|²),"
         f" {words}.",
         f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
-        f"Over the constant: {found} at 10⁶, {exact:.12g} at infinite width.",
+        f"Over the constant: {rate} at 10⁶, {exact:.12g} at infinite width.",
         verdict if stated else extrapolate(verdict),
     )
 
 
-def _rate(
-    numbers: Numbers, network: str, first: int, last: int, words: str, stated: bool
+def _convergence(
+    numbers: Numbers, network: str, first: int, last: int, words: str, *, stated: bool
 ) -> Claim:
-    found = slope(numbers, network, first, last)
-    verdict = near(found, -0.5)
+    """The power of the width with which it converges."""
+    exponent = slope(numbers, network, first, last)
+    verdict = near(exponent, -0.5)
     return Claim(
         f"It does so like n^(−1/2), {words}.",
         f"The exponent of n in the mean distance, from {first:,} to {last:,}, is within"
         f" {EXPONENT_ATOL:g} of −1/2.",
-        f"{found}.",
+        f"{exponent}.",
         verdict if stated else extrapolate(verdict),
     )
 
@@ -190,37 +204,38 @@ def _rate(
 def groups(numbers: Numbers, width: int) -> Array:
     """The distance of the mean of three networks."""
     rate = numbers[f"linear {width}"]["rate"]
-    made: Array = np.abs(
-        rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS).mean(axis=1) - 1
-    )
-    return made
+    sets = rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS)
+    distances: Array = np.abs(sets.mean(axis=1) - 1)
+    return distances
 
 
 def _change(numbers: Numbers) -> Claim:
-    found = slope(numbers, "linear", CHANGE, WIDTHS[-1])
+    """Whether it converges faster from some width on."""
+    exponent = slope(numbers, "linear", CHANGE, WIDTHS[-1])
     scaled = {n: distance(numbers, "linear", n) * math.sqrt(n) for n in WIDTHS}
-    seen = float(np.mean(groups(numbers, 4 * CHANGE) < groups(numbers, CHANGE) / 4))
+    listed = ", ".join(f"{e.value:.3f} ({n:,})" for n, e in scaled.items())
+    error = max(e.error for e in scaled.values())
+    is_below = groups(numbers, 4 * CHANGE) < groups(numbers, CHANGE) / 4
+    share_below = float(np.mean(is_below))
     return Claim(
         f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence is"
         " seen to be much faster, without an explanation.",
         f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is more than"
         f" {EXPONENT_ATOL:g} below −1/2.",
-        f"{found}. √n times the mean distance:"
-        f" {', '.join(f'{e.value:.3f} ({n:,})' for n, e in scaled.items())}; the error"
-        f" is {max(e.error for e in scaled.values()):.1g}. The mean over {NETWORKS}"
-        f" networks fluctuates: in {seen:.0%} of cases its distance at {4 * CHANGE:,}"
-        f" is below a quarter of that at {CHANGE:,}, where a half is expected.",
-        decide_below(found, -0.5 - EXPONENT_ATOL),
+        f"{exponent}. √n times the mean distance: {listed}; the error is {error:.1g}."
+        f" The mean over {NETWORKS} networks fluctuates: in {share_below:.0%} of cases"
+        f" its distance at {4 * CHANGE:,} is below a quarter of that at {CHANGE:,},"
+        " where a half is expected.",
+        decide_below(exponent, -0.5 - EXPONENT_ATOL),
     )
 
 
 def _random(numbers: Numbers) -> Claim:
+    """The spread of the limit with scores over √n."""
     rate = numbers["over root n None"]["rate"]
-    centre, spread = mean(rate), float(rate.std(ddof=1))
     low, high = np.quantile(rate, (0.05, 0.95))
-    relative = Estimate(
-        spread / centre.value, spread / centre.value / math.sqrt(2 * len(rate))
-    )
+    share = float(rate.std(ddof=1)) / mean(rate).value
+    relative = Estimate(share, share / math.sqrt(2 * len(rate)))
     return Claim(
         "For attention with scores over √n it is not proved that the best rate"
         " converges to a constant.",
@@ -235,27 +250,27 @@ def _random(numbers: Numbers) -> Claim:
 
 def judge(numbers: Numbers) -> list[Claim]:
     """The limit, the rate, its change; and attention."""
-    told = "for attention with scores over n, which has no proof"
+    words = "for attention with scores over n, which has no proof"
+    first, last = WIDTHS[0], WIDTHS[-1]
+    up_to = f"up to n = {CHANGE}"
     return [
         _limit(numbers, "linear", "for a linear network", True),
-        _rate(numbers, "linear", WIDTHS[0], CHANGE, f"up to n = {CHANGE}", True),
+        _convergence(numbers, "linear", first, CHANGE, up_to, stated=True),
         _change(numbers),
-        _limit(numbers, "over n", told, False),
-        _rate(numbers, "over n", CHANGE, WIDTHS[-1], told, False),
+        _limit(numbers, "over n", words, False),
+        _convergence(numbers, "over n", CHANGE, last, words, stated=False),
         _random(numbers),
     ]
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Mean, spread and distance of the best rate over its constant, by network and
-    width.
-    """
+    """Mean, spread and distance of the best rate over its constant, at each width."""
     for network in LINES:
         for width in (*WIDTHS, None):
             rate = numbers[f"{network} {width}"]["rate"]
             yield {
                 "network": network,
-                "width": width or "inf",
+                "width": "inf" if width is None else width,
                 "mean": rate.mean(),
                 "std": rate.std(ddof=1),
                 "distance": np.abs(rate - 1).mean(),
@@ -270,26 +285,18 @@ def draw(numbers: Numbers) -> Any:
     for network, (label, colour) in LINES.items():
         stds = [numbers[f"{network} {n}"]["rate"].std(ddof=1) for n in WIDTHS]
         left.plot(WIDTHS, stds, marker=MARK_OF[colour], ms=3, color=colour, label=label)
-    left.set(
-        xscale="log",
-        yscale="log",
-        xlabel="width n",
-        ylabel="standard deviation of η/η$_∞$",
-    )
-    made = np.array(
-        [np.quantile(groups(numbers, n), (0.05, 0.5, 0.95)) for n in WIDTHS]
-    )
-    right.fill_between(WIDTHS, made[:, 0], made[:, 2], color=GREY, alpha=0.3, lw=0)
-    right.plot(
-        WIDTHS, [distance(numbers, "linear", n).value for n in WIDTHS], color=BLACK
-    )
+    left.set(xscale="log", xlabel="width n")
+    left.set(yscale="log", ylabel="standard deviation of η/η$_∞$")
+    quantiles = [np.quantile(groups(numbers, n), (0.05, 0.95)) for n in WIDTHS]
+    low, high = np.array(quantiles).T
+    right.fill_between(WIDTHS, low, high, color=GREY, alpha=0.3, lw=0)
+    means = [distance(numbers, "linear", n).value for n in WIDTHS]
+    right.plot(WIDTHS, means, color=BLACK)
     right.axvline(CHANGE, color=GREY, lw=0.6, ls=":")
-    right.set(
-        xscale="log", yscale="log", xlabel="width n", ylabel="distance to η$_∞$, linear"
-    )
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2
-    )
+    right.set(xscale="log", xlabel="width n")
+    right.set(yscale="log", ylabel="distance to η$_∞$, linear")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 

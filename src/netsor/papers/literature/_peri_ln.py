@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,16 +30,24 @@ from ._result import (
     near,
 )
 
-# blocks and width, by the number of parameters
-MODELS = {"400M": (24, 1024), "3.2B": (48, 2048)}
+
+class Size(NamedTuple):
+    """The size of a model."""
+
+    blocks: int
+    width: int
+
+
+# By the number of parameters, the smaller one first.
+MODELS = {"400M": Size(24, 1024), "3.2B": Size(48, 2048)}
 HEAD_DIM = 128
-TOKENS, MORE = 6, 20
+TOKENS, MORE = 6, 20  # of all networks, and of one more
 PLACES = (3, 6, 12, 24, 48)  # blocks after which hidden states and gradients are taken
-# of a squared gradient, from the last place to the first; fixed before any number was
-# seen
+# The ratio of squared gradients at the first and last of these blocks below which they
+# vanish; it was fixed before any number was seen.
 VANISHED = 0.1
 START = f"At initialisation, from the last block to block {PLACES[0]},"
-FACTORS = (20.0, 400.0)  # of the hidden layer of a perceptron
+FACTORS = (20.0, 400.0)  # on the hidden layer of a perceptron
 ORDERS = {"Post-LN": "post", "Pre-LN": "pre", "Peri-LN": "sandwich"}
 LOOKS = {"Post-LN": VERMILLION, "Pre-LN": BLUE, "Peri-LN": GREEN}
 
@@ -50,11 +58,12 @@ def norm(x: ns.Vector) -> ns.Vector:
 
 
 def network(order: str, tokens: int, blocks: int, width: int) -> Program:
-    """Sums over tokens of |x_l|²/n and |∂f/∂x_l|², f a random readout of all tokens
-    after a last norm.
+    """Sums over tokens of |x_l|²/n and |∂f/∂x_l|².
+
+    f is a random readout of all tokens after a last norm.
     """
 
-    def one(x: ns.Vector) -> ns.Vector:
+    def next_block(x: ns.Vector) -> ns.Vector:
         return block(
             x,
             lambda y: attention(y, width // HEAD_DIM, HEAD_DIM, "causal"),
@@ -63,251 +72,280 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
             ORDERS[order],
         ).output
 
-    every = stream(norm(ns.gaussian(width, tokens)), one, blocks)
-    kept = [every[place] for place in PLACES if place <= blocks]
-    return Program((squares(kept), squares(ns.grad(readout(norm(every[-1])), kept))))
+    streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
+    inner = [streams[place] for place in PLACES if place <= blocks]
+    states = squares(inner)
+    gradients = ns.grad(readout(norm(streams[-1])), inner)
+    return Program((states, squares(gradients)))
 
 
 def depth(
     order: str, tokens: int, blocks: int, width: int, draws: int, seed: int
 ) -> Arrays:
-    """Variances of hidden states and logarithms of squared gradients by block, a row
-    for each network.
+    """Variances of hidden states and logarithms of squared gradients by block.
+
+    A row for each network.
     """
-    states, found = network(order, tokens, blocks, width).draw(
-        draws=draws, seed=seed, workers=1, progress=False
-    )
+    program = network(order, tokens, blocks, width)
+    states, gradients = program.draw(draws=draws, seed=seed, workers=1, progress=False)
     return {
         "variance": np.asarray(states) / tokens,
-        "log": np.log(np.asarray(found, dtype=np.float64)),
+        "log": np.log(np.asarray(gradients, dtype=np.float64)),
     }
 
 
 def perceptron(order: str, last_norm: bool, width: int) -> Program:
-    """|∂f/∂W₂|² for one branch W₂h and one token by the factor of h, f a readout after
-    a last norm or without one.
+    """|∂f/∂W₂|² for one branch W₂h and one token, by the factor on h.
+
+    f is a readout after a last norm or without one.
     """
-    made, x = [], ns.gaussian(width, 1)
+    x = ns.gaussian(width, 1)
+    products = []
     for factor in FACTORS:
         h = ns.relu(ns.weight(4 * width, width, std=factor * math.sqrt(2)) @ norm(x))
         a = ns.weight(width, 4 * width) @ h
-        o = x + (norm(a) if order == "Peri-LN" else a)
-        (g,) = ns.grad(readout(norm(o) if last_norm else o), [a])
-        made.append(ns.mean_dot(g, g)[0, 0] * ns.mean_dot(h, h)[0, 0])
-    return Program(ns.stack(made))
+        output = x + (norm(a) if order == "Peri-LN" else a)
+        (g,) = ns.grad(readout(norm(output) if last_norm else output), [a])
+        products.append(ns.mean_dot(g, g)[0, 0] * ns.mean_dot(h, h)[0, 0])
+    return Program(ns.stack(products))
 
 
 def power(order: str, last_norm: bool, width: int, seed: int) -> Arrays:
     """The power of |h| in |∂f/∂W₂|, a number for each network."""
-    made = perceptron(order, last_norm, width).draw(
-        draws=20, seed=seed, workers=1, progress=False
-    )
-    return {
-        "power": (
-            np.diff(np.log(np.asarray(made)), axis=1)[:, 0]
-            / (2 * math.log(FACTORS[1] / FACTORS[0]))
-        )
-    }
+    program = perceptron(order, last_norm, width)
+    squares = program.draw(draws=20, seed=seed, workers=1, progress=False)
+    growth = np.diff(np.log(np.asarray(squares)), axis=1)[:, 0]
+    return {"power": growth / (2 * math.log(FACTORS[1] / FACTORS[0]))}
 
 
 def parts(quick: bool) -> list[Part]:
-    """Three placements by depth in both models, or in the smaller one; and one
-    perceptron with large activations.
+    """Three placements by depth, and one perceptron with large activations.
+
+    A quick run has only the smaller model.
     """
+    parts = []
+    for model in list(MODELS)[:1] if quick else MODELS:
+        parts += [_depth_part(order, model, TOKENS, quick) for order in LOOKS]
+    parts.append(_depth_part("Post-LN", "400M", MORE, quick))
+    for label, order, last_norm in (
+        (PRE, "Pre-LN", False),
+        (PERI, "Peri-LN", False),
+        (PRE_WITH_LAST_NORM, "Pre-LN", True),
+    ):
+        given = {"order": order, "last_norm": last_norm, "width": 2048}
+        parts.append(Part(label, power, given, 0.1))
+    return parts
+
+
+# Labels of perceptrons.
+PRE, PERI = "Pre-LN perceptron", "Peri-LN perceptron"
+PRE_WITH_LAST_NORM = "Pre-LN perceptron, last norm"
+
+
+def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
+    blocks, width = MODELS[model]
     draws = 16 if quick else 48
-    cases = [
-        (order, model, TOKENS)
-        for model in list(MODELS)[: 1 if quick else 2]
-        for order in LOOKS
-    ]
-    deep = [
-        Part(
-            f"{order} {model} {tokens}",
-            depth,
-            {
-                "order": order,
-                "tokens": tokens,
-                "blocks": MODELS[model][0],
-                "width": MODELS[model][1],
-                "draws": draws,
-            },
-            MODELS[model][0] ** 2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS,
-        )
-        for order, model, tokens in [*cases, ("Post-LN", "400M", MORE)]
-    ]
-    return deep + [
-        Part(
-            f"{order} perceptron{', last norm' * last}",
-            power,
-            {"order": order, "last_norm": last, "width": 2048},
-            0.1,
-        )
-        for order, last in (("Pre-LN", False), ("Peri-LN", False), ("Pre-LN", True))
-    ]
+    given = {
+        "order": order,
+        "tokens": tokens,
+        "blocks": blocks,
+        "width": width,
+        "draws": draws,
+    }
+    seconds = blocks**2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS
+    return Part(f"{order} {model} {tokens}", depth, given, seconds)
 
 
-Deep = Mapping[tuple[str, str, int], Array]
+class Setting(NamedTuple):
+    """A network of blocks."""
+
+    order: str
+    model: str
+    tokens: int
+
+
+Deep = Mapping[Setting, Array]
 
 
 def _deep(numbers: Numbers, key: str) -> Deep:
-    """Networks × blocks, by placement, model and number of tokens."""
-    labels = [label for label in numbers if key in numbers[label]]
-    return {
-        (order, model, int(t)): numbers[f"{order} {model} {t}"][key]
-        for order, model, t in map(str.split, labels)
-    }
+    """An array (networks, blocks) for each setting."""
+    deep = {}
+    for label, arrays in numbers.items():
+        if key in arrays:
+            order, model, tokens = label.split()
+            deep[Setting(order, model, int(tokens))] = arrays[key]
+    return deep
 
 
-def _models(found: Deep) -> list[str]:
-    return [model for model in MODELS if ("Pre-LN", model, TOKENS) in found]
+def _models(deep: Deep) -> list[str]:
+    """The models that were run."""
+    return [model for model in MODELS if Setting("Pre-LN", model, TOKENS) in deep]
 
 
 def _by_block(values: Array) -> str:
     return ", ".join(
-        f"{v:.2f} ({p})" for v, p in zip(values.mean(axis=0), PLACES, strict=False)
+        f"{value:.2f} ({place})"
+        for value, place in zip(values.mean(axis=0), PLACES, strict=False)
     )
 
 
-def _grown(states: Deep, order: str) -> tuple[str, str]:
-    """The power of depth in the variance with Peri-LN, in its logarithm with Pre-LN;
-    and whether it is 1.
+def _state_growth(states: Deep, order: str) -> tuple[str, str]:
+    """The power of depth in the variance of hidden states, and whether it is 1.
+
+    With Pre-LN it is that in the logarithm of the variance.
     """
     listed, verdicts = [], []
     for model in _models(states):
-        values = states[order, model, TOKENS]
-        found = exponent(values if order == "Peri-LN" else np.log(values))
-        listed.append(f"{found} ({model}, variances by block: {_by_block(values)})")
-        verdicts.append(near(found, 1.0))
-    return "; ".join(listed) + ".", combine(*verdicts)
+        values = states[Setting(order, model, TOKENS)]
+        power = exponent(values if order == "Peri-LN" else np.log(values))
+        listed.append(f"{power} ({model}, variances by block: {_by_block(values)})")
+        verdicts.append(near(power, 1.0))
+    return f"{'; '.join(listed)}.", combine(*verdicts)
 
 
-def _back(logs: Deep, order: str, model: str, tokens: int = TOKENS) -> Estimate:
+def _linear(states: Deep) -> Claim:
+    """Hidden states with Peri-LN."""
+    measured, verdict = _state_growth(states, "Peri-LN")
+    return Claim(
+        "With Peri-LN the variance of hidden states grows linearly with depth.",
+        "At initialisation, the power p of depth, from the last two doublings, is"
+        f" within {EXPONENT_ATOL:g} of 1.",
+        measured,
+        verdict,
+    )
+
+
+def _exponential(states: Deep) -> Claim:
+    """Hidden states with Pre-LN."""
+    measured, verdict = _state_growth(states, "Pre-LN")
+    return Claim(
+        "With Pre-LN the variance of hidden states can grow exponentially with"
+        " depth (during training).",
+        "At initialisation, the exponent p of exp(c l^p), from the last two doublings,"
+        f" is within {EXPONENT_ATOL:g} of 1.",
+        measured,
+        extrapolate(verdict),
+    )
+
+
+def _gradient_growth(logs: Deep, setting: Setting) -> Estimate:
     """How log |∂f/∂x|² changes from the last block to the first of the places."""
-    found = logs[order, model, tokens]
-    return mean(found[:, 0] - found[:, -1])
+    values = logs[setting]
+    return mean(values[:, 0] - values[:, -1])
 
 
 def _vanishing(logs: Deep, tokens: int) -> Claim:
-    models = [model for order, model, t in logs if (order, t) == ("Post-LN", tokens)]
-    found = {model: _back(logs, "Post-LN", model, tokens) for model in models}
+    """Gradients with Post-LN."""
+    listed, verdicts = [], []
+    for setting, values in logs.items():
+        if setting.order == "Post-LN" and setting.tokens == tokens:
+            change = _gradient_growth(logs, setting)
+            listed.append(f"{change} ({setting.model}, by block: {_by_block(values)})")
+            verdicts.append(decide_below(change, math.log(VANISHED)))
     return Claim(
         f"Post-LN is prone to vanishing gradients: {tokens} tokens.",
         f"{START} |∂f/∂x|² falls below {VANISHED:g} of itself: its logarithm by"
         f" {-math.log(VANISHED):.2f}.",
-        "; ".join(
-            f"{e} ({m}, by block: {_by_block(logs['Post-LN', m, tokens])})"
-            for m, e in found.items()
-        )
-        + ".",
-        extrapolate(
-            combine(*(decide_below(e, math.log(VANISHED)) for e in found.values()))
-        ),
+        f"{'; '.join(listed)}.",
+        extrapolate(combine(*verdicts)),
     )
 
 
 def _steadier(logs: Deep, order: str) -> Claim:
-    found = {
-        model: (_back(logs, order, model), _back(logs, "Peri-LN", model))
-        for model in _models(logs)
-    }
-    sizes = [[Estimate(abs(e.value), e.error) for e in pair] for pair in found.values()]
+    """Gradients with Peri-LN against those with another placement of norms."""
+    listed, verdicts = [], []
+    for model in _models(logs):
+        other = _gradient_growth(logs, Setting(order, model, TOKENS))
+        peri = _gradient_growth(logs, Setting("Peri-LN", model, TOKENS))
+        listed.append(f"{peri} with Peri-LN, {other} with {order} ({model})")
+        other_size = Estimate(abs(other.value), other.error)
+        peri_size = Estimate(abs(peri.value), peri.error)
+        verdicts.append(decide_decreasing(other_size, peri_size))
     return Claim(
         f"Gradients are steadier with Peri-LN than with {order}.",
         f"{START} log |∂f/∂x|² changes less, by four standard errors.",
-        "; ".join(
-            f"{peri} with Peri-LN, {other} with {order} ({m})"
-            for m, (other, peri) in found.items()
-        )
-        + ".",
-        extrapolate(combine(*(decide_decreasing(*pair) for pair in sizes))),
+        f"{'; '.join(listed)}.",
+        extrapolate(combine(*verdicts)),
+    )
+
+
+def _large_activations(numbers: Numbers) -> Claim:
+    """The gradient of W₂ at large activations."""
+    pre, peri = mean(numbers[PRE]["power"]), mean(numbers[PERI]["power"])
+    return Claim(
+        "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"
+        " is bounded with Peri-LN.",
+        f"The power of |h| in |∂f/∂W₂| for one branch is within {EXPONENT_ATOL:g} of 1"
+        f" with Pre-LN, within {EXPONENT_ATOL:g} of 0 with Peri-LN.",
+        f"{pre} with Pre-LN, {peri} with Peri-LN.",
+        combine(near(pre, 1.0), near(peri, 0.0)),
+    )
+
+
+def _before_last_norm(numbers: Numbers) -> Claim:
+    """The same for a network that ends with a norm."""
+    power = mean(numbers[PRE_WITH_LAST_NORM]["power"])
+    return Claim(
+        "At large activations h, the gradient of W₂ grows like |h| with Pre-LN,"
+        " before a last norm too.",
+        f"The power of |h| in |∂f/∂W₂| is within {EXPONENT_ATOL:g} of 1 if a norm"
+        " follows the sum.",
+        f"{power}.",
+        extrapolate(near(power, 1.0)),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """Hidden states, gradients by depth, gradients at large activations."""
-    states, logs = (_deep(numbers, key) for key in ("variance", "log"))
-    pre, peri, after = (
-        mean(arrays["power"]) for arrays in numbers.values() if "power" in arrays
-    )
-    (linear, linear_verdict), (exponential, verdict) = (
-        _grown(states, "Peri-LN"),
-        _grown(states, "Pre-LN"),
-    )
-    within, last = f"within {EXPONENT_ATOL:g} of", "from the last two doublings,"
+    states, logs = _deep(numbers, "variance"), _deep(numbers, "log")
     return [
-        Claim(
-            "With Peri-LN the variance of hidden states grows linearly with depth.",
-            f"At initialisation, the power p of depth, {last} is {within} 1.",
-            linear,
-            linear_verdict,
-        ),
-        Claim(
-            "With Pre-LN the variance of hidden states can grow exponentially with"
-            " depth (during training).",
-            f"At initialisation, the exponent p of exp(c l^p), {last} is {within} 1.",
-            exponential,
-            extrapolate(verdict),
-        ),
-        *(_vanishing(logs, tokens) for tokens in (TOKENS, MORE)),
-        *(_steadier(logs, order) for order in ("Pre-LN", "Post-LN")),
-        Claim(
-            "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"
-            " is bounded with Peri-LN.",
-            f"The power of |h| in |∂f/∂W₂| for one branch is {within} 1 with Pre-LN,"
-            f" {within} 0 with Peri-LN.",
-            f"{pre} with Pre-LN, {peri} with Peri-LN.",
-            combine(near(pre, 1.0), near(peri, 0.0)),
-        ),
-        Claim(
-            "At large activations h, the gradient of W₂ grows like |h| with Pre-LN,"
-            " before a last norm too.",
-            f"The power of |h| in |∂f/∂W₂| is {within} 1 if a norm follows the sum.",
-            f"{after}.",
-            extrapolate(near(after, 1.0)),
-        ),
+        _linear(states),
+        _exponential(states),
+        _vanishing(logs, TOKENS),
+        _vanishing(logs, MORE),
+        _steadier(logs, "Pre-LN"),
+        _steadier(logs, "Post-LN"),
+        _large_activations(numbers),
+        _before_last_norm(numbers),
     ]
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Means by placement, model, tokens and block."""
     logs = _deep(numbers, "log")
-    for (order, model, tokens), states in _deep(numbers, "variance").items():
-        names = {"norms": order, "model": model, "tokens": tokens}
-        yield from mean_rows(
-            names,
-            PLACES,
-            {"variance": states, "log_gradient": logs[order, model, tokens]},
-        )
+    for setting, states in _deep(numbers, "variance").items():
+        names = {
+            "norms": setting.order,
+            "model": setting.model,
+            "tokens": setting.tokens,
+        }
+        columns = {"variance": states, "log_gradient": logs[setting]}
+        yield from mean_rows(names, PLACES, columns)
 
 
 def draw(numbers: Numbers) -> Any:
     """Variances and squared gradients by block, of the larger model."""
     figure = new(2.4)
-    both = figure.subplots(1, 2)
-    found = [_deep(numbers, key) for key in ("variance", "log")]
-    model = _models(found[0])[-1]
+    left, right = figure.subplots(1, 2)
+    states, logs = _deep(numbers, "variance"), _deep(numbers, "log")
+    model = _models(states)[-1]
     for order, colour in LOOKS.items():
-        states, logs = (values[order, model, TOKENS].mean(axis=0) for values in found)
-        for axes, values in zip(both, (states, np.exp(logs - logs[-1])), strict=True):
-            axes.plot(
-                PLACES[: len(values)],
-                values,
-                marker=MARK_OF[colour],
-                ms=3.5,
-                color=colour,
-                label=order,
-            )
-    for axes, label in zip(
-        both, ("variance of hidden states", "squared gradient, last = 1"), strict=True
-    ):
-        axes.set(xscale="log", yscale="log", xlabel="block", ylabel=label)
+        setting = Setting(order, model, TOKENS)
+        variances, log = states[setting].mean(axis=0), logs[setting].mean(axis=0)
+        places = PLACES[: len(variances)]
+        style = {"marker": MARK_OF[colour], "ms": 3.5, "color": colour}
+        left.plot(places, variances, label=order, **style)
+        right.plot(places, np.exp(log - log[-1]), label=order, **style)
+    left.set_ylabel("variance of hidden states")
+    right.set_ylabel("squared gradient, last = 1")
+    for axes in (left, right):
+        axes.set(xscale="log", yscale="log", xlabel="block")
         axes.set_xticks(PLACES, map(str, PLACES))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.xaxis.minorticks_off()
         axes.yaxis.set_minor_formatter("")
-    figure.legend(
-        *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3
-    )
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 

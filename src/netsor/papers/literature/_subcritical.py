@@ -21,7 +21,8 @@ from .._significance import combine, decide_below, extrapolate
 from ._depth import exponent, mean_rows, readout, squares, stream
 from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near
 
-# of the author's notes; STD of all weights
+# As in the author's notes: width, hidden units, heads, the standard deviation of all
+# weights, and the cosine of two tokens.
 WIDTH, HIDDEN, HEADS, STD, COSINE = 1024, 4096, 16, 0.02, 0.4
 TOKENS = 4
 PLACES = (4, 8, 16, 32, 64, 128)  # blocks after which the gradient is taken
@@ -35,13 +36,14 @@ STYLES = {"attention": "-", "perceptrons": "--"}
 
 
 def gradients(norm: str, with_attention: bool, depth: int) -> Program:
-    """|∂f/∂x_l|² over all tokens after some blocks l, f a random readout of all tokens
-    one block after these.
+    """|∂f/∂x_l|² over all tokens after some blocks l.
+
+    f is a random readout of all tokens, one block after the last of these.
     """
     sigma = STD * math.sqrt(WIDTH)
     before = NORMS[norm]
 
-    def look(y: ns.Vector) -> ns.Vector:
+    def attend(y: ns.Vector) -> ns.Vector:
         return attention(
             y,
             HEADS,
@@ -55,81 +57,69 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
     def feed(y: ns.Vector) -> ns.Vector:
         return mlp(y, HIDDEN, sigma_w=sigma, sigma_out=STD * math.sqrt(HIDDEN))
 
-    def one(x: ns.Vector) -> ns.Vector:
+    def next_block(x: ns.Vector) -> ns.Vector:
         if not with_attention:
             return x + feed(before(x))
-        return block(x, look, feed, before).output
+        return block(x, attend, feed, before).output
 
-    every = stream(
-        ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE),
-        one,
-        depth + 1,
-    )
-    return Program(
-        squares(
-            ns.grad(
-                readout(every[-1]), [every[place] for place in PLACES if place <= depth]
-            )
-        )
-    )
+    tokens = ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE)
+    streams = stream(tokens, next_block, depth + 1)
+    inner = [streams[place] for place in PLACES if place <= depth]
+    return Program(squares(ns.grad(readout(streams[-1]), inner)))
 
 
 def growth(
     norm: str, with_attention: bool, depth: int, draws: int, seed: int
 ) -> Arrays:
     """The logarithm of the squared gradient at each place, a row for each network."""
-    made = gradients(norm, with_attention, depth).draw(
-        draws=draws, seed=seed, workers=1, progress=False
-    )
-    return {"log": np.log(np.asarray(made, dtype=np.float64))}
+    program = gradients(norm, with_attention, depth)
+    drawn = program.draw(draws=draws, seed=seed, workers=1, progress=False)
+    return {"log": np.log(np.asarray(drawn, dtype=np.float64))}
 
 
 def parts(quick: bool) -> list[Part]:
     """Three norms, with attention and without."""
-    made = []
-    for kind, seconds in (("attention", 0.2), ("perceptrons", 0.08)):
+    parts = []
+    for kind, seconds_per_block in (("attention", 0.2), ("perceptrons", 0.08)):
         for norm in NORMS:
-            # its growth is small: its exponent needs more draws
-            draws = 72 if norm == "pre-LN" else 24
-            given: dict[str, Any] = (
-                {"depth": 32, "draws": 8}
-                if quick
-                else {"depth": PLACES[-1], "draws": draws}
-            )
-            given |= {"norm": norm, "with_attention": kind == "attention"}
-            made.append(
-                Part(
-                    f"{norm} {kind}",
-                    growth,
-                    given,
-                    seconds * given["depth"] * (1 + given["draws"] / 24) / 2,
-                )
-            )
-    return made
+            if quick:
+                depth, draws = 32, 8
+            else:
+                # growth with a layer norm is small: its exponent needs more draws
+                depth, draws = PLACES[-1], 72 if norm == "pre-LN" else 24
+            given = {
+                "depth": depth,
+                "draws": draws,
+                "norm": norm,
+                "with_attention": kind == "attention",
+            }
+            seconds = seconds_per_block * depth * (1 + draws / 24) / 2
+            parts.append(Part(f"{norm} {kind}", growth, given, seconds))
+    return parts
 
 
 def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
+    """How squared gradients grow with depth."""
     logs = numbers[f"{norm} {kind}"]["log"]
-    found = exponent(logs)
+    power = exponent(logs)
     doublings = ", ".join(f"{value:.2f}" for value in -np.diff(logs.mean(axis=0)))
     if norm == "pre-LN":
-        words, rule = "like a power of depth", f"within {EXPONENT_ATOL:g} of 0"
-        verdict = near(found, 0.0)
+        growth = "like a power of depth"
+        rule = f"within {EXPONENT_ATOL:g} of 0"
+        verdict = near(power, 0.0)
     else:
-        words, rule = (
-            "like a stretched exponential",
-            f"above {EXPONENT_ATOL:g} and below {1 - EXPONENT_ATOL:g}",
-        )
+        growth = "like a stretched exponential"
+        rule = f"above {EXPONENT_ATOL:g} and below {1 - EXPONENT_ATOL:g}"
         verdict = combine(
-            decide_below(Estimate(-found.value, found.error), -EXPONENT_ATOL),
-            decide_below(found, 1 - EXPONENT_ATOL),
+            decide_below(Estimate(-power.value, power.error), -EXPONENT_ATOL),
+            decide_below(power, 1 - EXPONENT_ATOL),
         )
+    blocks = "transformer" if kind == "attention" else "perceptrons only"
     return Claim(
-        f"With {norm} squared gradients grow {words}:"
-        f" {'transformer' if kind == 'attention' else 'perceptrons only'}.",
+        f"With {norm} squared gradients grow {growth}: {blocks}.",
         f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power"
         " law has 0, an exponential 1.",
-        f"{found}. Growth by doublings of depth, from block {PLACES[0]} on:"
+        f"{power}. Growth by doublings of depth, from block {PLACES[0]} on:"
         f" {doublings}.",
         extrapolate(verdict),
     )
@@ -142,26 +132,27 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """Mean logarithms by network and block."""
-    for label, found in numbers.items():
+    for label, arrays in numbers.items():
         norm, kind = label.split()
-        yield from mean_rows(
-            {"norm": norm, "blocks": kind}, PLACES, {"log": found["log"]}
-        )
+        names = {"norm": norm, "blocks": kind}
+        yield from mean_rows(names, PLACES, {"log": arrays["log"]})
 
 
 def draw(numbers: Numbers) -> Any:
     """The growth of gradients with depth, as a power law would be a line."""
     figure = new(2.6)
     axes = figure.subplots()
-    for label, found in numbers.items():
+    for label, arrays in numbers.items():
         norm, kind = label.split()
-        logs = found["log"].mean(axis=0)
-        look = {"color": LOOKS[norm], "marker": MARK_OF[LOOKS[norm]], "ms": 3}
+        logs = arrays["log"].mean(axis=0)
+        colour = LOOKS[norm]
         axes.plot(
             PLACES[: len(logs)],
             logs[0] - logs,
             STYLES[kind],
-            **look,
+            color=colour,
+            marker=MARK_OF[colour],
+            ms=3,
             label=f"{norm}, {kind}",
         )
     axes.set(xscale="log", xlabel="block", ylabel="log growth since block 4")
