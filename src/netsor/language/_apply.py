@@ -73,15 +73,13 @@ def apply(
             "apply",
             f"axes={axes} with shapes {shapes}: each argument needs that many axes",
         )
-    problem = f"shapes {shapes} do not broadcast" + f" before the last {axes} axes" * (
-        axes > 0
-    )
-    leading = broadcast_shapes(
-        f.name, problem, *(value.shape[: value.ndim - axes] for value in values)
-    )
-    core = infer_output_shape(
-        f, "apply", [value.shape[value.ndim - axes :] for value in values]
-    )
+    problem = f"shapes {shapes} do not broadcast"
+    if axes > 0:
+        problem += f" before the last {axes} axes"
+    leading_shapes = [value.shape[: value.ndim - axes] for value in values]
+    core_shapes = [value.shape[value.ndim - axes :] for value in values]
+    leading = broadcast_shapes(f.name, problem, *leading_shapes)
+    core = infer_output_shape(f, "apply", core_shapes)
     return applied(f, values, leading + core, axes)
 
 
@@ -93,11 +91,11 @@ def nonlin(
     lipschitz: bool | None = None,
     derivative: Derivative = None,
 ) -> Vector:
-    """Apply any coordinatewise function to vectors, and optionally scalars: h_α =
-    φ(g¹_α, …, g^m_α; p_1, …, p_r).
+    """Apply any coordinatewise function to vectors, and optionally scalars.
 
-    f must act elementwise, be deterministic and not modify its arguments. The other
-    parameters are those of `apply`.
+    h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r) for every coordinate α. f must act
+    elementwise, be deterministic and not modify its arguments. The other parameters are
+    those of `apply`.
 
     Parameters
     ----------
@@ -124,16 +122,16 @@ def nonlin(
         derivative=derivative,
     )
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
-    if not vectors or not all(
-        isinstance(value, Vector) for value in arguments[: len(vectors)]
-    ):
-        given = ", ".join(map(shown, arguments[:4]))
+    come_first = all(isinstance(value, Vector) for value in arguments[: len(vectors)])
+    if not vectors or not come_first:
+        listed = ", ".join(map(shown, arguments[:4]))
         remedy = "given vectors are written ns.data(…), functions of scalars ns.apply"
         raise TraceError(
-            f.name, f"needs one vector or more, then scalars, got {given}; {remedy}"
+            f.name, f"needs one vector or more, then scalars, got {listed}; {remedy}"
         )
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
-    width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
+    width = same_width(f.name, *vectors)
+    shape = broadcast(f.name, *vectors, *scalars)
     infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
     return Vector(Nonlin(f, vectors, scalars), shape, width)
 
@@ -147,10 +145,13 @@ def as_function(
 ) -> Function:
     """Wrap a callable in a Function with its declared properties."""
     if not isinstance(f, Function):
-        called = getattr(f, "__name__", None)
-        default = called.replace("<lambda>", "f") if isinstance(called, str) else "f"
-        f = Function(default if name is None else name, f, **declared)
-    elif any(given is not None for given in (name, *declared.values())):
+        if name is None:
+            own_name = getattr(f, "__name__", None)
+            name = "f"
+            if isinstance(own_name, str):
+                name = own_name.replace("<lambda>", "f")
+        f = Function(name, f, **declared)
+    elif any(option is not None for option in (name, *declared.values())):
         raise TraceError(
             operation,
             f"{f.name} is a Function: declare its properties in ns.Function(…)",
@@ -166,11 +167,9 @@ def as_function(
     slopes = f.derivative if isinstance(f.derivative, tuple) else (f.derivative,)
     known = all(g is None or isinstance(g, float) or callable(g) for g in slopes)
     if not known or (f.derivative is not None and len(slopes) != arguments):
-        needed = (
-            "a function"
-            if arguments == 1
-            else f"a tuple of {arguments} functions, one for each argument"
-        )
+        needed = "a function"
+        if arguments != 1:
+            needed = f"a tuple of {arguments} functions, one for each argument"
         raise TraceError(
             operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}"
         )

@@ -438,7 +438,8 @@ def hyperparameter(name: str) -> Scalar:
     Examples
     --------
     >>> n = ns.Width("n")
-    >>> net = ns.Program(ns.hyperparameter("scale") * ns.dot(ns.gaussian(n), ns.gaussian(n)))
+    >>> score = ns.dot(ns.gaussian(n), ns.gaussian(n))
+    >>> net = ns.Program(ns.hyperparameter("scale") * score)
     >>> [f"{net.law(n=16, draws=2_000, scale=scale).std():.1f}" for scale in (1.0, 2.0)]
     ['1.0', '2.0']
     """

@@ -82,11 +82,11 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     if not isinstance(x, kind) or x.ndim < axes or (alone and x.ndim > axes):
         raise TraceError("probe", f"{name} must be {words}, got {shown(x)}")
     if not isinstance(probes, list):
-        why = (
-            probes
-            or "must be called in a function that @ns.program decorates, while that is called"
+        outside = (
+            "must be called in a function that @ns.program decorates, while that is"
+            " called"
         )
-        raise TraceError("probe", f"{name} {why}")
+        raise TraceError("probe", f"{name} {probes or outside}")
     if mask is not None and name not in ("scores", "weights"):
         raise TraceError("probe", f"mask is for scores and weights, not for {name}")
     shape = x.shape[-2:]

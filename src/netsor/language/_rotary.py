@@ -16,10 +16,10 @@ from ._vector import Vector, as_vector
 
 
 class Stretch(NamedTuple):
-    """RoPE scaling as in Llama 3.1: divide low frequencies of rotary positions by
-    `factor`, and keep high ones.
+    """RoPE scaling as in Llama 3.1.
 
-    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept
+    It divides low frequencies of rotary positions by `factor`, and keeps high ones. A
+    frequency θ makes c = θ · original / 2π turns in the original context. It is kept
     if c > high, divided by `factor` if c < low, and interpolated linearly in c
     otherwise.
 
@@ -32,8 +32,8 @@ class Stretch(NamedTuple):
 
     Examples
     --------
-    >>> stretch = ns.models.Stretch(factor=8.0, low=1.0, high=4.0, original=8192.0)  # of Llama 3.1
-    >>> print(stretch.of(np.array([1.0, 1e-4])))
+    >>> of_llama = ns.models.Stretch(factor=8.0, low=1.0, high=4.0, original=8192.0)
+    >>> print(of_llama.of(np.array([1.0, 1e-4])))
     [1.00e+00 1.25e-05]
     """
 
@@ -50,8 +50,7 @@ class Stretch(NamedTuple):
 
 
 class Rotate(Entrywise):
-    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last
-    axis.
+    """V: y[…, i] = R_{t_i} x[…, i] for token i at position t_i = positions[i].
 
     R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by
     the angle t θ_f, with θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves
@@ -59,7 +58,8 @@ class Rotate(Entrywise):
     same law until coordinates are grouped or meet numbers that differ between them.
     """
 
-    acts, kind = VectorAccess.ON_PLACES, "rotation"
+    acts = VectorAccess.ON_PLACES
+    kind = "rotation"
     x: Vector
     positions: Floats
     base: float
@@ -68,24 +68,23 @@ class Rotate(Entrywise):
     interleaved: bool = False
 
     def angles(self, width: int) -> Floats:
-        """t_i θ_f, of shape (tokens, r/2), at a finite width. Raises ValueError if r is
-        odd.
+        """t_i θ_f, of shape (tokens, r/2), at a finite width.
+
+        Raises ValueError if r is odd, or not an integer up to rounding.
         """
         r = round(self.fraction * width)
         if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
-            of = (
-                f"width {width}"
-                if self.fraction == 1
-                else f"{self.fraction:g} of width {width}"
-            )
+            rotated = f"width {width}"
+            if self.fraction != 1:
+                rotated = f"{self.fraction:g} of {rotated}"
             raise ValueError(
-                f"rotary rotates pairs of coordinates, but {of} is not an even number:"
-                " bind an even width"
+                f"rotary rotates pairs of coordinates, but {rotated} is not an even"
+                " number: bind an even width"
             )
         theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
-        return np.outer(
-            self.positions, theta if self.stretch is None else self.stretch.of(theta)
-        )
+        if self.stretch is not None:
+            theta = self.stretch.of(theta)
+        return np.outer(self.positions, theta)
 
     def at(self, keep: Keep) -> Rotate:
         """Select tokens."""
@@ -99,8 +98,7 @@ def rotary(
     fraction: float = 1.0,
     stretch: Stretch | None = None,
 ) -> Vector:
-    """Apply rotary positions: rotate each vector by the position of its token, the last
-    axis of x.
+    """Rotate each vector by the position of its token, along the last axis of x.
 
     At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r),
     among the first r = fraction · width coordinates; r must be even at every width that
@@ -130,15 +128,13 @@ def rotary(
         raise TraceError(
             "rotary", "needs an axis of tokens, got one vector: x[None] has one token"
         )
-    at = numbers(
-        np.arange(x.shape[-1]) if positions is None else positions,
-        "rotary",
-        "positions",
-    )
-    if at.shape != x.shape[-1:]:
+    if positions is None:
+        positions = np.arange(x.shape[-1])
+    times = numbers(positions, "rotary", "positions")
+    if times.shape != x.shape[-1:]:
         raise TraceError(
             "rotary",
-            f"positions of shape {at.shape} must have shape {x.shape[-1:]}, one per"
+            f"positions of shape {times.shape} must have shape {x.shape[-1:]}, one per"
             " token",
         )
     base = real(base, "base", "rotary", above=0)
@@ -148,10 +144,9 @@ def rotary(
             raise TraceError(
                 "rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}"
             )
-    op = Rotate(
-        x, at, base, real(fraction, "fraction", "rotary", above=0, most=1), stretch
-    )
-    if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
+    fraction = real(fraction, "fraction", "rotary", above=0, most=1)
+    op = Rotate(x=x, positions=times, base=base, fraction=fraction, stretch=stretch)
+    if np.abs(times).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
         raise TraceError(
             "rotary",
             f"positions={shown(positions)} with base={base:g} make angles above 2^53",

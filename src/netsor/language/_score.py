@@ -65,8 +65,9 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
-    """Concatenate the vectors along an axis: shape (heads, s) in R^d becomes (s,) in
-    R^(heads·d).
+    """Concatenate the vectors along an axis.
+
+    Shape (heads, s) in R^d becomes (s,) in R^(heads·d).
 
     Parameters
     ----------
@@ -82,20 +83,16 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     """
     as_vector(x, "concat")
     axis = as_axis(axis, x.shape, "concat")
-    return Vector(
-        Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width
-    )
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    return Vector(Concat(x, axis), shape, x.shape[axis] * x.width)
 
 
 def split(x: Vector, count: int, axis: int) -> Vector:
-    """Split vectors of width count·d into parts along a new axis; the inverse of
-    `concat` along it.
-    """
+    """Split vectors of width count·d along a new axis, the inverse of `concat`."""
     factor = x.width.factor // count
     part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
-    return Vector(
-        Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part
-    )
+    shape = (*x.shape[:axis], count, *x.shape[axis:])
+    return Vector(Split(x, axis, count), shape, part)
 
 
 def rsqrt(x: Any, eps: float) -> Any:
@@ -141,8 +138,9 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """Subtract the mean of the coordinates, then apply `rms_norm`. The parameters are
-    those of `rms_norm`.
+    """Subtract the mean of the coordinates, then apply `rms_norm`.
+
+    The parameters are those of `rms_norm`.
 
     Examples
     --------
@@ -154,8 +152,7 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Join arrays of vectors, or of scalars, along an existing axis, as
-    numpy.concatenate does.
+    """Join arrays of vectors, or of scalars, along an axis, like numpy.concatenate.
 
     Parameters
     ----------
@@ -178,8 +175,9 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Stack arrays of equal shape along a new axis, as numpy.stack does. The other
-    parameters are those of `join`.
+    """Stack arrays of equal shape along a new axis, like numpy.stack.
+
+    The other parameters are those of `join`.
 
     Parameters
     ----------
@@ -221,15 +219,13 @@ def _aligned(
     new = operation == "stack"
     axis = as_axis(axis, parts[0].shape, operation, new)
     shapes = list(dict.fromkeys(part.shape for part in parts))
-    if (
-        len(
-            {
-                shape if new else (len(shape), shape[:axis], shape[axis + 1 :])
-                for shape in shapes
-            }
-        )
-        > 1
-    ):
+    if new:
+        fits = len(shapes) == 1
+    else:
+        other_axes = {(s[:axis], s[axis + 1 :]) for s in shapes if len(s) > axis}
+        same_ndim = len({len(s) for s in shapes}) == 1
+        fits = same_ndim and len(other_axes) == 1
+    if not fits:
         raise TraceError(
             operation,
             f"shapes {' and '.join(map(str, shapes[:4]))} do not {operation} along axis"
@@ -239,19 +235,22 @@ def _aligned(
 
 
 class Pool(Operation):
-    """S: `count` numbers, a permutation-invariant function f of all coordinates of all
-    vectors of x.
+    """S: `count` numbers, a function f of all coordinates of all vectors of x.
+
+    f does not depend on their order.
     """
 
-    acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
+    acts = VectorAccess.ON_COORDINATES
+    kind = "function of all coordinates"
     f: Function
     x: Vector
     count: int
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
-    """`count` scalars: a permutation-invariant f, (replicas, numbers) → (replicas,
-    count), of all coordinates of x.
+    """`count` scalars, a function of all coordinates of x that ignores their order.
+
+    f maps an array (replicas, numbers) to an array (replicas, count).
     """
     name = getattr(f, "__name__", "f")
     return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

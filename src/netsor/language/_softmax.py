@@ -40,12 +40,8 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
     allowed = checked_mask(mask, p.shape, "softmax")
     allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
-    return applied(
-        MASKED_SOFTMAX,
-        (p, constant(_mask_numbers(allowed.shape, allowed.tobytes()))),
-        p.shape,
-        axes=1,
-    )
+    numbers = constant(_mask_numbers(allowed.shape, allowed.tobytes()))
+    return applied(MASKED_SOFTMAX, (p, numbers), p.shape, axes=1)
 
 
 def checked_mask(
@@ -63,12 +59,10 @@ def checked_mask(
     except Exception:  # rows of different lengths, or an object that numpy cannot read
         allowed = np.asarray(None)
     if allowed.dtype != bool:
-        got = (
-            f", got an array of {allowed.dtype}: write mask > 0"
-            if allowed.dtype.kind in "iuf"
-            else ""
-        )
-        raise TraceError(operation, "mask", mask, f"'causal' or a boolean array{got}")
+        needed = "'causal' or a boolean array"
+        if allowed.dtype.kind in "iuf":
+            needed += f", got an array of {allowed.dtype}: write mask > 0"
+        raise TraceError(operation, "mask", mask, needed)
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:

@@ -25,18 +25,14 @@ Stopped = TypeVar("Stopped", bound="Value | Weight")
 
 
 class ScaledGradient(Entrywise):
-    """V or S: x itself, with a cotangent that is multiplied by `factors`, one number
-    per entry; 0 stops it.
-    """
+    """V or S: x itself, with a cotangent that is multiplied by `factors`."""
 
-    acts, kind, letter, indexed = (
-        VectorAccess.LINEARLY,
-        "gradient scaled",
-        "sg",
-        ("factors",),
-    )
+    acts = VectorAccess.LINEARLY
+    kind = "gradient scaled"
+    letter = "sg"
+    indexed = ("factors",)
     x: Value
-    factors: Floats
+    factors: Floats  # one number per entry; 0 stops the cotangent
 
     @property
     def stops(self) -> bool:
@@ -77,43 +73,45 @@ def stop_gradient(x: Stopped) -> Stopped:
 
 
 def scaled_gradient(x: V, factors: npt.ArrayLike) -> V:
-    """The same values, with cotangents multiplied by numbers that broadcast to the
-    shape of x.
-    """
+    """The same values, with cotangents multiplied by numbers that broadcast to x."""
     numbers = np.array(np.broadcast_to(np.asarray(factors, dtype=float), x.shape))
     return x if (numbers == 1).all() else x._like(ScaledGradient(x, numbers), x.shape)
 
 
 def computed_by(value: Value) -> Value:
-    """The value that an operation other than these made."""
+    """The value itself, before its gradient was scaled."""
     while isinstance(value.op, ScaledGradient):
         value = value.op.x
     return value
 
 
 def without_stops(outputs: Sequence[Value]) -> list[Value]:
-    """The same outputs without these operations; the same objects if there are none."""
+    """The same outputs without scaled gradients and frozen weights.
+
+    They are the same objects if there are none.
+    """
     new: dict[Value, Value] = {}  # only values that change
     for value in topological_order(outputs):
-        op, copy = value.op, value
-        if isinstance(op, ScaledGradient):
-            new[value] = new.get(op.x, op.x)
+        if isinstance(value.op, ScaledGradient):
+            x = value.op.x
+            new[value] = new.get(x, x)
             continue
-        if not new.keys().isdisjoint(op.inputs):
-            copy = _on(value, [new.get(x, x) for x in op.inputs])
-        if isinstance(copy.op, Acting) and (
-            copy.op.weight.frozen or copy.op.weight.owner
-        ):
-            weight = replace(copy.op.weight, frozen=False, owner=None)
-            copy = replace(copy, op=replace(copy.op, weight=weight))
-        if copy is not value:
-            new[value] = copy
+        rewritten = value
+        if not new.keys().isdisjoint(value.op.inputs):
+            rewritten = _on(value, [new.get(x, x) for x in value.op.inputs])
+        op = rewritten.op
+        if isinstance(op, Acting) and (op.weight.frozen or op.weight.owner):
+            weight = replace(op.weight, frozen=False, owner=None)
+            rewritten = replace(rewritten, op=replace(op, weight=weight))
+        if rewritten is not value:
+            new[value] = rewritten
     return [new.get(output, output) for output in outputs]
 
 
 def _on(value: Value, inputs: Sequence[Value]) -> Value:
-    """The operation of a value on other inputs; an index of an index becomes one index,
-    as in `Value.take`.
+    """The operation of a value on other inputs.
+
+    An index of an index becomes one index, as in `Value.take`.
     """
     if isinstance(value.op, Take):
         return replace(inputs[0].take(value.op.flat), where=value.where)
