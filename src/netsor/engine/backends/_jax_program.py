@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,15 @@ from jax.extend.random import threefry2x32_p
 from ..._array_api import Array
 from .. import _gram_schmidt
 from .._instructions import DRAWS, FUNCTIONS
-from .._ir import Register, Step, key_of
+from .._ir import Loop, Register, Step, key_of
 from .._ops import squares
 from .._plan import Plan, compute
 from .._rng_keys import key_words
 from ._batched_linalg import Library
 from ._chi import Chi, chi
 
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
+# Threefry's rotations in bits: of four rounds, in turn
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 # Threefry's third word of the key is the parity of the other two with it
 PARITY = np.uint32(0x1BD11BDA)
 # rows: up to this, a loop is fast and compiles faster than the alternative
@@ -42,7 +43,7 @@ MAX_LOOPED_ROWS = 32
 # draws with fewer normals share a call of the generator: fewer calls compile faster
 MAX_SHARED_NORMALS = 1024
 PROGRAMS = 256  # compiled programs kept in memory
-LONGEST = 40  # most steps of a piece
+LONGEST = 40  # steps: longer pieces are cut, so that they compile in parallel
 
 _programs: dict[Any, Any] = {}  # compiled programs, most recently used last
 _lock = threading.Lock()
@@ -51,27 +52,33 @@ _lock = threading.Lock()
 def normal_pairs(
     keys: Array, replica: Array, number: Array, precision: str
 ) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with one key per number (Box and Muller
-    1958).
+    """Pairs of normals (replicas, numbers), with one key per number.
+
+    Box and Muller (1958) turn two uniform numbers into two normals.
     """
 
-    def words(count: Array) -> tuple[Array, ...]:
-        given = keys[:, 0], keys[:, 1], replica[:, None], count
+    def random_words(count: Array) -> tuple[Array, ...]:
+        """Two words of 32 random bits."""
+        inputs = keys[:, 0], keys[:, 1], replica[:, None], count
         if on_gpu():  # where JAX has one kernel for it
-            return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*given)))
-        return threefry(*given)
+            return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*inputs)))
+        return threefry(*inputs)
+
+    def uniform_of_53_bits(high: Array, low: Array) -> Array:
+        """Two words as an integer of 53 bits, not yet divided by 2^53."""
+        return high.astype(jnp.float64) * 2**21 + (low >> 11).astype(jnp.float64)
 
     if precision == "float32":
-        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
-        one = one + np.float32(2**-33)  # above 0
+        first, second = random_words(number)
+        radial = first.astype(jnp.float32) * np.float32(2**-32)
+        angular = second.astype(jnp.float32) * np.float32(2**-32)
+        radial = radial + np.float32(2**-33)  # above 0
     else:
-        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
-        one = (
-            a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5
-        ) * 2**-53
-        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
-    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
-    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)
+        radial = (uniform_of_53_bits(*random_words(2 * number)) + 0.5) * 2**-53
+        angular = uniform_of_53_bits(*random_words(2 * number + 1)) * 2**-53
+    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(radial, 1.0)))
+    angle = 2 * np.pi * angular
+    return radius * jnp.cos(angle), radius * jnp.sin(angle)
 
 
 def threefry(
@@ -82,14 +89,12 @@ def threefry(
     # times as long.
     keys = first_key, second_key, first_key ^ second_key ^ PARITY
     x, y = first + keys[0], second + keys[1]
-    for four in range(5):
-        for bits in ROTATIONS[four % 2]:
+    for group in range(5):  # of four rounds
+        for bits in ROTATIONS[group % 2]:
             x = x + y
             y = ((y << np.uint32(bits)) | (y >> np.uint32(32 - bits))) ^ x
-        x, y = (
-            x + keys[(four + 1) % 3],
-            y + (keys[(four + 2) % 3] + np.uint32(four + 1)),
-        )
+        x = x + keys[(group + 1) % 3]
+        y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
     return x, y
 
 
@@ -177,9 +182,32 @@ class JaxLibrary(Library):
 LIBRARY = JaxLibrary(jnp)
 
 
+class PieceInputs(NamedTuple):
+    """The arguments of the compiled program of a piece."""
+
+    first_replica: Any  # number of the first replica of the block
+    keys: Any  # (draws, 2): the keys of its draws
+    fixed: tuple[Any, Any, Any]  # tables of χ, factors of `scale` steps, constants
+    earlier: list[Any]  # results of earlier pieces
+
+
 class Piece:
-    """Consecutive steps of a plan, compiled together, or one step that numpy executes
-    on the host.
+    """Consecutive steps of a plan, compiled together.
+
+    Or one step that numpy executes on the host.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        The steps.
+    host : bool
+        Whether numpy executes them.
+    precision : str
+        The precision of arrays.
+    drawn : str
+        The precision of random numbers.
+    after : set of Register
+        The arrays that later pieces read.
     """
 
     def __init__(
@@ -190,64 +218,53 @@ class Piece:
         drawn: str,
         after: set[Register],
     ) -> None:
-        """`drawn` is the precision of random numbers; `after` are the arrays that later
-        pieces read.
-        """
-        self.steps, self.host, self.precision, self.drawn, self.after = (
-            list(steps),
-            host,
-            precision,
-            drawn,
-            after,
-        )
+        self.steps = list(steps)
+        self.host = host
+        self.precision = precision
+        self.drawn = drawn
+        self.after = after
         self.draws = [step for step in steps if step.kind in DRAWS]
         self.chi = {
             step: chi(step.params["freedom"], drawn)
             for step in self.draws
             if step.kind == "chi"
         }
-        made = {step.out for step in steps}
-        used = list(dict.fromkeys(arg for step in steps for arg in step.args))
-        self.constants = [register for register in used if register.value is not None]
+        results = {step.out for step in steps}
+        arguments = list(dict.fromkeys(arg for step in steps for arg in step.args))
+        self.constants = [arg for arg in arguments if arg.value is not None]
         self.reads = [
-            register
-            for register in used
-            if register.value is None and register not in made
+            arg for arg in arguments if arg.value is None and arg not in results
         ]
         self.writes = [step.out for step in steps if step.out in after]
         # arrays read by this piece or later
-        self.needed = (after - made) | set(self.reads)
+        self.needed = (after - results) | set(self.reads)
 
     def inputs(
         self, seed: int, start: int, arrays: Mapping[Register, Array]
-    ) -> tuple[Any, ...]:
-        """The arguments of the compiled program for one seed and a block that starts at
-        replica `start`.
-        """
-        # The first replica, the keys of all draws (draws, 2), the fixed arrays, and the
-        # results of earlier pieces. counters have 32 bits; no block lies across two
-        # eras
-        era, first = divmod(start, 2**32)
+    ) -> PieceInputs:
+        """The arguments for one seed and a block that starts at replica `start`."""
+        # counters have 32 bits; no block lies across two eras
+        era, first_replica = divmod(start, 2**32)
         keys = [
             key_words(seed, *step.params["key"], era, count=2) for step in self.draws
         ]
-        earlier = [arrays[register] for register in self.reads]
-        return (
-            np.uint32(first),
-            np.array(keys, dtype=np.uint32).reshape(-1, 2),
-            self._fixed,
-            earlier,
+        return PieceInputs(
+            first_replica=np.uint32(first_replica),
+            keys=np.array(keys, dtype=np.uint32).reshape(-1, 2),
+            fixed=self._fixed,
+            earlier=[arrays[register] for register in self.reads],
         )
 
     @cached_property
-    def _fixed(self) -> tuple[Any, ...]:
-        """The tables of each χ (see `_chi`), the numbers of `scale` steps (functions of
-        widths), and constants.
+    def _fixed(self) -> tuple[Any, Any, Any]:
+        """The tables of each χ (see `_chi`), the factors of `scale`, and constants.
+
+        The factors are functions of widths.
         """
         number = partial(np.asarray, dtype=self.precision)
         tables = [
-            Chi(*(np.asarray(table, dtype=self.drawn) for table in c))
-            for c in self.chi.values()
+            Chi(*(np.asarray(table, dtype=self.drawn) for table in recipe))
+            for recipe in self.chi.values()
         ]
         factors = [
             number(step.params["by"]) for step in self.steps if step.kind == "scale"
@@ -258,8 +275,8 @@ class Piece:
     def compiled(self, replicas: int) -> Any:
         """The program for any seed and any block with this many replicas."""
         shapes = {
-            r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision)
-            for r in self.reads
+            register: jax.ShapeDtypeStruct((replicas, *register.shape), self.precision)
+            for register in self.reads
         }
         traced = jax.jit(
             partial(_traced, self, replicas), compiler_options=_options(on_gpu())
@@ -269,69 +286,72 @@ class Piece:
     @cached_property
     def structure(self) -> Any:
         """A key that is equal for pieces that compile to the same program."""
-        number = {
-            register: -1 - k
-            for k, register in enumerate([*self.constants, *self.reads])
-        }
-        parts: list[Any] = []
+        inputs = [*self.constants, *self.reads]
+        # negative for inputs, the number of the step for results
+        number = {register: -1 - k for k, register in enumerate(inputs)}
+        steps: list[Any] = []
         for k, step in enumerate(self.steps):
             number[step.out] = k
-            args = tuple(number[arg] for arg in step.args)
             if step in self.draws:
-                made = self.chi.get(step)
-                shapes = (made.polynomial.shape, made.squares.shape) if made else None
-                parts.append((step.kind, step.out.shape, shapes))
-            else:
-                params = {} if step.kind == "scale" else step.params
-                parts.append(
-                    (args, step.out.shape, key_of(step.kind, (), params) or id(step))
-                )
-        inputs = tuple(register.shape for register in [*self.constants, *self.reads])
+                steps.append((step.kind, step.out.shape, self._table_shapes(step)))
+                continue
+            arguments = tuple(number[arg] for arg in step.args)
+            params = {} if step.kind == "scale" else step.params
+            content = key_of(step.kind, (), params) or id(step)
+            steps.append((arguments, step.out.shape, content))
         return (
-            tuple(parts),
-            inputs,
+            tuple(steps),
+            tuple(register.shape for register in inputs),
             tuple(number[register] for register in self.writes),
             self.precision,
             self.drawn,
         )
 
+    def _table_shapes(self, step: Step) -> Any:
+        """The shapes of the tables of a χ; None for normals."""
+        recipe = self.chi.get(step)
+        if recipe is None:
+            return None
+        return recipe.polynomial.shape, recipe.squares.shape
+
 
 def programs(
-    found: Sequence[Piece],
+    plan_pieces: Sequence[Piece],
     replicas: int,
     within: Callable[[], AbstractContextManager[None]],
 ) -> list[Any]:
-    """The compiled programs of pieces, None for host pieces; `within` sets JAX's
-    precision and device.
+    """The compiled programs of pieces, None for host pieces.
+
+    `within` sets JAX's precision and device. Programs compile in parallel, one thread
+    each: the compiler releases Python's lock.
     """
-    # They compile in parallel, one thread each: the compiler releases Python's lock.
 
     def compiled(piece: Piece) -> Any:
         with within():
             return piece.compiled(replicas)
 
     with within():
+        device = jax.config.jax_default_device
         keys: list[Any] = [
-            None
-            if piece.host
-            else (piece.structure, replicas, jax.config.jax_default_device)
-            for piece in found
+            None if piece.host else (piece.structure, replicas, device)
+            for piece in plan_pieces
         ]
     with _lock:
         # equal blocks share a key
-        used = {key: _programs.pop(key, None) for key in {*keys} - {None}}
+        in_use = {key: _programs.pop(key, None) for key in {*keys} - {None}}
         missing = {
             key: piece
-            for key, piece in zip(keys, found, strict=True)
-            if key and used[key] is None
+            for key, piece in zip(keys, plan_pieces, strict=True)
+            if key and in_use[key] is None
         }
         if missing:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                used |= zip(missing, pool.map(compiled, missing.values()), strict=True)
-        _programs.update(used)
+                results = pool.map(compiled, missing.values())
+                in_use |= zip(missing, results, strict=True)
+        _programs.update(in_use)
         for key in list(_programs)[:-PROGRAMS]:
             del _programs[key]
-        return [used.get(key) for key in keys]
+        return [in_use.get(key) for key in keys]
 
 
 @cache
@@ -347,57 +367,30 @@ def _options(gpu: bool) -> dict[str, Any]:
     return {}
 
 
-def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]:
+def _traced(piece: Piece, replicas: int, inputs: PieceInputs) -> list[Array]:
     """The function to compile: the steps of a piece for a block of replicas."""
-    first_replica, keys, (tables, factors, constants), earlier = inputs
-    key = dict(zip(piece.draws, keys, strict=True))
+    tables, factors, constants = inputs.fixed
     recipes = dict(zip(piece.chi, tables, strict=True))
     arrays = dict(
-        zip([*piece.constants, *piece.reads], [*constants, *earlier], strict=True)
-    )
-    shape = {step: step.out.shape for step in piece.draws}
-    shape |= {
-        step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()
-    }
-    counted = first_replica + jnp.arange(replicas, dtype=jnp.uint32)
-
-    def normals(steps: Sequence[Step]) -> dict[Step, Array]:
-        """The normals of several steps, from one call of the generator."""
-        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
-        keys = jnp.concat(
-            [
-                jnp.broadcast_to(key[step], (m, 2))
-                for step, m in zip(steps, pairs, strict=True)
-            ]
+        zip(
+            [*piece.constants, *piece.reads],
+            [*constants, *inputs.earlier],
+            strict=True,
         )
-        number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
-        first, second = normal_pairs(keys, counted, number, piece.drawn)
-        made = {}
-        for step, m, end in zip(steps, pairs, np.cumsum(pairs).tolist(), strict=True):
-            both = jnp.concat(
-                [first[:, end - m : end], second[:, end - m : end]], axis=1
-            )
-            made[step] = jnp.reshape(
-                both[:, : math.prod(shape[step])], (replicas, *shape[step])
-            )
-        return made
-
-    small = [
-        step for step in piece.draws if math.prod(shape[step]) <= MAX_SHARED_NORMALS
-    ]
-    known = normals(small) if small else {}
-    numbers = iter(factors)
+    )
+    normals = _normals_of_draws(piece, replicas, inputs)
+    remaining_factors = iter(factors)
     for step in piece.steps:
-        if step in key:
-            z = known[step] if step in known else normals([step])[step]
-            made = recipes[step].of(jnp, z) if step in recipes else z
-            arrays[step.out] = made.astype(piece.precision)
+        if step.kind in DRAWS:
+            numbers = normals(step)
+            if step in recipes:
+                numbers = recipes[step].of(jnp, numbers)
+            arrays[step.out] = numbers.astype(piece.precision)
         elif step.kind == "scale":
-            arrays[step.out] = arrays[step.args[0]] * next(numbers)
+            arrays[step.out] = arrays[step.args[0]] * next(remaining_factors)
         else:
-            arrays[step.out] = compute(
-                LIBRARY, step.kind, [arrays[arg] for arg in step.args], step.params
-            )
+            arguments = [arrays[arg] for arg in step.args]
+            arrays[step.out] = compute(LIBRARY, step.kind, arguments, step.params)
     # arrays that depend only on hyperparameters have one replica
     return [
         jnp.broadcast_to(arrays[register], (replicas, *register.shape))
@@ -405,111 +398,168 @@ def _traced(piece: Piece, replicas: int, inputs: tuple[Any, ...]) -> list[Array]
     ]
 
 
+def _normals_of_draws(
+    piece: Piece, replicas: int, inputs: PieceInputs
+) -> Callable[[Step], Array]:
+    """A function that gives the normals of a draw, from which χ are made.
+
+    The small draws of a piece share one call of the generator.
+    """
+    key = dict(zip(piece.draws, inputs.keys, strict=True))
+    replica_numbers = inputs.first_replica + jnp.arange(replicas, dtype=jnp.uint32)
+    shape = {step: step.out.shape for step in piece.draws}
+    for step, recipe in piece.chi.items():
+        shape[step] = (*step.out.shape[:-1], recipe.normals)
+
+    def generated(steps: Sequence[Step]) -> dict[Step, Array]:
+        """The normals of several draws, from one call of the generator."""
+        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = jnp.concat(
+            [
+                jnp.broadcast_to(key[step], (count, 2))
+                for step, count in zip(steps, pairs, strict=True)
+            ]
+        )
+        number = np.concatenate([np.arange(count, dtype=np.uint32) for count in pairs])
+        cosines, sines = normal_pairs(keys, replica_numbers, number, piece.drawn)
+        normals = {}
+        stop = 0
+        for step, count in zip(steps, pairs, strict=True):
+            start, stop = stop, stop + count
+            flat = jnp.concat([cosines[:, start:stop], sines[:, start:stop]], axis=1)
+            needed = flat[:, : math.prod(shape[step])]
+            normals[step] = jnp.reshape(needed, (replicas, *shape[step]))
+        return normals
+
+    small = [
+        step for step in piece.draws if math.prod(shape[step]) <= MAX_SHARED_NORMALS
+    ]
+    shared = generated(small) if small else {}
+
+    def normals_of(step: Step) -> Array:
+        return shared[step] if step in shared else generated([step])[step]
+
+    return normals_of
+
+
 # once for all chunks of a plan, on each device: pieces keep arrays there
 @lru_cache(maxsize=4)
 def pieces(
     plan: Plan, precision: str, rounded: bool = False, device: str = ""
 ) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: user functions in numpy, and
-    kernels by quadrature.
+    """The plan cut at the steps that JAX cannot trace.
+
+    These are user functions in numpy, and kernels by quadrature. The plan is also cut
+    between equal blocks of a deep network, whose pieces compile once. Other long pieces
+    are cut so that they compile in parallel. Random numbers may be `rounded` to single
+    precision.
     """
-    # It is also cut between equal blocks of a deep network, whose pieces compile once.
-    # Other long pieces are cut so that they compile in parallel. Random numbers may be
-    # `rounded` to single precision.
     if not plan.steps:
         return []
-    bounds = {
+    native = [_native(step, precision) for step in plan.steps]
+    begins = _cuts(plan, native)
+    ends = [*begins[1:], len(plan.steps)]
+    plan_pieces: list[Piece] = []
+    needed = {plan.mean, plan.columns}
+    for begin, end in zip(reversed(begins), reversed(ends), strict=True):
+        piece = Piece(
+            steps=plan.steps[begin:end],
+            host=not native[begin],
+            precision=precision,
+            drawn="float32" if rounded else precision,
+            after=needed,
+        )
+        plan_pieces.insert(0, piece)
+        needed = piece.needed
+    for loop in plan.loops:
+        _write_alike(loop, begins, plan_pieces)
+    return plan_pieces
+
+
+def _cuts(plan: Plan, native: Sequence[bool]) -> list[int]:
+    """The first steps of the pieces."""
+    block_bounds = {
         loop.start + loop.period * k
         for loop in plan.loops
         for k in range(loop.times + 1)
     }
-    traced = [_native(step, precision) for step in plan.steps]
-    begins = [
-        k
-        for k in range(len(traced))
-        if k in bounds or not (k and traced[k] and traced[k - 1])
-    ]
-    ends = [*begins[1:], len(traced)]
-    begins = [
+    begins = []
+    for k in range(len(native)):
+        continues = k > 0 and native[k] and native[k - 1]
+        if k in block_bounds or not continues:
+            begins.append(k)
+    ends = [*begins[1:], len(native)]
+    return [
         k
         for begin, end in zip(begins, ends, strict=True)
         for k in range(begin, end, LONGEST)
     ]
-    ends = [*begins[1:], len(traced)]
-    found: list[Piece] = []
-    needed = {plan.mean, plan.columns}
-    for begin, end in reversed(list(zip(begins, ends, strict=True))):
-        drawn = "float32" if rounded else precision
-        found.insert(
-            0, Piece(plan.steps[begin:end], not traced[begin], precision, drawn, needed)
-        )
-        needed = found[0].needed
-    # the last block may need fewer results, but computes the same
-    for loop in plan.loops:
-        inside = [
-            (begin, piece)
-            for begin, piece in zip(begins, found, strict=True)
-            if loop.start <= begin < loop.stop
+
+
+def _write_alike(
+    loop: Loop, begins: Sequence[int], plan_pieces: Sequence[Piece]
+) -> None:
+    """Make the blocks of a loop write the results that any of them must write.
+
+    The last block may need fewer results, but then it would be another program.
+    """
+    inside = [
+        (begin, piece)
+        for begin, piece in zip(begins, plan_pieces, strict=True)
+        if loop.start <= begin < loop.stop
+    ]
+
+    def steps_of(begin: int, piece: Piece) -> Iterator[tuple[int, Step]]:
+        """Steps with their positions in their block."""
+        for k, step in enumerate(piece.steps, begin - loop.start):
+            yield k % loop.period, step
+
+    written = {
+        position
+        for begin, piece in inside
+        for position, step in steps_of(begin, piece)
+        if step.out in piece.writes
+    }
+    for begin, piece in inside:
+        piece.writes = [
+            step.out for position, step in steps_of(begin, piece) if position in written
         ]
-        written = {
-            (begin + k - loop.start) % loop.period
-            for begin, piece in inside
-            for k, step in enumerate(piece.steps)
-            if step.out in piece.writes
-        }
-        for begin, piece in inside:
-            places = enumerate(piece.steps, begin - loop.start)
-            piece.writes = [
-                step.out for k, step in places if k % loop.period in written
-            ]
-    return found
 
 
 def _native(step: Step, precision: str) -> bool:
+    """Whether JAX can trace a step."""
     if step.kind not in FUNCTIONS:
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:
         with jax.enable_x64(precision == "float64"):
-            made = jax.eval_shape(
+            result = jax.eval_shape(
                 lambda *arrays: compute(LIBRARY, step.kind, arrays, step.params),
                 *shapes,
             )
     except Exception:
         # JAX cannot trace it: numpy computes it, or raises the error for the user
         return False
-    return bool(made.shape[1:] == step.out.shape)
+    return bool(result.shape[1:] == step.out.shape)
 
 
 def block(
-    found: Sequence[Piece],
+    plan_pieces: Sequence[Piece],
     compiled: Sequence[Any],
     seed: int,
     start: int,
     replicas: int,
     arrays: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """Run the pieces of a plan for a block of replicas, and return the given arrays
-    with their results.
+    """Run the pieces of a plan for a block of replicas.
+
+    Returns the arrays that are needed in the end, of the given ones and the results.
     """
     arrays = dict(arrays)
-    for piece, program in zip(found, compiled, strict=True):
+    for piece, program in zip(plan_pieces, compiled, strict=True):
         if program is None:
             (step,) = piece.steps
-            inputs = {
-                r: np.asarray(
-                    arrays[r] if r.value is None else r.value, dtype=np.float64
-                )
-                for r in step.args
-            }
-            made = compute(
-                _gram_schmidt.NUMPY,
-                step.kind,
-                [inputs[register] for register in step.args],
-                step.params,
-            )
-            made = np.broadcast_to(made, (replicas, *step.out.shape))
-            arrays[step.out] = jnp.asarray(made, dtype=piece.precision)
+            arrays[step.out] = _on_host(step, arrays, replicas, piece.precision)
         else:
             results = program(piece.inputs(seed, start, arrays))
             arrays |= zip(piece.writes, results, strict=True)
@@ -519,3 +569,20 @@ def block(
             if register in piece.after
         }
     return arrays
+
+
+def _on_host(
+    step: Step, arrays: Mapping[Register, Array], replicas: int, precision: str
+) -> Array:
+    """The result of a step that numpy computes."""
+    # a repeated argument stays one array
+    inputs = {
+        arg: np.asarray(
+            arrays[arg] if arg.value is None else arg.value, dtype=np.float64
+        )
+        for arg in step.args
+    }
+    arguments = [inputs[arg] for arg in step.args]
+    result = compute(_gram_schmidt.NUMPY, step.kind, arguments, step.params)
+    result = np.broadcast_to(result, (replicas, *step.out.shape))
+    return jnp.asarray(result, dtype=precision)
