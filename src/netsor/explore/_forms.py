@@ -39,10 +39,12 @@ from ._view import View, error_text, markup, view_html
 
 # takes the kind of a message ("html", "error", "progress") and its content
 Emit = Callable[[str, str], None]
-Links = Callable[[View, str], str]  # makes links to the files of a view from their name
+# makes links to the files of a view; the string is the name of the files
+Links = Callable[[View, str], str]
 # where a static page keeps a pasted configuration, in its own memory
 PASTED = Path("config.json")
-SAME, SECOND = "the same model, changed as below", "second_"
+SAME = "the same model, changed as below"  # a choice of the second model
+SECOND = "second_"  # begins the names of the controls of the second model
 START = {"heads": 1, "width": 16}  # a layer whose three densities are far apart
 AUDITS = ("model", "audit")  # forms whose answers take long
 
@@ -56,63 +58,64 @@ def answer(
 ) -> None:
     """Answer a form whose values are JSON: emit HTML, progress or an error."""
 
-    def tell(done: float, total: float) -> None:
+    def progress(done: float, total: float) -> None:
         emit("progress", f"{done / total if total else 0.0:.3f}")
 
     try:
         values = json.loads(content)
-        views: Iterable[View]
-        if kind == "layer":
-            views = [layer_view(**layer_of(values))]
-        elif kind == "model":
-            views = model_of(values).views(tell)
-        else:
-            assert target is not None
-            arguments = {
-                slider.name: values[f"argument {slider.name}"]
-                for slider in sliders(target)
-            }
-            widths = {
-                key[6:]: _number(value)
-                for key, value in values.items()
-                if key.startswith("width ")
-            }
-            if kind == "audit":
-                views = program_audit(target, arguments, widths, values["sharp"]).views(
-                    tell
-                )
-            else:
-                views = [
-                    program_view(
-                        target,
-                        arguments,
-                        widths,
-                        int(values["output"] or 0),
-                        values["draws"],
-                    )
-                ]
-        for view in views:
-            saved, more, wrong = links(view, kind) if links else "", {}, ""
-            # they take longer than a picture
+        for view in _views(kind, values, target, progress):
+            saved = links(view, kind) if links else ""
+            distances: Any = {}
+            wrong = ""
+            # distances take longer than a picture, which comes first
             if view.more is not None and values.get("distances"):
                 emit("html", view_html(view, waiting="KL …", saved=saved))
                 try:
-                    more = view.more()
+                    distances = view.more()
                 except ValueError as error:
                     wrong = f"KL: {error_text(error)}"
-            emit("html", view_html(view, more, wrong, saved))
+            emit("html", view_html(view, distances, wrong, saved))
     except ConnectionError:  # the page was closed
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
         emit("error", error_text(error))
 
 
+def _views(
+    kind: str,
+    values: Mapping[str, Any],
+    target: NamedProgram | None,
+    progress: Callable[[float, float], None],
+) -> Iterable[View]:
+    """The views that a form of this kind asks for, each better than the one before."""
+    if kind == "layer":
+        return [layer_view(**layer_of(values))]
+    if kind == "model":
+        return model_of(values).views(progress)
+    assert target is not None
+    arguments = {
+        slider.name: values[f"argument {slider.name}"] for slider in sliders(target)
+    }
+    widths = {
+        name.removeprefix("width "): _number(value)
+        for name, value in values.items()
+        if name.startswith("width ")
+    }
+    if kind == "audit":
+        request = program_audit(target, arguments, widths, values["sharp"])
+        return request.views(progress)
+    output = int(values["output"] or 0)
+    return [program_view(target, arguments, widths, output, values["draws"])]
+
+
 def layer_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `layer_view` that a form describes."""
-    given = {
+    arguments = {
         name: _number(value) for name, value in values.items() if name != "distances"
     }
-    return given | ({"token": given["token"] - 1} if "token" in given else {})
+    if "token" in arguments:  # the page counts from 1
+        arguments["token"] -= 1
+    return arguments
 
 
 def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
@@ -121,34 +124,36 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     if pasted:
         PASTED.write_text(pasted, encoding="utf-8")
 
-    def variant(before: str, source: str) -> Variant:
-        changes = ("recipe", "std", "depth", "qk_norm", "fields")
-        return Variant(
-            source,
-            **{
-                name: values[before + name]
-                for name in changes
-                if before + name in values
-            },
-        )
-
-    first = variant(
-        "",
-        values.get("path", "").strip() or (str(PASTED) if pasted else values["name"]),
-    )
-    other = values.get(f"{SECOND}path", "").strip() or values.get(f"{SECOND}name")
-    second = (
-        variant(SECOND, first.source if other == SAME else other) if other else None
-    )
-    switches = {
-        name: values.get(name, False) for name in ("limit", "gradients", "sharp")
-    }
+    path = values.get("path", "").strip()
+    source = path or (str(PASTED) if pasted else values["name"])
+    second = None
+    other_source = values.get(f"{SECOND}path", "").strip()
+    other_source = other_source or values.get(f"{SECOND}name")
+    if other_source:
+        if other_source == SAME:
+            other_source = source
+        second = _variant(values, other_source, SECOND)
     return model_request(
-        first, second, tokens=lengths(values.get("tokens", "")), **switches
+        _variant(values, source),
+        second,
+        tokens=lengths(values.get("tokens", "")),
+        limit=values.get("limit", False),
+        gradients=values.get("gradients", False),
+        sharp=values.get("sharp", False),
     )
+
+
+def _variant(values: Mapping[str, Any], source: str, prefix: str = "") -> Variant:
+    """A model with its changes; the names of its controls begin with the prefix."""
+    changes = ("recipe", "std", "depth", "qk_norm", "fields")
+    options = {
+        name: values[prefix + name] for name in changes if prefix + name in values
+    }
+    return Variant(source, **options)
 
 
 def _number(value: Any) -> Any:
+    """A value of a form, where ∞ is text."""
     return inf if value == "inf" else value  # JSON has no infinity
 
 
@@ -158,28 +163,10 @@ def form(
     local: bool = False,
     target: NamedProgram | None = None,
 ) -> str:
-    """The form of a view, or some of its controls; a `local` page begins with distances
-    and takes paths of files.
+    """The form of a view, or some of its controls.
+
+    A `local` page begins with distances and takes paths of files.
     """
-    fixed = {
-        "slow": kind in AUDITS,
-        "start": START,
-        "same": SAME,
-        "second": SECOND,
-        "unchanged": UNCHANGED,
-    }
-    values = {
-        "widths": WIDTHS,
-        "head_dims": HEAD_DIMS,
-        "clips": CLIPS,
-        "stds": STDS,
-        "activations": ACTIVATIONS,
-    }
-    values |= {
-        "sigmas": [round(0.05 * k, 2) for k in range(81)],
-        "models": [*names()],
-        "recipes": [*RECIPES],
-    }
 
     def choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
         """The positions of a slider: values for JSON, and their text."""
@@ -188,7 +175,6 @@ def form(
             for value in values
         ]
 
-    functions = {"json": json.dumps, "choices": choices, "sliders": sliders}
     page = template(Path(__file__).with_name("_forms.html"))
     return str(
         page.render(
@@ -196,16 +182,30 @@ def form(
             only=only,
             local=local,
             target=target,
-            **fixed,
-            **values,
-            **functions,
+            slow=kind in AUDITS,
+            start=START,
+            same=SAME,
+            second=SECOND,
+            unchanged=UNCHANGED,
+            widths=WIDTHS,
+            head_dims=HEAD_DIMS,
+            clips=CLIPS,
+            stds=STDS,
+            activations=ACTIVATIONS,
+            sigmas=[round(0.05 * k, 2) for k in range(81)],
+            models=[*names()],
+            recipes=[*RECIPES],
+            json=json.dumps,
+            choices=choices,
+            sliders=sliders,
         )
     )
 
 
 def local_page(target: NamedProgram | None, nonce: str = "") -> str:
-    """The page of `netsor explore`: a form for each view, and one view at a time. Its
-    scripts carry the nonce.
+    """The page of `netsor explore`: a form for each view, and one view at a time.
+
+    Its scripts carry the nonce.
     """
     forms = {
         "One layer": form("layer", local=True),
@@ -216,10 +216,9 @@ def local_page(target: NamedProgram | None, nonce: str = "") -> str:
         if target.program().probes:
             forms["Its audit"] = form("audit", target=target)
     first = "One layer" if target is None else "Your program"
-    style, script = (
-        Path(__file__).with_name(f"_page.{kind}").read_text(encoding="utf-8")
-        for kind in ("css", "js")
-    )
+    folder = Path(__file__).parent
+    style = (folder / "_page.css").read_text(encoding="utf-8")
+    script = (folder / "_page.js").read_text(encoding="utf-8")
     return str(
         markup().page(
             f"<style>{style}</style>",
