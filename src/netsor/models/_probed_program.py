@@ -1,5 +1,4 @@
-"""A program with probes, read as a network: its embeddings, its blocks, and the
-matrices of each.
+"""A program with probes, read as a network: embeddings, blocks, and their matrices.
 
 The order of the probes defines the blocks: each ends with a stream, and contains the
 probes since the last one. An embedding after a stream begins the decoder.
@@ -32,42 +31,110 @@ MATRIX_NAMES = {
     "W^O": "output",
     "W^G": "gate",
 }
+# The kind of the matrix whose product has a probe of this name.
+KINDS_OF_PROBES = {
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "attention": "output",
+    "mlp": "out",
+}
 KINDS = ("query", "key", "value", "qkv", "output", "in", "gate", "out")
 
 
 class ProbedProgram:
-    """The probes of a program by block, checked."""
+    """The probes of a program by block, checked.
+
+    `starts` are the embeddings, those of a decoder second; `streams` the stream after
+    each block, and `before` that before it; `layers` the number of blocks before the
+    decoder, and `ends` the probes outside the blocks.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program, self.name = program, program.name
-        # the embeddings (of the encoder), and of the decoder
         self.starts: list[Vector] = []
         self.blocks: list[Block] = []
         self.ends: Block = {}
-        self.layers = 0  # blocks before the decoder
+        self.layers = 0
         self._read(program.probes)
         self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
         self.streams: list[Vector] = [
             value_of(block, "stream") for block in self.blocks
         ]
-        # the stream before each block
         self.before = [self.starts[0], *self.streams[:-1]]
         # the decoder starts from its own embeddings
         self.before[self.layers : self.layers + 1] = self.starts[1:]
+        self._check_blocks_alike()
+        self._check_tokens()
+
+    def _read(self, probes: Sequence[Probe]) -> None:
+        """Sort the probes into embeddings, blocks and ends."""
+        block: Block = {}  # since the last stream
+        for probe in probes:
+            if probe.name == "embedding":
+                self._read_embedding(probe, block)
+                continue
+            if probe.name in ENDS:
+                self._add(probe, self.ends)
+                continue
+            self._add(probe, block)
+            if probe.name == "stream":
+                self.blocks.append(block)
+                block = {}
+        decoder_starts_late = self.layers and len(self.starts) == 1
+        if not self.starts or not self.blocks or decoder_starts_late:
+            raise ValueError(
+                f"{self.name} must name its streams for an audit:"
+                " ns.probe('embedding', x) before the first block, and"
+                " ns.probe('stream', x) after each"
+            )
+        if block or self.layers == len(self.blocks):
+            last = next(iter(block), "embedding")
+            raise ValueError(
+                f"{self.name} has the probe {last!r} after its last stream, outside any"
+                " block"
+            )
+        if not self.layers:
+            self.layers = len(self.blocks)
+
+    def _read_embedding(self, probe: Probe, block: Block) -> None:
+        """Begin the encoder or, between two blocks, the decoder."""
+        within_block = bool(block) or bool(self.starts and not self.blocks)
+        if len(self.starts) == 2 or within_block:
+            raise ValueError(
+                f"{self.name} has the probe 'embedding' twice: once is allowed, and"
+                " again between two blocks, where a decoder begins"
+            )
+        self.layers = len(self.blocks)
+        self.starts.append(probe.value)  # type: ignore[arg-type]  # `probe` checks it
+
+    def _add(self, probe: Probe, group: Block) -> None:
+        """Add a probe to a block, or to the ends."""
+        name = probe.name
+        if name in group and name in (*ENDS, *ONCE):
+            where = "" if name in ENDS else f" in block {len(self.blocks) + 1}"
+            raise ValueError(
+                f"{self.name} has the probe {name!r} twice{where}: once is allowed"
+            )
+        group.setdefault(name, []).append(probe)
+
+    def _check_blocks_alike(self) -> None:
+        """Every block must have the same probes, except of cross-attention."""
         first = self.blocks[0].keys() - {"cross"}
         for k, block in enumerate(self.blocks, 1):
-            for one, other, names in (
-                (1, k, first - block.keys()),
-                (k, 1, block.keys() - first - {"cross"}),
-            ):
-                if names:
-                    where = (
-                        f"the probe {min(names)!r} in block {one} but not in block"
-                        f" {other}"
-                    )
-                    raise ValueError(
-                        f"{self.name} has {where}: every block must have the same"
-                    )
+            self._refuse_missing(first - block.keys(), present=1, absent=k)
+            additional = block.keys() - first - {"cross"}
+            self._refuse_missing(additional, present=k, absent=1)
+
+    def _refuse_missing(self, names: set[str], present: int, absent: int) -> None:
+        if names:
+            raise ValueError(
+                f"{self.name} has the probe {min(names)!r} in block {present} but not"
+                f" in block {absent}: every block must have the same"
+            )
+
+    def _check_tokens(self) -> None:
+        """All streams of the encoder, or of the decoder, must have the same tokens."""
         stacks = (self.streams[: self.layers], self.streams[self.layers :])
         for start, streams in zip(self.starts, stacks, strict=False):
             shapes = sorted({start.shape, *(x.shape for x in streams)})
@@ -77,54 +144,6 @@ class ProbedProgram:
                     " token counts differ"
                 )
 
-    def _read(self, probes: Sequence[Probe]) -> None:
-        block: Block = {}
-        for watched in probes:
-            name = watched.name
-            if name == "embedding":
-                if len(self.starts) == 2 or (self.starts and not self.blocks) or block:
-                    allowed = (
-                        "once is allowed, and again between two blocks, where a decoder"
-                        " begins"
-                    )
-                    raise ValueError(
-                        f"{self.name} has the probe 'embedding' twice: {allowed}"
-                    )
-                self.layers = len(self.blocks)
-                self.starts.append(watched.value)  # type: ignore[arg-type]  # `probe` checks it
-                continue
-            place = self.ends if name in ENDS else block
-            if name in place and name in (*ENDS, *ONCE):
-                where = (
-                    "" if place is self.ends else f" in block {len(self.blocks) + 1}"
-                )
-                raise ValueError(
-                    f"{self.name} has the probe {name!r} twice{where}: once is allowed"
-                )
-            place.setdefault(name, []).append(watched)
-            if name == "stream":
-                self.blocks.append(block)
-                block = {}
-        if (
-            not self.starts
-            or not self.blocks
-            or (self.layers and len(self.starts) == 1)
-        ):
-            needed = (
-                "ns.probe('embedding', x) before the first block, and"
-                " ns.probe('stream', x) after each"
-            )
-            raise ValueError(
-                f"{self.name} must name its streams for an audit: {needed}"
-            )
-        if block or self.layers == len(self.blocks):
-            last = next(iter(block), "embedding")
-            raise ValueError(
-                f"{self.name} has the probe {last!r} after its last stream, outside any"
-                " block"
-            )
-        self.layers = self.layers or len(self.blocks)
-
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:
         """The values of the embeddings and of each block, in topological order."""
@@ -133,27 +152,25 @@ class ProbedProgram:
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
         """The matrix products in each block, by the kind of matrix."""
-        named = {
-            "query": "query",
-            "key": "key",
-            "value": "value",
-            "attention": "output",
-            "mlp": "out",
-        }
-        by_block: list[dict[str, list[Vector]]] = []
-        for block, values in zip(self.blocks, self.values[1], strict=True):
-            probed = {
-                watched.value: kind
-                for name, kind in named.items()
-                for watched in block.get(name, ())
-            }
-            by_block.append({})
-            for value in values:
-                if isinstance(value, Vector) and isinstance(value.op, MatMul):
-                    by_block[-1].setdefault(
-                        matrix_kind(value.op, self.width, probed.get(value)), []
-                    ).append(value)
-        return by_block
+        return [
+            self._matrices_of(block, values)
+            for block, values in zip(self.blocks, self.values[1], strict=True)
+        ]
+
+    def _matrices_of(
+        self, block: Block, values: Sequence[Value]
+    ) -> dict[str, list[Vector]]:
+        """The matrix products among the values of a block, by the kind of matrix."""
+        probed: dict[Value, str] = {}
+        for name, kind in KINDS_OF_PROBES.items():
+            for probe in block.get(name, ()):
+                probed[probe.value] = kind
+        products: dict[str, list[Vector]] = {}
+        for value in values:
+            if isinstance(value, Vector) and isinstance(value.op, MatMul):
+                kind = matrix_kind(value.op, self.width, probed.get(value))
+                products.setdefault(kind, []).append(value)
+        return products
 
 
 def value_of(block: Block, name: str) -> Any:
@@ -164,64 +181,68 @@ def value_of(block: Block, name: str) -> Any:
 def values_by_block(
     starts: Sequence[Vector], streams: Sequence[Vector], layers: int
 ) -> tuple[list[Value], list[list[Value]]]:
-    """The values of the embeddings, and those that each block computes, in topological
-    order.
-    """
+    """The values of the embeddings and of each block, in topological order."""
     roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
     values = topological_order(roots)
-    place = {value: k for k, value in enumerate(values, 1)}
+    stop = {value: k for k, value in enumerate(values, 1)}
     by_root: dict[Value, list[Value]] = {}
-    first = 0
+    start = 0
     for root in roots:
         # encoder and decoder may start from the same value
-        by_root.setdefault(root, values[first : place[root]])
-        first = max(first, place[root])
-    embedding = [value for start in dict.fromkeys(starts) for value in by_root[start]]
+        by_root.setdefault(root, values[start : stop[root]])
+        start = max(start, stop[root])
+    embedding = [value for root in dict.fromkeys(starts) for value in by_root[root]]
     return embedding, [by_root[stream] for stream in streams]
 
 
 def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
-    """The kind of a matrix of a block: from its name, the probe of its product, or its
-    widths (perceptron).
+    """The kind of a matrix of a block.
+
+    It is known from its name, else from the probe of its product, else from its widths,
+    which tell the matrices of a perceptron.
     """
     name = op.weight.source.name or ""
-    known = MATRIX_NAMES.get(name) or (name if name in KINDS else probed)
-    return known or ("in" if op.weight.in_width == stream else "out")
+    if name in MATRIX_NAMES:
+        return MATRIX_NAMES[name]
+    if name in KINDS:
+        return name
+    return probed or ("in" if op.weight.in_width == stream else "out")
 
 
 def mask_of(block: Block) -> Bools:
-    """The entries of scores and weights that take part: the mask of a probe, or that of
-    the softmax.
+    """The entries of scores and weights that take part, in all heads of a block.
+
+    They are those of the mask of a probe, or of the softmax.
     """
-    masks: list[Bools] = []
-    every = (*block.get("scores", ()), *block.get("weights", ()))
-    for watched in every:
-        size = watched.value.shape[-2:]
-        match watched.mask, computed_by(watched.value).op:
-            case None, Apply(f, (_, Scalar(op=Constant(numbers)))) if (
-                f is MASKED_SOFTMAX
-            ):
-                masks += list(
-                    np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *size)).reshape(
-                        -1, *size
-                    )
-                )
-            case None, _:
-                pass
-            case mask, _:
-                masks.append(mask)
-        masks = (
-            masks[:1]
-            if all(np.array_equal(masks[0], mask) for mask in masks)
-            else masks
-        )
-        if len(masks) > 1 or (masks and masks[0].shape != size):
-            raise ValueError(
-                f"{watched.name} have different masks: an audit needs one mask for all"
-                " heads of a block"
-            )
-    return (
-        masks[0]
-        if masks
-        else np.ones(every[0].value.shape[-2:] if every else (1, 1), bool)
+    mask: Bools | None = None
+    probes = (*block.get("scores", ()), *block.get("weights", ()))
+    for probe in probes:
+        shape = probe.value.shape[-2:]
+        for other in _masks_of(probe):
+            mask = other if mask is None else mask
+            if not np.array_equal(mask, other):
+                raise _different_masks(probe)
+        if mask is not None and mask.shape != shape:
+            raise _different_masks(probe)
+    if mask is not None:
+        return mask
+    return np.ones(probes[0].value.shape[-2:] if probes else (1, 1), bool)
+
+
+def _masks_of(probe: Probe) -> list[Bools]:
+    """The masks of the heads of scores or weights; none if all entries take part."""
+    if probe.mask is not None:
+        return [probe.mask]
+    shape = probe.value.shape[-2:]
+    match computed_by(probe.value).op:
+        case Apply(f, (_, Scalar(op=Constant(numbers)))) if f is MASKED_SOFTMAX:
+            visible = np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *shape))
+            return list(visible.reshape(-1, *shape))
+    return []
+
+
+def _different_masks(probe: Probe) -> ValueError:
+    return ValueError(
+        f"{probe.name} have different masks: an audit needs one mask for all heads of a"
+        " block"
     )
