@@ -120,26 +120,6 @@ def test_laws_know_no_network():
     }
 
 
-def documentation(source):
-    """How many lines of a file are docstrings of classes and functions, which readers
-    of the code pass over.
-    """
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    documented = [
-        node
-        for node in parsed(source)
-        if isinstance(node, kinds) and ast.get_docstring(node)
-    ]
-    return sum(node.body[0].end_lineno - node.body[0].lineno for node in documented)
-
-
-def test_files_are_short():
-    for folder in FOLDERS:
-        for path in folder.glob("*.py"):
-            source = path.read_text()
-            assert len(source.splitlines()) - documentation(source) <= 450, path.name
-
-
 # Each may import those after it. A room is a folder or a file of the package.
 ROOMS = (
     "__main__",
