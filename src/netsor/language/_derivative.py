@@ -1,5 +1,4 @@
-"""Derivatives: one rule per operation, from the cotangent of its result to those of its
-inputs.
+"""Derivatives: a rule per operation, from the cotangent of its result to its inputs'.
 
 Cotangents are scaled to order 1: δ_x = √n ∂p/∂x for a vector x in R^n, and d[None] =
 ∂p/∂q for a scalar q. If q depends on means over R^n, the rules also carry it in the
@@ -8,7 +7,7 @@ unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c the 
 ⟨δ_y, x⟩/n is enough, and derivatives of norms contain only mean products. `Reverse`
 determines which units each scalar needs.
 
-A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that
+A rule is `rule(op, result, d, wants)`: the operation restricted to the entries that
 matter, its result, the cotangent of the result, and `wants(k)`, the units in which
 input k is needed (empty if no leaf depends on it). It returns pairs: the index of an
 input and its cotangent (by unit, for a scalar), in the shape of the input or of the
@@ -54,26 +53,24 @@ from ._width import Width
 Unit = str | None  # None for 1, the name of a width n for √n
 Units = dict[Unit, Scalar]
 Wants = Callable[[int], tuple[Unit, ...]]
-Found = Iterable[tuple[int, Any]]
-Rule = Callable[[Any, Any, Any, Wants], Found]
+Cotangents = Iterable[tuple[int, Any]]  # the index of an input, and its cotangent
+Rule = Callable[[Any, Any, Any, Wants], Cotangents]
 
 
 def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
     """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
-    number = math.sqrt(
-        math.prod(float(w.factor) for w in over)
-        / math.prod(float(w.factor) for w in under)
-    )
-    top, bottom = (
-        Counter(w.name for w in widths if w.name is not None)
-        for widths in (over, under)
-    )
+    numerator = math.prod(float(width.factor) for width in over)
+    denominator = math.prod(float(width.factor) for width in under)
+    number = math.sqrt(numerator / denominator)
+    top = Counter(width.name for width in over if width.name is not None)
+    bottom = Counter(width.name for width in under if width.name is not None)
     if top == bottom:
         return number
-    left = (
-        tuple(map(Width, names.elements())) for names in (top - bottom, bottom - top)
+    symbols = ops.Root(
+        over=tuple(map(Width, (top - bottom).elements())),
+        under=tuple(map(Width, (bottom - top).elements())),
     )
-    root: Scalar = scale(number, Scalar(ops.Root(*left), ()))
+    root: Scalar = scale(number, Scalar(symbols, ()))
     return root
 
 
@@ -84,37 +81,38 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ in the given units, for the same pairs as `dot`."""
-    means = {
-        unit: scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
-        for unit in units
-        if unit
-    }
-    return {unit: means[unit] if unit else dot(d, x) for unit in units}
+    products: Units = {}
+    for unit in units:
+        if unit is None:
+            products[unit] = dot(d, x)
+        else:
+            ratio = width_ratio((d.width,), (Width(unit),))
+            products[unit] = scale(ratio, mean_dot(d, x))
+    return products
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """The same for matching vectors: n^(−1/2) ⟨δ_i, x_i⟩."""
-    return {
-        unit: p[..., 0, 0]
-        for unit, p in inner(d[..., None], x[..., None], units).items()
-    }
+    pairs = inner(d[..., None], x[..., None], units)
+    return {unit: p[..., 0, 0] for unit, p in pairs.items()}
 
 
-def _matmul(op: ops.Acting, made: Vector, d: Vector, wants: Wants) -> Found:
-    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b. Steps of an optimiser count as
-    constants.
+def _matmul(op: ops.Acting, result: Vector, d: Vector, wants: Wants) -> Cotangents:
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b.
+
+    Steps of an optimiser count as constants.
     """
-    weight, batch = op.weight, len(op.weight.batch)
-    back = Vector(
-        replace(op, weight=weight.adjoint, x=d, each=batch > 0),
-        d.shape,
-        weight.in_width,
-    )
+    weight = op.weight
+    batch_axes = len(weight.batch)
+    adjoint = replace(op, weight=weight.adjoint, x=d, each=batch_axes > 0)
+    back = Vector(adjoint, d.shape, weight.in_width)
     back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
-    yield 0, back if op.each or not batch else back.sum(tuple(range(batch)))
+    if batch_axes and not op.each:  # all matrices of the batch act on the same x
+        back = back.sum(tuple(range(batch_axes)))
+    yield 0, back
 
 
-def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
+def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangents:
     """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
     arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
     for k in range(len(arguments)):
@@ -123,49 +121,51 @@ def _nonlin(op: ops.Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
         if op.f is MULTIPLY:  # a gate
             yield k, arguments[1 - k] * d
             continue
-        slope: Any = _slope(op.f, k, "nonlin")
-        number = not isinstance(slope, Function)
-        if number and slope == 0:
+        slope = _slope(op.f, k, "nonlin")
+        if isinstance(slope, Function):
+            derivatives = nonlin(slope, *arguments)
+        elif slope == 0:
             continue
-        if k < len(op.vectors):
-            yield k, scale(float(slope), d) if number else nonlin(slope, *arguments) * d
+        elif k < len(op.vectors):
+            yield k, scale(float(slope), d)
+            continue
         else:
-            bent = (
-                scale(float(slope), ones(d.width))
-                if number
-                else nonlin(slope, *arguments)
-            )
-            yield k, along(d, bent.broadcast_to(d.shape), wants(k))
+            derivatives = scale(float(slope), ones(d.width))
+        if k < len(op.vectors):
+            yield k, derivatives * d
+        else:
+            yield k, along(d, derivatives.broadcast_to(d.shape), wants(k))
 
 
-def _mix(op: ops.Mix, made: Vector, d: Vector, wants: Wants) -> Found:
+def _mix(op: ops.Mix, result: Vector, d: Vector, wants: Wants) -> Cotangents:
     """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
     return [(0, inner(d, op.x, wants(0))), (1, mix(_swapped(op.a), d))]
 
 
-def _concat(op: ops.Concat, made: Vector, d: Vector, wants: Wants) -> Found:
+def _concat(op: ops.Concat, result: Vector, d: Vector, wants: Wants) -> Cotangents:
     """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
     count = op.x.shape[op.axis]
     return [(0, scale(count**-0.5, split(d, count, op.axis)))]
 
 
-def _dot(op: ops.Dot, made: Scalar, d: Units, wants: Wants) -> Found:
-    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; for a mean, n^(−1/2) times
-    that.
+def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
+    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j.
+
+    For a mean it is n^(−1/2) times that.
     """
-    by = d[dot_unit(op)]
+    coefficients = d[dot_unit(op)]
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
-        by = scale(op.x.width.factor**-0.5, by)
-    return [(0, _mixed(by, op.y)), (1, _mixed(_swapped(by), op.x))]
+        coefficients = scale(op.x.width.factor**-0.5, coefficients)
+    yield 0, _mixed(coefficients, op.y)
+    yield 1, _mixed(_swapped(coefficients), op.x)
 
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
-    one = (
-        isinstance(a.op, ops.Constant)
-        and a.shape[-2:] == (1, 1)
-        and (a.op.numbers == 1).all()
-    )
-    return x if one and a.ndim - 1 <= x.ndim else mix(a, x)
+    """Σ_j a_ij x_j; x itself, if it is a single vector times the number 1."""
+    is_number = isinstance(a.op, ops.Constant) and a.shape[-2:] == (1, 1)
+    if is_number and a.ndim - 1 <= x.ndim and (a.op.numbers == 1).all():  # type: ignore[attr-defined]
+        return x
+    return mix(a, x)
 
 
 def dot_unit(op: ops.Dot) -> Unit:
@@ -173,57 +173,71 @@ def dot_unit(op: ops.Dot) -> Unit:
     return op.x.width.name if op.power == 1.0 else None
 
 
-def _apply(op: ops.Apply, made: Scalar, d: Units, wants: Wants) -> Found:
+def _apply(op: ops.Apply, result: Scalar, d: Units, wants: Wants) -> Cotangents:
+    for unit, part in d.items():
+        for k in range(len(op.scalars)):
+            if unit not in wants(k):
+                continue
+            cotangent = _cotangent_of_argument(op, result, part, k)
+            if cotangent is not None:
+                yield k, {unit: cotangent}
+
+
+def _cotangent_of_argument(
+    op: ops.Apply, result: Scalar, d: Scalar, k: int
+) -> Scalar | None:
+    """The cotangent of argument k of a function of scalars; None for 0."""
     rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
-    for unit, by in d.items():
-        for k in (k for k in range(len(op.scalars)) if unit in wants(k)):
-            if rule is not None:
-                yield k, {unit: rule(op, made, by, k)}
-            elif op.axes:
-                yield k, {unit: _pulled_back(op, by, k)}
-            elif isinstance(slope := _slope(op.f, k, "apply"), Function):
-                yield k, {unit: by * apply(slope, *op.scalars)}
-            elif slope:
-                yield k, {unit: scale(float(slope), by)}
+    if rule is not None:
+        return rule(op, result, d, k)
+    if op.axes:
+        return _pulled_back(op, d, k)
+    slope = _slope(op.f, k, "apply")
+    if isinstance(slope, Function):
+        return d * apply(slope, *op.scalars)
+    cotangent: Scalar | None = scale(float(slope), d) if slope else None
+    return cotangent
 
 
-def _scaled_gradient(op: ScaledGradient, made: Any, d: Any, wants: Wants) -> Found:
+def _scaled_gradient(
+    op: ScaledGradient, result: Any, d: Any, wants: Wants
+) -> Cotangents:
     factors = constant(op.factors)
-    return [
-        (
-            0,
-            (
-                {unit: factors * part for unit, part in d.items()}
-                if isinstance(d, dict)
-                else factors * d
-            ),
-        )
-    ]
+    if isinstance(d, dict):
+        yield 0, {unit: factors * part for unit, part in d.items()}
+    else:
+        yield 0, factors * d
 
 
-def _power(op: ops.Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+def _power(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
-    return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
+    if exponent == 0:
+        return 0.0 * d
+    return exponent * (op.scalars[0] ** (exponent - 1.0) * d)
 
 
+# Rules of built-in functions: from the function, its result, the cotangent d of the
+# result and the number k of an argument to the cotangent of that argument.
 FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
-    ADD: lambda op, made, d, k: d,
-    SUBTRACT: lambda op, made, d, k: -d if k else d,
-    MULTIPLY: lambda op, made, d, k: op.scalars[1 - k] * d,
-    MATMUL: lambda op, made, d, k: (
+    ADD: lambda op, result, d, k: d,
+    SUBTRACT: lambda op, result, d, k: -d if k else d,
+    MULTIPLY: lambda op, result, d, k: op.scalars[1 - k] * d,
+    MATMUL: lambda op, result, d, k: (
         _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1])
     ),
-    INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
-    SUM: lambda op, made, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
+    INVERSE: lambda op, result, d, k: -1.0 * (result * result * d),
+    SUM: lambda op, result, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
     MEAN: (
-        lambda op, made, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(
+        lambda op, result, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(
             op.scalars[0].shape
         )
     ),
     base(power(2.0)): _power,
-    rsqrt: lambda op, made, d, k: -0.5 * (made * made * made * d),
+    rsqrt: lambda op, result, d, k: -0.5 * (result * result * result * d),
     # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0
-    row_softmax: lambda op, made, d, k: made * (d - (made * d).sum(-1)[..., None]),
+    row_softmax: lambda op, result, d, k: (
+        result * (d - (result * d).sum(-1)[..., None])
+    ),
 }
 
 
@@ -243,13 +257,14 @@ def _slope(f: Function, k: int, operation: str) -> Function | float:
 
 
 def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
-    """The user's derivative of a function of whole axes, applied to its arguments and
-    ∂p/∂f.
+    """The user's derivative of a function of whole axes.
+
+    It is applied to the arguments and to d = ∂p/∂f.
     """
     f, axes = op.f, op.axes
-    declared = (
-        f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
-    )
+    declared = f.derivative
+    if isinstance(declared, tuple | list):
+        declared = declared[k]
     if declared is None:
         raise TraceError(
             "grad",
@@ -271,27 +286,28 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
 def _with_axes(
     *arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int
 ) -> Any:
-    *given, d = arguments
-    return f(*given, d.reshape((*d.shape[: d.ndim - axes], *core)))
+    """Call a user's derivative, with the cotangent in the shape of its function."""
+    *scalars, d = arguments
+    return f(*scalars, d.reshape((*d.shape[: d.ndim - axes], *core)))
 
 
 RULES: dict[type[Operation], Rule] = {
     ops.MatMul: _matmul,
     ops.SteppedMatMul: _matmul,
-    ops.SteppedParameter: lambda op, made, d, wants: [],  # gradients stop at a step
+    ops.SteppedParameter: lambda op, result, d, wants: [],  # gradients stop at a step
     ops.Nonlin: _nonlin,
-    ops.Add: lambda op, made, d, wants: [(0, d), (1, d)],
+    ops.Add: lambda op, result, d, wants: [(0, d), (1, d)],
     # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
-    ops.Scale: lambda op, made, d, wants: [
+    ops.Scale: lambda op, result, d, wants: [
         (0, along(d, op.x.broadcast_to(d.shape), wants(0))),
         (1, op.c * d),
     ],
     ops.Mix: _mix,
     ops.Concat: _concat,
-    ops.Split: lambda op, made, d, wants: [
+    ops.Split: lambda op, result, d, wants: [
         (0, scale(op.count**0.5, concat(d, op.axis)))
     ],
-    Rotate: lambda op, made, d, wants: [
+    Rotate: lambda op, result, d, wants: [
         (0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))
     ],
     ops.Dot: _dot,
@@ -303,11 +319,13 @@ RULES: dict[type[Operation], Rule] = {
 def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
     """Sum over the axes along which an input of this shape was broadcast."""
     lead = d.ndim - len(shape)
-    axes = [
-        *range(lead),
-        *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1),
-    ]
-    return (d.sum(tuple(axes)) if axes else d).reshape(shape)
+    axes = list(range(lead))
+    for axis, size in enumerate(shape, start=lead):
+        if size == 1 and d.shape[axis] > 1:
+            axes.append(axis)
+    if axes:
+        d = d.sum(tuple(axes))
+    return d.reshape(shape)
 
 
 def zeros_like(x: Any) -> Any:

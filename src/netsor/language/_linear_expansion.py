@@ -1,7 +1,6 @@
-"""Expand every vector of a program as a linear combination, with fixed coefficients, of
-irreducible vectors.
+"""Vectors of a program as linear combinations, with fixed coefficients, of columns.
 
-The irreducible vectors are the columns: outputs W x of matrices that never act
+Columns are irreducible vectors: outputs W x of matrices that never act
 transposed, the standard Gaussian vectors E_k of initial vectors, (1, …, 1), data, and
 the results of all other operations. This reveals cancellations.
 """
@@ -9,7 +8,7 @@ the results of all other operations. This reveals cancellations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,13 @@ from ._operation import (
 )
 from ._vector import Vector
 
-# positions, column keys, coefficients
-Table = tuple[Ints, Ints, npt.NDArray[np.float64]]
+
+class Table(NamedTuple):
+    """The nonzero coefficients of an array of vectors, as a sparse matrix."""
+
+    positions: Ints  # flat, of vectors in the array
+    keys: Ints  # of columns
+    coefficients: npt.NDArray[np.float64]
 
 
 class Expansion:
@@ -48,7 +52,7 @@ class Expansion:
         total = 1 + sum(value.size for value in vectors)
         tables = self._columns(vectors, total)
         keys = np.unique(
-            np.concatenate([[-total], *(key for _, key, _ in tables.values())])
+            np.concatenate([[-total], *(table.keys for table in tables.values())])
         )
         self.matrix: Ints = keys // total
         self.combinations = {value for value in vectors if value not in tables}
@@ -57,10 +61,11 @@ class Expansion:
             if value in self.combinations:
                 self.rows[value] = self._combination(value)
             else:
-                position, key, numbers = tables[value]
-                entries = numbers, (position, np.searchsorted(keys, key))
+                table = tables[value]
+                columns = np.searchsorted(keys, table.keys)
                 self.rows[value] = scipy.sparse.csr_array(
-                    entries, shape=(value.size, len(keys))
+                    (table.coefficients, (table.positions, columns)),
+                    shape=(value.size, len(keys)),
                 )
 
     def columns(self, value: Value) -> Ints:
@@ -75,15 +80,17 @@ class Expansion:
         """Which matrices occur in the columns of each vector, (vectors, matrices)."""
         rows = self.rows[value].tocoo()
         matrix = self.matrix[rows.col]
-        some = matrix >= 0
+        has_matrix = matrix >= 0
+        entries = rows.row[has_matrix], matrix[has_matrix]
         shape = value.size, int(self.matrix.max()) + 1
         return scipy.sparse.csr_array(
-            (np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape
+            (np.ones(int(has_matrix.sum())), entries), shape=shape
         )
 
     def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
-        """The irreducible vectors. W x has the key matrix·total + x, and (1, …, 1) is x
-        = 0.
+        """The irreducible vectors.
+
+        W x has the key matrix·total + x, with x a number per vector; (1, …, 1) is 0.
         """
         tables: dict[Value, Table] = {}
         # number of the first matrix of a weight, or of E_0 of an initial vector
@@ -105,41 +112,42 @@ class Expansion:
                     continue
                 case Gaussian(source, mean, factor):
                     if source not in first:
-                        first[source], matrices = matrices, matrices + factor.shape[-1]
-                    table = np.column_stack(
+                        first[source] = matrices
+                        matrices += factor.shape[-1]
+                    # mean · (1, …, 1) + Σ_k factor_k E_k
+                    coefficients = np.column_stack(
                         [mean.ravel(), factor.reshape(value.size, -1)]
                     )
-                    position, column = np.nonzero(table)
-                    keys = total * np.append(
-                        -1, first[source] + np.arange(factor.shape[-1])
+                    position, column = np.nonzero(coefficients)
+                    numbers = first[source] + np.arange(factor.shape[-1])
+                    keys = total * np.append(-1, numbers)
+                    tables[value] = Table(
+                        position, keys[column], coefficients[position, column]
                     )
-                    tables[value] = position, keys[column], table[position, column]
                     continue
                 case MatMul(weight, x) if weight.source not in self.transposed:
                     if weight.source not in first:
-                        first[weight.source], matrices = (
-                            matrices,
-                            matrices + weight.count,
-                        )
-                    members = weight.members.reshape(
-                        weight.batch + (1,) * (value.ndim - len(weight.batch))
-                    )
-                    keys = (first[weight.source] + members) * total + np.broadcast_to(
-                        identity[x], value.shape
-                    )
-                    present: Any = np.full(value.shape, weight.std > 0)
-                case op:
+                        first[weight.source] = matrices
+                        matrices += weight.count
+                    further_axes = (1,) * (value.ndim - len(weight.batch))
+                    members = weight.members.reshape(weight.batch + further_axes)
+                    matrix = first[weight.source] + members
+                    keys = matrix * total + np.broadcast_to(identity[x], value.shape)
+                    nonzero: Any = np.full(value.shape, weight.std > 0)
+                case Data(vectors):
                     keys = identity[value] - total
-                    present = (
-                        op.vectors.any(axis=-1)
-                        if isinstance(op, Data)
-                        else np.ones(value.shape, dtype=bool)
-                    )
-            position = np.flatnonzero(present)
-            tables[value] = position, keys.ravel()[position], np.ones(len(position))
+                    nonzero = vectors.any(axis=-1)
+                case _:
+                    keys = identity[value] - total
+                    nonzero = np.ones(value.shape, dtype=bool)
+            position = np.flatnonzero(nonzero)
+            tables[value] = Table(
+                position, keys.ravel()[position], np.ones(len(position))
+            )
         return tables
 
     def _combination(self, value: Vector) -> scipy.sparse.csr_array:
+        """The rows of a combination, from the rows of the vectors in it."""
         rows, csr = self.rows, scipy.sparse.csr_array
         match value.op:
             case Take(x, flat):

@@ -97,8 +97,9 @@ class Weight:
 
     @property
     def T(self) -> Weight:
-        """The transposed matrices, with the entries of W. Coordinates of W^T v have
-        variance std² |v|²/in.
+        """The transposed matrices, with the entries of W.
+
+        Coordinates of W^T v have variance std² |v|²/in.
         """
         return replace(
             self,
@@ -109,16 +110,17 @@ class Weight:
 
     @property
     def adjoint(self) -> Weight:
-        """√(in/out) W^T, with entries N(0, std²/out). It maps √out ∂p/∂(W x) to √in
-        ∂p/∂x, up to √(in/fan).
+        """√(in/out) W^T, with entries N(0, std²/out).
+
+        It maps √out ∂p/∂(W x) to √in ∂p/∂x, up to √(in/fan).
         """
         return replace(self.T, fan=self.out_width)
 
     @property
     def drawn(self) -> Weight:
         """The matrices as sampled: not transposed, with entries N(0, std²/in)."""
-        made = self.T if self.transposed else self
-        return replace(made, fan=made.in_width)
+        upright = self.T if self.transposed else self
+        return replace(upright, fan=upright.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """The ratio of the root mean squares of W x and x: std √(in/fan), NaN if two
@@ -129,23 +131,15 @@ class Weight:
         return self.std * math.sqrt(self.in_width.bind(widths) / self.fan.bind(widths))
 
     def __repr__(self) -> str:
-        return (
-            f"<Weight {self.out_width}×{self.in_width}, batch"
-            f" {self.batch}{', transposed' * self.transposed}>"
-        )
+        text = f"Weight {self.out_width}×{self.in_width}, batch {self.batch}"
+        return f"<{text}, transposed>" if self.transposed else f"<{text}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        return replace(
-            self,
-            members=np.asarray(
-                self.members.take(index_positions(self.batch, key, "weight"))
-            ),
-        )
+        positions = index_positions(self.batch, key, "weight")
+        return replace(self, members=np.asarray(self.members.take(positions)))
 
     def __matmul__(self, x: Vector) -> Vector:
-        """Apply every matrix of the batch to every vector; the shape is batch +
-        x.shape.
-        """
+        """Apply every matrix of the batch to every vector, in shape batch + x.shape."""
         return self._product("W.T @ x" if self.transposed else "W @ x", x, each=False)
 
     def each(self, x: Vector) -> Vector:
@@ -155,11 +149,12 @@ class Weight:
     def _product(self, operation: str, x: Vector, each: bool) -> Vector:
         as_vector(x, operation)
         if x.width != self.in_width:
-            maps = (
-                f"{'W.T' if self.transposed else 'W'} maps R^{self.in_width} to"
-                f" R^{self.out_width}"
+            matrix = "W.T" if self.transposed else "W"
+            raise TraceError(
+                operation,
+                f"{matrix} maps R^{self.in_width} to R^{self.out_width}, but x lives in"
+                f" R^{x.width}",
             )
-            raise TraceError(operation, f"{maps}, but x lives in R^{x.width}")
         if each and x.shape[: len(self.batch)] != self.batch:
             raise TraceError(
                 operation,
@@ -171,11 +166,10 @@ class Weight:
 
 
 class Acting(Entrywise):
-    """V: g[b, i] = W_b x[i], every matrix times every vector; with `each`, g[b, i] =
-    W_b x[b, i].
-    """
+    """V: g[b, i] = W_b x[i], or W_b x[b, i] with `each`."""
 
-    acts, letter = VectorAccess.BY_PRODUCTS, "g"
+    acts = VectorAccess.BY_PRODUCTS
+    letter = "g"
     weight: Weight
     x: Vector
     each: bool
@@ -239,10 +233,8 @@ def weight(
         )
     sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
     members = np.arange(math.prod(shape)).reshape(shape)
-    out, in_ = (
-        as_width(out_width, "weight", "out_width"),
-        as_width(in_width, "weight", "in_width"),
-    )
+    out = as_width(out_width, "weight", "out_width")
+    in_ = as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         each = scale(entry_std, "entry_std", "weight")
         if by is not None or sigma != 1:
@@ -259,13 +251,13 @@ def weight(
             )
         sigma = scale(each * in_.factor**0.5, "entry_std", "weight")
     return Weight(
-        Source(as_name(name, "weight"), by),
-        out,
-        in_,
-        sigma,
-        members,
-        members.size,
-        in_,
+        source=Source(as_name(name, "weight"), by),
+        out_width=out,
+        in_width=in_,
+        std=sigma,
+        members=members,
+        count=members.size,
+        fan=in_,
         by=by,
     )
 
@@ -273,7 +265,10 @@ def weight(
 class Data(Entrywise):
     """V: given vectors of a fixed dimension, the last axis of the array."""
 
-    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
+    acts = VectorAccess.FRESH
+    kind = "data"
+    letter = "X"
+    indexed = ("vectors",)
     vectors: Floats
 
 
@@ -282,7 +277,8 @@ class Normal(Operation):
     same numbers.
     """
 
-    kind, letter = "random scalars", "z"
+    kind = "random scalars"
+    letter = "z"
     source: Source
     std: float
     shape: Shape

@@ -35,11 +35,14 @@ MEAN = Function(
 
 
 def power(exponent: float) -> Function:
-    """x^k: a polynomial for k = 0, 1, …; otherwise singular at 0, or undefined below
-    0.
-    """
-    lipschitz = exponent >= 0 and float(exponent).is_integer()
-    return Function("power", partial(_power, k=exponent), False, lipschitz, (exponent,))
+    """x^k. Unless k is 0, 1, …, it is singular at 0 or undefined below 0."""
+    return Function(
+        "power",
+        partial(_power, k=exponent),
+        bounded=False,
+        lipschitz=exponent >= 0 and float(exponent).is_integer(),
+        parameters=(exponent,),
+    )
 
 
 Floats = npt.NDArray[np.float64]
@@ -49,13 +52,13 @@ Operator = Callable[["Scalar", "ScalarLike"], "Scalar"]
 def _operators(f: Function) -> tuple[Operator, Operator]:
     """The methods for p ∘ q and q ∘ p."""
 
-    def made(*arguments: ScalarLike) -> Scalar:
+    def call(*arguments: ScalarLike) -> Scalar:
         if any(isinstance(a, Value) and not isinstance(a, Scalar) for a in arguments):
             return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmatmul__, …
         values = tuple(as_scalar(argument, f.name) for argument in arguments)
         return applied(f, values, broadcast(f.name, *values))
 
-    return lambda p, q: made(p, q), lambda p, q: made(q, p)
+    return lambda p, q: call(p, q), lambda p, q: call(q, p)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,11 +95,10 @@ class Scalar(Value):
         return applied(power(real(exponent, "exponent", "**")), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
-        """With scalars, the matrix product; with vectors, the combinations y_i = Σ_j
-        a_ij x_j.
-        """
-        vectors = isinstance(other, Value) and not isinstance(other, Scalar)
-        return NotImplemented if vectors else _matmul(self, as_scalar(other, "@"))
+        """The matrix product; with vectors, the combinations y_i = Σ_j a_ij x_j."""
+        if isinstance(other, Value) and not isinstance(other, Scalar):
+            return NotImplemented  # Python then calls Vector.__rmatmul__
+        return _matmul(self, as_scalar(other, "@"))
 
     def __rmatmul__(self, other: npt.ArrayLike) -> Scalar:
         return _matmul(as_scalar(other, "@"), self)
@@ -118,7 +120,9 @@ ScalarLike = Scalar | npt.ArrayLike
 class Constant(Entrywise):
     """S: given numbers."""
 
-    kind, letter, indexed = "given", "c", ("numbers",)
+    kind = "given"
+    letter = "c"
+    indexed = ("numbers",)
     numbers: Floats
 
     def taken(self, whole: Value, flat: npt.NDArray[np.intp]) -> Constant:
@@ -129,14 +133,13 @@ class Constant(Entrywise):
 class Hyperparameter(Operation):
     """S: a number that the user gives by name when evaluating the program."""
 
-    kind, letter = "hyperparameter", "c"
+    kind = "hyperparameter"
+    letter = "c"
     name: str
 
 
 class Apply(Entrywise):
-    """S: f of scalars, elementwise over all but the last `axes` axes, which f receives
-    whole.
-    """
+    """S: f of scalars, elementwise but for the last `axes` axes, which f gets whole."""
 
     kind = "function of scalars"
     f: Function

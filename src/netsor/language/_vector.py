@@ -1,6 +1,4 @@
-"""Vectors, their algebra in numpy's notation (`x + y`, `2 * x`, `a @ x`), and its
-operations.
-"""
+"""Vectors, and the operations of their algebra: `x + y`, `2 * x`, `a @ x`."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ from ._width import Width, as_width
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vector(Value):
-    """An array of random vectors of one width: tokens, queries of all heads, hidden
-    layers.
+    """An array of random vectors of one width, such as tokens or hidden layers.
 
     You can add vectors, multiply them by numbers and scalars, and combine them over an
     axis with `a @ x`. `W @ x` applies matrices. It has the attributes of `ns.Value`,
@@ -55,16 +52,16 @@ class Vector(Value):
         """Add vectors, or add a number or scalar to every coordinate."""
         if not isinstance(other, Vector):
             other = as_scalar(other, "+") * ones(self.width)
-        return Vector(
-            Add(self, other), broadcast("+", self, other), same_width("+", self, other)
-        )
+        shape = broadcast("+", self, other)
+        width = same_width("+", self, other)
+        return Vector(Add(self, other), shape, width)
 
     __radd__ = __add__
 
     def __sub__(self, other: Vector | ScalarLike) -> Vector:
-        return self + (-1.0) * (
-            other if isinstance(other, Vector) else as_scalar(other, "-")
-        )
+        if not isinstance(other, Vector):
+            other = as_scalar(other, "-")
+        return self + (-1.0) * other
 
     def __rsub__(self, other: ScalarLike) -> Vector:
         return (-1.0) * self + other
@@ -73,9 +70,8 @@ class Vector(Value):
         """Multiply by a number or scalar, or by a vector coordinatewise (a Nonlin)."""
         if isinstance(other, Vector):
             width = same_width("*", self, other)
-            return Vector(
-                Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width
-            )
+            product = Nonlin(MULTIPLY, (self, other), ())
+            return Vector(product, broadcast("*", self, other), width)
         c = _factor(as_scalar(other, "*"), "*")
         return Vector(Scale(c, self), broadcast("*", c, self), self.width)
 
@@ -122,11 +118,15 @@ class Vector(Value):
 
 
 class Gaussian(Entrywise):
-    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k
-    standard isotropic.
+    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k.
+
+    The coordinates of all E_k are independent and N(0, 1).
     """
 
-    acts, kind, letter, indexed = VectorAccess.FRESH, "initial", "h", ("mean", "factor")
+    acts = VectorAccess.FRESH
+    kind = "initial"
+    letter = "h"
+    indexed = ("mean", "factor")
     source: Source
     mean: Floats
     factor: Floats
@@ -135,7 +135,9 @@ class Gaussian(Entrywise):
 class Nonlin(Entrywise):
     """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
 
-    acts, kind, letter = VectorAccess.ON_COORDINATES, "Nonlin", "x"
+    acts = VectorAccess.ON_COORDINATES
+    kind = "Nonlin"
+    letter = "x"
     f: Function
     vectors: tuple[Vector, ...]
     scalars: tuple[Scalar, ...]
@@ -144,7 +146,8 @@ class Nonlin(Entrywise):
 class Add(Entrywise):
     """V: x[i] + y[i]."""
 
-    acts, kind = VectorAccess.LINEARLY, "sum"
+    acts = VectorAccess.LINEARLY
+    kind = "sum"
     x: Vector
     y: Vector
 
@@ -152,7 +155,8 @@ class Add(Entrywise):
 class Scale(Entrywise):
     """V: c[i] x[i]."""
 
-    acts, kind = VectorAccess.LINEARLY, "scaling"
+    acts = VectorAccess.LINEARLY
+    kind = "scaling"
     c: Scalar
     x: Vector
 
@@ -160,30 +164,28 @@ class Scale(Entrywise):
 class Mix(Entrywise):
     """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
 
-    acts, kind = VectorAccess.LINEARLY, "combination"
+    acts = VectorAccess.LINEARLY
+    kind = "combination"
     a: Scalar
     x: Vector
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All j."""
         batch = ndim - 1
-        return (*align_axes(self.a.ndim - 2, batch), batch, None), (
-            *align_axes(self.x.ndim - 1, batch),
-            None,
+        return (
+            (*align_axes(self.a.ndim - 2, batch), batch, None),
+            (*align_axes(self.x.ndim - 1, batch), None),
         )
 
 
 def as_vector(x: object, operation: str, name: str = "") -> Vector:
     """Check that an argument is a vector."""
     if not isinstance(x, Vector):
-        remedy = (
-            "; given vectors are written ns.data(…)"
-            if isinstance(x, np.ndarray | list)
-            else ""
-        )
-        raise TraceError(
-            operation, f"needs a vector, got {name and f'{name}='}{shown(x)}{remedy}"
-        )
+        argument = f"{name}={shown(x)}" if name else shown(x)
+        problem = f"needs a vector, got {argument}"
+        if isinstance(x, np.ndarray | list):
+            problem += "; given vectors are written ns.data(…)"
+        raise TraceError(operation, problem)
     return x
 
 
@@ -211,9 +213,8 @@ def ones(width: Width | int) -> Vector:
     >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
     0.10
     """
-    return Vector(
-        Gaussian(Source("1"), np.ones(()), np.zeros((0,))), (), as_width(width, "ones")
-    )
+    one = Gaussian(Source("1"), mean=np.ones(()), factor=np.zeros((0,)))
+    return Vector(one, (), as_width(width, "ones"))
 
 
 def mix(a: Scalar, x: Vector) -> Vector:
@@ -228,8 +229,9 @@ def mix(a: Scalar, x: Vector) -> Vector:
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:
-    """Check a factor of vectors. Laws square it, so the squares of numbers must fit in
-    a double.
+    """Check a factor of vectors.
+
+    Laws square it, so the squares of numbers must fit in a double.
     """
     if isinstance(c.op, Constant):
         scaled(c.op.numbers, operation, "factor")

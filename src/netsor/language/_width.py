@@ -1,6 +1,4 @@
-"""Widths: the dimensions of the spaces R^n of vectors. You bind them when you evaluate
-a program.
-"""
+"""Widths, the dimensions of vectors. They are bound when a program is evaluated."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from .._validate import LARGEST, TraceError, as_number, shown, whole
 
 inf = math.inf
 
-# Keywords of the methods that bind widths; a width with such a name could never be
-# bound.
+# Keywords of the methods that bind widths: no width can have such a name.
 RESERVED = {
     "self",
     "draws",
@@ -33,8 +30,8 @@ RESERVED = {
 
 def bindable(name: Any, operation: str) -> str:
     """Normalise a name as Python normalises keywords: law(µ=4) passes μ."""
-    read = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
-    if not read.isidentifier() or keyword.iskeyword(read) or read in RESERVED:
+    normal = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
+    if not normal.isidentifier() or keyword.iskeyword(normal) or normal in RESERVED:
         others = ", ".join(sorted(RESERVED))
         raise TraceError(
             operation,
@@ -42,13 +39,12 @@ def bindable(name: Any, operation: str) -> str:
             name,
             f"a Python identifier other than Python's own words and {others}",
         )
-    return read
+    return normal
 
 
 @dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Width:
-    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an
-    integer `Width(64)`.
+    """The dimension of a space: `Width("n")`, `4 * Width("d")` or `Width(64)`.
 
     Parameters
     ----------
@@ -108,40 +104,35 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The value of this width for the bound symbols: a positive integer or
-        infinity.
-        """
+        """This width for the bound symbols: a positive integer or infinity."""
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
     """A Width from a Width or an integer."""
-    return (
-        width
-        if isinstance(width, Width)
-        else Width(whole(width, name, operation, why=" or a Width"))
-    )
+    if isinstance(width, Width):
+        return width
+    return Width(whole(width, name, operation, why=" or a Width"))
 
 
 def bind_widths(
     used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool
 ) -> dict[str, float]:
-    """Check the user's values for the width symbols of a program, and return them as
-    int or inf.
-    """
-    used, or_inf = list(used), " or inf" * allow_inf
+    """Check the user's numbers for the widths of a program, as int or inf."""
+    used = list(used)
+    or_inf = " or inf" if allow_inf else ""
     names = sorted({width.name for width in used if width.name is not None})
-    known = (
-        f"this program's widths are {', '.join(names)}"
-        if names
-        else "this program has no width to bind"
-    )
+    known = "this program has no width to bind"
+    if names:
+        known = f"this program's widths are {', '.join(names)}"
     bound: dict[str, float] = {}
-    for name, given in widths.items():
+    for name, number in widths.items():
         if name not in names:
-            raise ValueError(f"width {name}={shown(given)} is not used; {known}")
-        infinite = allow_inf and as_number(given) == inf
-        bound[name] = inf if infinite else whole(given, f"width {name}", why=or_inf)
+            raise ValueError(f"width {name}={shown(number)} is not used; {known}")
+        if allow_inf and as_number(number) == inf:
+            bound[name] = inf
+        else:
+            bound[name] = whole(number, f"width {name}", why=or_inf)
     missing = [name for name in names if name not in bound]
     if missing:
         raise ValueError(
