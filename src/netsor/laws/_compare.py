@@ -322,7 +322,8 @@ def sliced_wasserstein(
 
     Examples
     --------
-    >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=200)
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
+    >>> law = net.law(n=ns.inf, draws=200)
     >>> print(f"{ns.sliced_wasserstein(law, law.gaussian(), directions=2).value:.3f}")
     0.003
     """

@@ -1,6 +1,4 @@
-"""Distances of two laws, with their errors: of sampling, of kernels around draws, of
-quadrature.
-"""
+"""Distances of two laws, with errors of sampling, kernels and quadrature."""
 
 from __future__ import annotations
 
@@ -65,45 +63,44 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
-    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths; d has D after each node, D
-    before each node, and slopes.
+    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths.
+
+    Rows of d: D after each node, D before each node, and its slopes.
     """
     after, before, slope = d.reshape(3, -1)
-    a, b, rise, fall = after[:-1], before[1:], slope[:-1] * width, slope[1:] * width
+    start, end = after[:-1], before[1:]  # of D in each cell
+    rise, fall = slope[:-1] * width, slope[1:] * width
     # Hermite's, in t on [0, 1]
     cubic = np.stack(
-        [a, rise, 3 * (b - a) - 2 * rise - fall, rise + fall - 2 * (b - a)]
+        [
+            start,
+            rise,
+            3 * (end - start) - 2 * rise - fall,
+            rise + fall - 2 * (end - start),
+        ]
     )
     if name == "wasserstein1":
-        crossing, area = a * b < 0, polyint(cubic)
-        t = _root(
-            cubic, np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0), crossing
-        )
+        crossing = start * end < 0
+        linear = np.where(crossing, start / np.where(crossing, start - end, 1.0), 0.0)
+        t = _root(cubic, linear, crossing)
+        area = polyint(cubic)
         left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
         return float(np.sum(width * (np.abs(left) + np.abs(whole - left))))
+
     slopes = polyder(cubic)
-    turns = slopes[0] * slopes.sum(axis=0) < 0  # a cell with an extremum inside
-    t = _root(
-        slopes,
-        np.where(
-            turns, slopes[0] / np.where(turns, slopes[0] - slopes.sum(axis=0), 1.0), 1.0
-        ),
-        turns,
+    first_slope, last_slope = slopes[0], slopes.sum(axis=0)
+    turns = first_slope * last_slope < 0  # a cell with an extremum inside
+    linear = np.where(
+        turns, first_slope / np.where(turns, first_slope - last_slope, 1.0), 1.0
     )
-    turn = np.where(turns, polyval(t, cubic, tensor=False), b)
+    t = _root(slopes, linear, turns)
+    turn = np.where(turns, polyval(t, cubic, tensor=False), end)
     if name == "total_variation":
-        return float(
-            min(
-                0.5
-                * sum(
-                    np.abs(part).sum() for part in (turn - a, b - turn, after - before)
-                ),
-                1.0,
-            )
-        )
-    return float(
-        min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0)
-    )
+        moves = (turn - start, end - turn, after - before)
+        total = 0.5 * sum(np.abs(move).sum() for move in moves)
+        return float(min(total, 1.0))
+    largest = max(np.abs(part).max(initial=0.0) for part in (after, before, turn))
+    return float(min(largest, 1.0))
 
 
 def _root(
@@ -133,10 +130,8 @@ class DistanceEstimator:
         self._uncoupled = cache(
             lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False)
         )
-        self._with_kernels, self._distance = (
-            cache(self._smoothed),
-            cache(self._computed),
-        )
+        self._with_kernels = cache(self._smoothed)
+        self._distance = cache(self._computed)
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
@@ -278,19 +273,12 @@ class DistanceEstimator:
         return *integrated(terms, nodes), rest
 
     def _kl(self, errors: bool) -> Estimate:
+        """KL of laws that have their kernels; without `errors` as it is."""
         p, q = self.p, self.q
-        common = dict(q.atoms)
-        # by the delta method
-        value, atom_errors = sum(mass.value for mass in common.values()), []
-        for at, mass in p.atoms:
-            if at not in common:
-                return Estimate(math.inf, 0.0)
-            ratio = mass.value / common[at].value
-            value += mass.value * math.log(ratio) - mass.value
-            atom_errors += [
-                mass.error * math.log(ratio),
-                common[at].error * (1 - ratio),
-            ]
+        of_atoms = _kl_of_atoms(p, q)
+        if of_atoms is None:
+            return Estimate(math.inf, 0.0)
+        value, atom_errors = of_atoms
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # p has a density, and q only points
         nodes = self._nodes
@@ -300,10 +288,19 @@ class DistanceEstimator:
         nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
         if (p._densities(middle[nowhere]).mean > 0).any():
             return Estimate(math.inf, 0.0)  # q has no density where p has one
-        y, weights, rest = self._kl_rule
-        if rest == math.inf:
+        y, weights, beyond = self._kl_rule
+        if beyond == math.inf:
             return Estimate(math.inf, 0.0)
-        value, atom_errors = value + rest, [*atom_errors, rest]
+        value += beyond
+
+        groups = [law._densities(y) for law in self.coupled or (p, q)]
+        if self.coupled is not None:
+            of_p, of_q = groups
+            rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
+            groups = [Replicated(rows, of_p.weight)]
+            if self.coupled[1] is not q:  # a limit law, and its replicas
+                groups.append(q._densities(y))
+        log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
 
         def functional(*parts: Array) -> Array:
             f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
@@ -313,30 +310,38 @@ class DistanceEstimator:
                 f, g = parts[1] + (f - g), parts[1]
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        groups = [law._densities(y) for law in self.coupled or (p, q)]
-        if self.coupled is not None:
-            a, b = groups
-            groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
-            groups += [] if self.coupled[1] is q else [q._densities(y)]
-        log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
         if not errors:
-            return Estimate(
-                float(functional(*(group.mean for group in groups))) + value, 0.0
-            )
+            of_density = float(functional(*(group.mean for group in groups)))
+            return Estimate(of_density + value, 0.0)
         density_part = jackknife(functional, groups).corrected()
-        return Estimate(
-            density_part.value + value, combined(density_part.error, *atom_errors)
-        )
+        error = combined(density_part.error, *atom_errors, beyond)
+        return Estimate(density_part.value + value, error)
+
+
+def _kl_of_atoms(p: Law, q: Law) -> tuple[float, list[float]] | None:
+    """The part of KL from atoms, and its errors; None if q lacks an atom of p."""
+    masses_of_q = dict(q.atoms)
+    value = sum(mass.value for mass in masses_of_q.values())
+    errors = []  # by the delta method
+    for at, mass in p.atoms:
+        if at not in masses_of_q:
+            return None
+        mass_of_q = masses_of_q[at]
+        ratio = mass.value / mass_of_q.value
+        value += mass.value * math.log(ratio) - mass.value
+        errors.append(mass.error * math.log(ratio))
+        errors.append(mass_of_q.error * (1 - ratio))
+    return value, errors
 
 
 def log_of_tiny(law: Law, y: Array, rows: Array) -> Array:
-    """log f(y) where a mean over some of the rows (blocks, points) of f may be 0 by
-    rounding; 0 elsewhere.
+    """log f(y) where a mean of rows of f may be 0 by rounding; 0 elsewhere.
+
+    The rows are (blocks, points).
     """
-    logs, tiny = (
-        np.zeros(len(y)),
-        rows.min(axis=0) <= MIN_DENSITY + 1e-9 * (rows.max(axis=0) - rows.min(axis=0)),
-    )
+    lowest, highest = rows.min(axis=0), rows.max(axis=0)
+    tiny = lowest <= MIN_DENSITY + 1e-9 * (highest - lowest)
+    logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
     return logs
 
@@ -381,8 +386,8 @@ def paper_kl(
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
-    >>> same = ns.paper_kl(law.rvs(50_000, seed=0), law.rvs(50_000, seed=1))  # of a law and itself
-    >>> print(f"{same:.0e}")
+    >>> draws, others = law.rvs(50_000, seed=0), law.rvs(50_000, seed=1)
+    >>> print(f"{ns.paper_kl(draws, others):.0e}")  # of a law and itself
     4e-04
     """
     a, b = (

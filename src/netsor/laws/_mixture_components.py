@@ -1,10 +1,12 @@
-"""The components of a mixture: Gaussians, atoms and draws (see `_mixture`), and fewer
-components in place of many.
+"""The components of a mixture, and fewer components in place of many.
+
+They are Gaussians, atoms and draws; `_mixture` has the law that they make.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,24 +25,24 @@ from ._law_base import (
 )
 
 Indices = npt.NDArray[np.intp]
-# most jumps of a distribution function; if there are more draws, quantiles replace them
+# largest number of jumps of a distribution function; quantiles replace more draws
 JUMPS = 2**14
 ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
-CELLS = 400  # most cells in `compress`
-MAX_COMPONENTS = 1000  # above this number, fewer components replace them
+CELLS = 400  # largest number of cells in `compress`
+MAX_COMPONENTS = 1000  # largest number of components that fewer do not replace
 LATTICE = 16  # lattice steps in one standard deviation, in `binned`
-# least number of points that occur once to count as draws; fewer count as atoms
+# smallest number of points that count as draws if each occurs once; fewer are atoms
 SINGLES = 10
 
 
 def cell_width(span: float, cell: float = CELL) -> float:
-    """The width of cells for variances of this span in log v: `cell`, doubled until
-    CELLS cells suffice.
+    """The width of cells for variances that span so much of log v.
+
+    It is `cell`, doubled until CELLS cells suffice.
     """
-    return float(
-        cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell)))))
-    )
+    doublings = int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))
+    return float(cell * 2.0 ** max(0, doublings))
 
 
 def compress(
@@ -49,8 +51,9 @@ def compress(
     blocks: Blocks | None = None,
     cell: float = CELL,
 ) -> GaussianMixture1D:
-    """Few Gaussians N(0, v) in place of many; with blocks, the weights are (nodes,
-    blocks).
+    """Few Gaussians N(0, v) in place of many.
+
+    With blocks, the weights are (nodes, blocks).
     """
     # Each cell of width h in log v gets a rule of two nodes inside it, with its mass,
     # mean, variance and third moment: the rule is exact for cubics in v. The relative
@@ -59,40 +62,43 @@ def compress(
     x = np.log(var)
     h = cell_width(float(np.ptp(x)), cell)
     # every sample has the same cells, so samples differ by noise alone
-    place = np.floor(x / h).astype(np.intp)
-    first, last = int(place.min()), int(place.max())
-    # a cell's unit is its middle
-    index, unit = place - first, np.exp(h * (np.arange(first, last + 1) + 0.5))
-    v, mass = var / unit[index] - 1, summed(index, w, len(unit))
+    cells = np.floor(x / h).astype(np.intp)
+    lowest, highest = int(cells.min()), int(cells.max())
+    index = cells - lowest
+    # the unit of a cell is its middle, and its origin too
+    unit = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
+    count = len(unit)
+    v = var / unit[index] - 1
+
+    mass = summed(index, w, count)
     safe = np.where(mass > 0, mass, 1.0)
-    mean = summed(index, w * v, len(unit)) / safe
+    mean = summed(index, w * v, count) / safe
     centred = v - mean[index]
-    moment = w * centred * centred
-    second, third = (
-        summed(index, each, len(unit)) / safe for each in (moment, moment * centred)
-    )
+    squares = w * centred * centred
+    second = summed(index, squares, count) / safe
+    third = summed(index, squares * centred, count) / safe
+
     lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
     reach = np.sqrt(second + lean**2)  # half the distance of the nodes
-    # of the higher node
-    share = np.divide(
+    high = unit * (1 + mean + lean + reach)
+    low = unit * (1 + mean + lean - reach)
+    share_of_high = np.divide(
         reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0
     )
-    high, low = (unit * (1 + mean + lean + side) for side in (reach, -reach))
-    keep, upper = mass > 0, mass * share
-    if blocks is not None:
+    occupied = mass > 0
+    if blocks is None:
+        mass_of_high = mass * share_of_high
+    else:
         # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) +
         # w_low (low − mean) = Σ w (v − mean)
-        mass, off = (
-            summed(index, each, len(unit), blocks) for each in (w, w * centred)
-        )
-        upper = (
-            mass * share[:, None]
-            + off / np.where(reach > 0, 2 * reach, np.inf)[:, None]
-        )
-    nodes = np.concatenate([high[keep], low[keep]])
-    return GaussianMixture1D(
-        np.zeros_like(nodes), nodes, np.concatenate([upper[keep], (mass - upper)[keep]])
-    )
+        mass = summed(index, w, count, blocks)
+        off = summed(index, w * centred, count, blocks)
+        distance = np.where(reach > 0, 2 * reach, np.inf)
+        mass_of_high = mass * share_of_high[:, None] + off / distance[:, None]
+    nodes = np.concatenate([high[occupied], low[occupied]])
+    mass_of_low = mass - mass_of_high
+    weights = np.concatenate([mass_of_high[occupied], mass_of_low[occupied]])
+    return GaussianMixture1D(np.zeros_like(nodes), nodes, weights)
 
 
 class Blocks(NamedTuple):
@@ -112,67 +118,81 @@ def summed(
     """Weights added up by index, (size,), or (size, blocks)."""
     if blocks is None:
         return np.bincount(index, weight, size).astype(np.float64)
-    place = index * blocks.number + blocks.labels
-    return (
-        np.bincount(place, weight, size * blocks.number)
-        .astype(np.float64)
-        .reshape(size, blocks.number)
-    )
+    flat_index = index * blocks.number + blocks.labels
+    flat = np.bincount(flat_index, weight, size * blocks.number)
+    return flat.astype(np.float64).reshape(size, blocks.number)
 
 
 def binned(
     mean: Array, var: float, weight: Array, blocks: Blocks | None, lattice: int
 ) -> GaussianMixture1D:
-    """Few Gaussians in place of many of one variance: each mean is shared between the
-    two nearest lattice points.
+    """Few Gaussians in place of many of one variance, with means on a lattice.
+
+    Each mean is shared between the two nearest lattice points.
     """
     # A mean between two points, at a share t of a step, gains a variance of t (1 − t)
     # steps². We subtract the average gain from the variance. With 16 steps to a
     # standard deviation, an error below 1e-5 of the density remains.
     step = float(np.sqrt(var)) / lattice
-    place = (mean - mean.min()) / step
-    left = np.floor(place).astype(np.intp)
-    share = place - left
-    at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
-    twice = None if blocks is None else Blocks(np.tile(blocks.labels, 2), blocks.number)
-    total = summed(
-        index, np.concatenate([weight * (1 - share), weight * share]), len(at), twice
-    )
-    widened = weight @ (share * (1 - share)) / (weight.sum() or 1.0)
+    position = (mean - mean.min()) / step
+    left = np.floor(position).astype(np.intp)
+    share = position - left
+    occupied, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
+    both_weights = np.concatenate([weight * (1 - share), weight * share])
+    both_blocks = None
+    if blocks is not None:
+        both_blocks = Blocks(np.tile(blocks.labels, 2), blocks.number)
+    total = summed(index, both_weights, len(occupied), both_blocks)
+    gain = weight @ (share * (1 - share)) / (weight.sum() or 1.0)
+    narrowed = np.full(len(occupied), var - gain * step**2)
+    return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
+
+
+def _concatenated(parts: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
     return GaussianMixture1D(
-        mean.min() + step * at, np.full(len(at), var - widened * step**2), total
+        np.concatenate([part.mean for part in parts]),
+        np.concatenate([part.var for part in parts]),
+        np.concatenate([part.weight for part in parts]),
     )
 
 
-def merged(given: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
-    """Few Gaussians in place of many, with weights (nodes, blocks): one variance and
-    one lattice for each cell.
+def merged(gaussians: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
+    """Few Gaussians in place of many, with weights (nodes, blocks).
+
+    Each cell of variances gets one variance and one lattice of means.
     """
     # In a cell of width 0.02, variances differ from their mean by at most 1 %. Over
     # many components the effect on the density is of second order, about 1e-5 of its
     # largest value (7e-5 for 3,000 components).
-    every = np.arange(len(given.mean))
-    if len(every) > MAX_COMPONENTS:
-        x = np.log(given.var)
-        place = np.floor(x / cell_width(float(np.ptp(x)), 2 * CELL)).astype(np.intp)
+    count = len(gaussians.mean)
+    if count > MAX_COMPONENTS:
+        x = np.log(gaussians.var)
+        cells = np.floor(x / cell_width(float(np.ptp(x)), 2 * CELL)).astype(np.intp)
         parts = []
-        for cell in np.unique(place):
-            k = np.flatnonzero(place == cell)
-            total = given.weight[k].sum()
-            var = (
-                float(given.weight[k] @ given.var[k] / total)
-                if total > 0
-                else float(given.var[k].mean())
+        for cell in np.unique(cells):
+            k = np.flatnonzero(cells == cell)
+            mean, var, weight = (
+                gaussians.mean[k],
+                gaussians.var[k],
+                gaussians.weight[k],
             )
-            parts.append(
-                binned(given.mean[k], var, given.weight[k], blocks.of(k), LATTICE)
-            )
-        fewer = GaussianMixture1D(
-            *(np.concatenate(column) for column in zip(*parts, strict=True))
-        )
-        if 2 * len(fewer.mean) < len(every):  # otherwise not worth the error
+            total = weight.sum()
+            mean_var = float(weight @ var / total) if total > 0 else float(var.mean())
+            parts.append(binned(mean, mean_var, weight, blocks.of(k), LATTICE))
+        fewer = _concatenated(parts)
+        if 2 * len(fewer.mean) < count:  # otherwise not worth the error
             return fewer
-    return given._replace(weight=summed(every, given.weight, len(every), blocks))
+    by_blocks = summed(np.arange(count), gaussians.weight, count, blocks)
+    return gaussians._replace(weight=by_blocks)
+
+
+class Shares(NamedTuple):
+    """Shares of components in blocks of replicas: a component has one or several."""
+
+    component: Indices  # of each share
+    blocks: Blocks  # the block of each share
+    weight: Array  # of each share in its block
+    mass: Array  # weight of each block
 
 
 class Points(NamedTuple):
@@ -183,9 +203,37 @@ class Points(NamedTuple):
     masses: Array
 
 
+def _checked_moments(mean: npt.ArrayLike, var: npt.ArrayLike) -> tuple[Array, Array]:
+    """Means and variances of the replicas, in one shape."""
+    means = numbers(mean, "Mixture", "mean")
+    variances = numbers(var, "Mixture", "var")
+    sizes = {array.size for array in (means, variances) if array.size != 1}
+    if max(means.ndim, variances.ndim) > 1 or len(sizes) > 1:
+        raise LawError(
+            "Mixture",
+            f"mean and var of shape {means.shape} and {variances.shape} must be"
+            " (replicas,)",
+        )
+    if (variances < 0).any():
+        raise LawError(
+            "Mixture", f"var has {variances.min():g}; variances must be 0 or more"
+        )
+    if np.abs(means).max() > MAX_MAGNITUDE or variances.max() > MAX_MAGNITUDE**2:
+        raise LawError(
+            "Mixture",
+            f"mean must be below {MAX_MAGNITUDE:g} in size, var below"
+            f" {MAX_MAGNITUDE**2:g}",
+        )
+    means, variances = np.broadcast_arrays(
+        np.atleast_1d(means), np.atleast_1d(variances)
+    )
+    return means, variances
+
+
 class Components:
-    """N(mean_r, var_r) over replicas r, of equal weight unless weights are given, or
-    counts of replicas.
+    """The Gaussians N(mean_r, var_r) over replicas r.
+
+    They have equal weight unless weights are given, or counts of replicas.
     """
 
     lattice = LATTICE  # steps of `binned` for the density of kernels
@@ -200,58 +248,30 @@ class Components:
         count: npt.ArrayLike | None = None,
         binning: float = 0.0,
     ) -> None:
-        means, variances = (
-            numbers(mean, "Mixture", "mean"),
-            numbers(var, "Mixture", "var"),
-        )
-        if (
-            max(means.ndim, variances.ndim) > 1
-            or len({a.size for a in (means, variances) if a.size != 1}) > 1
-        ):
-            raise LawError(
-                "Mixture",
-                f"mean and var of shape {means.shape} and {variances.shape} must be"
-                " (replicas,)",
-            )
-        if (variances < 0).any():
-            raise LawError(
-                "Mixture", f"var has {variances.min():g}; variances must be 0 or more"
-            )
-        if np.abs(means).max() > MAX_MAGNITUDE or variances.max() > MAX_MAGNITUDE**2:
-            raise LawError(
-                "Mixture",
-                f"mean must be below {MAX_MAGNITUDE:g} in size, var below"
-                f" {MAX_MAGNITUDE**2:g}",
-            )
-        means, self.component_var = np.broadcast_arrays(
-            np.atleast_1d(means), np.atleast_1d(variances)
-        )
-        self.component_mean = (
-            means if count is not None else _without_rounding(means, self.component_var)
-        )
+        means, variances = _checked_moments(mean, var)
         if weight is not None and count is not None:
             raise LawError(
                 "Mixture",
                 "weight and count cannot both be given: weights follow from counts",
             )
-        share, name = (weight, "weight") if count is None else (count, "count")
-        self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
-        self.count = None if count is None else numbers(count, "Mixture", "count")
-        self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
-        self.replicas = (
-            len(self.component_var)
-            if self.count is None
-            else round(float(self.count.sum()))
-        )
-        self._replicas = Replicas(
-            len(self.component_var),
-            self.weight,
-            None if count is None else self.replicas,
-        )
-        self.component_weight, self.effective = (
-            self._replicas.weights,
-            float(self._replicas.count),
-        )
+        self.component_var = variances
+        size = len(variances)
+        if count is None:
+            self.component_mean = _without_rounding(means, variances)
+            self.weight = checked_weights(weight, size, "Mixture", "weight")
+            self.count = None
+            self.replicas = size
+            self._replicas = Replicas(size, self.weight)
+        else:
+            self.component_mean = means
+            self.weight = checked_weights(count, size, "Mixture", "count")
+            self.count = numbers(count, "Mixture", "count")
+            self.replicas = round(float(self.count.sum()))
+            self._replicas = Replicas(size, self.weight, self.replicas)
+        self.origin = checked_origin(origin, "Mixture")
+        self.binning = float(binning)
+        self.component_weight = self._replicas.weights
+        self.effective = float(self._replicas.count)
         self.centred = not self.component_mean.any()
         # the components that stand for draws
         self._kernels = np.zeros(0, dtype=np.intp)
@@ -278,16 +298,15 @@ class Components:
 
     @cached_property
     def bandwidth(self) -> float:
-        """The bandwidth of the kernels, by Scott's rule with the smaller of two
-        measures of spread; 0 without draws.
+        """The bandwidth of the kernels by Scott's rule; 0 without draws.
+
+        The rule gets the smaller of standard deviation and scaled interquartile range.
         """
         draws = self._points.draws
         if not len(draws):
             return 0.0
-        values, weight = (
-            self.component_mean[draws],
-            self.component_weight[draws] / self.component_weight[draws].sum(),
-        )
+        values = self.component_mean[draws]
+        weight = self.component_weight[draws] / self.component_weight[draws].sum()
         mean = weight @ values
         order = np.argsort(values)
         low, high = np.interp([0.25, 0.75], np.cumsum(weight[order]), values[order])
@@ -307,103 +326,91 @@ class Components:
 
     @cached_property
     def _compressed(self) -> GaussianMixture1D:
-        """The Gaussian components, or fewer with the same law: see `compress` and
-        `binned`.
-        """
+        """The Gaussian components, or fewer with the same law."""
         return self._weighted(self.component_weight)
 
     @cached_property
-    def _blocks(self) -> tuple[Indices, Blocks, Array, Array]:
-        """The component, the block and the weight in the block of each share; and the
-        weights of the blocks.
-        """
+    def _blocks(self) -> Shares:
+        """How the replicas are split into blocks."""
         if self.count is None:  # a replica is in one block
-            which = np.arange(self.replicas)
-            labels, share = (
-                which * min(BLOCKS, self.replicas) // self.replicas,
-                self.component_weight,
-            )
+            component = np.arange(self.replicas)
+            labels = component * min(BLOCKS, self.replicas) // self.replicas
+            share = self.component_weight
         else:  # counts are split at random
             rng = np.random.default_rng([self.replicas, len(self.count)])
             # two nodes may share the count of a cell
             whole = np.floor(self.count).astype(np.int64)
-            split = (
-                rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
-                + (self.count - whole)[:, None] / BLOCKS
-            )
-            which, labels = np.nonzero(split)
-            share = split[which, labels] / self.count.sum()
+            split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
+            split = split + (self.count - whole)[:, None] / BLOCKS
+            component, labels = np.nonzero(split)
+            share = split[component, labels] / self.count.sum()
         mass = np.bincount(labels, share).astype(np.float64)
-        return (
-            which,
-            Blocks(labels, len(mass)),
-            share / np.where(mass > 0, mass, 1.0)[labels],
-            mass,
+        return Shares(
+            component=component,
+            blocks=Blocks(labels, len(mass)),
+            weight=share / np.where(mass > 0, mass, 1.0)[labels],
+            mass=mass,
         )
 
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
-        """The Gaussian components with weights by blocks (each of sum 1 over its
-        replicas), and the blocks' weights.
+        """The Gaussian components with weights by blocks, and the blocks' weights.
+
+        In each block, the weights of its replicas have the sum 1.
         """
-        which, blocks, weight, mass = self._blocks
+        shares = self._blocks
         if self.count is None:
-            return self._weighted(weight, blocks), mass
-        by_blocks = summed(which, weight, len(self.count), blocks)
-        return self._gaussians._replace(weight=by_blocks[self._smooth]), mass
+            return self._weighted(shares.weight, shares.blocks), shares.mass
+        by_blocks = summed(
+            shares.component, shares.weight, len(self.count), shares.blocks
+        )
+        weight = by_blocks[self._smooth]
+        return self._gaussians._replace(weight=weight), shares.mass
 
     def _weighted(
         self, weight: Array, blocks: Blocks | None = None
     ) -> GaussianMixture1D:
-        """The Gaussian components with these weights, or fewer; with blocks, the
-        weights are (nodes, blocks).
+        """The Gaussian components with these weights, or fewer.
+
+        With blocks, the weights are (nodes, blocks).
         """
-        k, some = self._smooth, self._kernels
-        if (
-            self.centred
-            and len(k) > MAX_COMPONENTS
-            and (self.weight is None or blocks is not None)
-        ):
-            return compress(
-                self.component_var[k],
-                weight[k],
-                None if blocks is None else blocks.of(k),
-            )
-        k = np.setdiff1d(k, some, assume_unique=True)
+        k = self._smooth
+        equal_or_blocks = self.weight is None or blocks is not None
+        if self.centred and len(k) > MAX_COMPONENTS and equal_or_blocks:
+            blocks_of_k = None if blocks is None else blocks.of(k)
+            return compress(self.component_var[k], weight[k], blocks_of_k)
+        draws = self._kernels
+        k = np.setdiff1d(k, draws, assume_unique=True)
         gaussians = GaussianMixture1D(
             self.component_mean[k], self.component_var[k], weight[k]
         )
         if blocks is not None:
             gaussians = merged(gaussians, blocks.of(k))
-        if not len(some):
+        if not len(draws):
             return gaussians
-        own = None if blocks is None else blocks.of(some)
-        lattice = LATTICE if own is not None else self.lattice
         kernels = binned(
-            self.component_mean[some],
-            float(self.component_var[some[0]]),
-            weight[some],
-            own,
-            lattice,
+            self.component_mean[draws],
+            float(self.component_var[draws[0]]),
+            weight[draws],
+            None if blocks is None else blocks.of(draws),
+            self.lattice if blocks is None else LATTICE,
         )
-        return GaussianMixture1D(
-            *(np.concatenate(parts) for parts in zip(kernels, gaussians, strict=True))
-        )
+        return _concatenated([kernels, gaussians])
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
-        which, blocks, weight, mass = self._blocks
-        point, order = np.flatnonzero(self.component_var[which] == 0), np.argsort(y)
+        shares = self._blocks
+        point = np.flatnonzero(self.component_var[shares.component] == 0)
+        order = np.argsort(y)
         # a point counts from the first y above it, or with side right from the first y
         # not below it
-        at = self.component_mean[which[point]]
-        first = np.searchsorted(
-            y[order], at, side="left" if side == "right" else "right"
-        )
-        steps = summed(first, weight[point], len(y) + 1, blocks.of(point))
-        rows = np.empty((len(mass), len(y)))
+        at = self.component_mean[shares.component[point]]
+        search_side: Any = "left" if side == "right" else "right"
+        first = np.searchsorted(y[order], at, side=search_side)
+        steps = summed(first, shares.weight[point], len(y) + 1, shares.blocks.of(point))
+        rows = np.empty((len(shares.mass), len(y)))
         rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
-        return Replicated(rows, mass)
+        return Replicated(rows, shares.mass)
 
     def _jumps(self) -> Array:
         draws = self._points.draws
@@ -427,8 +434,9 @@ class Components:
 
 
 def _without_rounding(mean: Array, var: Array) -> Array:
-    """The means; points that differ by rounding alone get the most frequent of their
-    values, if one repeats.
+    """The means, but points that differ by rounding alone get one value.
+
+    It is the most frequent of their values, if one repeats.
     """
     at, which, count = np.unique(
         mean[var == 0], return_inverse=True, return_counts=True
