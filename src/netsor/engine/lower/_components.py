@@ -90,7 +90,7 @@ def blocks_of(
     can meet one of them. Vectors of the same width that never do are whole.
     """
     vectors = [value for value in values if isinstance(value, Vector)]
-    number = {value: k for k, value in enumerate(vectors)}
+    number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
     edges = [(number[x], number[y]) for x, y in _pairs_of_one_space(values)]
     starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
     labels = connected(len(vectors), starts, ends).tolist()

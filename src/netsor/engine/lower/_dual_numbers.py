@@ -31,8 +31,9 @@ from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
 
 class Dual:
-    """The ε parts of a lowering's values: `dual[value]`, by one rule an operation,
-    `rule(dual, value, op)`.
+    """The ε parts of the values of a lowering: `dual[value]`.
+
+    Each operation has one rule, `rule(dual, value, op)`. For ε parts see `Fluctuation`.
     """
 
     def __init__(
@@ -47,26 +48,31 @@ class Dual:
         What its rule asks for comes before: a stack and no recursion, for a deep
         network is a chain.
         """
-        made, pending = self.state.epsilon_parts, [value]
+        known, pending = self.state.epsilon_parts, [value]
         while pending:
-            one = pending[-1]
-            rule, inputs = self._rule(one)
-            if waiting := [x for x in inputs if x not in made and one not in made]:
-                pending += waiting
-                continue
-            if one not in made:
-                found = rule(self, one, one.op)
-                shape = (
-                    one.shape
-                    if isinstance(one, Scalar)
-                    else self.state.vectors[one].lead.shape[:-1]
+            current = pending[-1]
+            if current not in known:
+                rule, inputs = self._rule(current)
+                waiting = [x for x in inputs if x not in known]
+                if waiting:
+                    pending += waiting
+                    continue
+                known[current] = self._broadcast(
+                    current, rule(self, current, current.op)
                 )
-                support, unknown = (
-                    np.broadcast_to(m, shape) for m in (found.support, found.unknown)
-                )
-                made[one] = replace(found, support=support, unknown=unknown)
             pending.pop()
-        return made[value]
+        return known[value]
+
+    def _broadcast(self, value: Value, small: Fluctuation) -> Fluctuation:
+        """An ε part whose marks have the shape of the value."""
+        shape = value.shape
+        if not isinstance(value, Scalar):
+            shape = self.state.vectors[value].lead.shape[:-1]
+        return replace(
+            small,
+            support=np.broadcast_to(small.support, shape),
+            unknown=np.broadcast_to(small.unknown, shape),
+        )
 
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
@@ -84,47 +90,34 @@ class Dual:
         return self.rules.get(type(value.op), not_known), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
-        """The ε parts of ⟨x_i, y_j⟩/n, with so many axes: x0 · N · y0 + x1 · y0 + x0 ·
-        y1, a mean over blocks.
+        """The ε parts of ⟨x_i, y_j⟩/n, a mean over blocks: x0 · N · y0 + x1 · y0 + x0 ·
+        y1.
+
+        They are an array with `ndim` axes.
         """
-        state, more, other, ours, theirs = (
-            self.state,
-            self[x],
-            self[y],
-            self.state.sets(x),
-            self.state.sets(y),
-        )
-        unknown = pairs_meet(x, more.unknown, y, theirs, ndim) | pairs_meet(
-            x, ours, y, other.unknown, ndim
-        )
+        state, builder = self.state, self.state.builder
+        x_small, y_small = self[x], self[y]
+        x_sets, y_sets = state.sets(x), state.sets(y)
+        unknown = pairs_meet(x, x_small.unknown, y, y_sets, ndim)
+        unknown = unknown | pairs_meet(x, x_sets, y, y_small.unknown, ndim)
         unknown = unknown | unknown_pairs(state, x, y, ndim)
-        some, others = (
-            (sets != 0).any(axis=-1, keepdims=True).astype(object)
-            for sets in (ours, theirs)
-        )
-        support = pairs_meet(x, some, y, others, ndim)
-        first, second = (
-            pairs_meet(x, more.support, y, theirs, ndim),
-            pairs_meet(x, ours, y, other.support, ndim),
-        )
+        # x0 · N · y0 can be other than 0 where neither is 0, and so on
+        from_normals = pairs_meet(x, _is_nonzero(x_sets), y, _is_nonzero(y_sets), ndim)
+        from_x = pairs_meet(x, x_small.support, y, y_sets, ndim)
+        from_y = pairs_meet(x, x_sets, y, y_small.support, ndim)
+        x_lead, y_lead = state.vectors[x].lead, state.vectors[y].lead
         terms = []
-        if (support & ~unknown).any():
+        if (from_normals & ~unknown).any():
             terms.append(crossed_products(state, x, y, ndim))
-        if more.part is not None and first.any():
-            terms.append(
-                paired_products(state, more.part, state.vectors[y].lead, x, y, ndim)
-            )
-        if other.part is not None and second.any():
-            terms.append(
-                paired_products(state, state.vectors[x].lead, other.part, x, y, ndim)
-            )
-        total = self.sum(terms)
-        part = (
-            None
-            if total is None
-            else state.builder.step("scale", total, by=1 / state.norm(x) ** 2)
-        )
-        return Fluctuation(part, support | first | second, unknown, self.unit(x))
+        if x_small.part is not None and from_x.any():
+            terms.append(paired_products(state, x_small.part, y_lead, x, y, ndim))
+        if y_small.part is not None and from_y.any():
+            terms.append(paired_products(state, x_lead, y_small.part, x, y, ndim))
+        part = self.sum(terms)
+        if part is not None:
+            part = builder.step("scale", part, by=1 / state.norm(x) ** 2)
+        support = from_normals | from_x | from_y
+        return Fluctuation(part, support, unknown, self.unit(x))
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of
@@ -133,78 +126,81 @@ class Dual:
         return x.width.name, x.width.factor / self.state.analysis.blocks[x]
 
     def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
-        """An ε part in the units of another space; unknown if their widths go to
-        infinity at rates of their own.
+        """An ε part in the units of another space.
+
+        Unknown if the widths go to infinity at different rates.
         """
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
-        if unit is not None and small.unit[0] == unit[0] and small.part is not None:
-            part = self.state.builder.step(
-                "scale", small.part, by=math.sqrt(unit[1] / small.unit[1])
-            )
-            return replace(small, part=part, unit=unit)
-        return unknown_along(small.unknown | small.support)
+        if unit is None or small.unit[0] != unit[0] or small.part is None:
+            return unknown_along(small.unknown | small.support)
+        ratio = math.sqrt(unit[1] / small.unit[1])
+        part = self.state.builder.step("scale", small.part, by=ratio)
+        return replace(small, part=part, unit=unit)
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
-        """The sum of arrays, the last axes of which may end in zeros that are not
-        written.
+        """The sum of arrays; None without any.
+
+        Their last axes may end in zeros that are not written.
         """
         if not terms:
             return None
-        width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        return self.state.builder.fold(
-            "add",
-            [self.state.builder.pad_or_cut(t, width) if t.shape else t for t in terms],
-        )
+        builder = self.state.builder
+        width = max((term.shape[-1] for term in terms if term.shape), default=0)
+        padded = [builder.pad_or_cut(t, width) if t.shape else t for t in terms]
+        return builder.fold("add", padded)
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
-    """The rule of what has no ε part."""
+    """Rule for operations whose result has no ε part."""
     zero = np.zeros((), dtype=object if isinstance(value, Vector) else bool)
-    return Fluctuation(None, zero, zero)
+    return Fluctuation(part=None, support=zero, unknown=zero)
 
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
-    """The rule of what has an ε part that is not known, along all directions that a
-    vector has.
+    """Rule for operations whose result has an unknown ε part, along all directions of a
+    vector.
     """
-    return unknown_along(
-        dual.state.sets(value)
-        if isinstance(value, Vector)
-        else np.ones(value.shape, dtype=bool)
-    )
+    if isinstance(value, Vector):
+        return unknown_along(dual.state.sets(value))
+    return unknown_along(np.ones(value.shape, dtype=bool))
+
+
+def _is_nonzero(sets: Sets) -> Sets:
+    """For each vector, a set that is the same for all that are not 0, (*shape, 1)."""
+    return (sets != 0).any(axis=-1, keepdims=True).astype(object)
 
 
 def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
     """Pairs of vectors along directions whose normals N have no known law; on nodes all
     have one.
     """
-    found = np.zeros(1, dtype=bool)
+    unknown = np.zeros(1, dtype=bool)
     for group in state.groups_of(x):
         frame = state.frames[group]
         if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
             continue
-        ours, theirs = (_inside(state, v, group) for v in (x, y))
-        here, there = (
-            [k for k, b in enumerate(frame.blocks) if b.bits & union(sets)]
-            for sets in (ours, theirs)
-        )
-        for i in here:
-            if clash := sum(
-                frame.blocks[j].bits for j in there if not frame.has_law(i, j)
-            ):
-                both = (ours & frame.blocks[i].bits, theirs & clash)
-                first, second = ((sets != 0).astype(object) for sets in both)
-                found = found | pairs_meet(x, first, y, second, ndim)
-    return found
+        x_sets, y_sets = _inside(state, x, group), _inside(state, y, group)
+        x_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & union(x_sets)]
+        y_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & union(y_sets)]
+        for i in x_blocks:
+            without_law = 0
+            for j in y_blocks:
+                if not frame.has_law(i, j):
+                    without_law |= frame.blocks[j].bits
+            if without_law:
+                x_marks = ((x_sets & frame.blocks[i].bits) != 0).astype(object)
+                y_marks = ((y_sets & without_law) != 0).astype(object)
+                unknown = unknown | pairs_meet(x, x_marks, y, y_marks, ndim)
+    return unknown
 
 
 def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
     """The sets of the vectors that lie in a group, and none for all others."""
-    sets, places = state.sets(x), group.positions[x]
-    found = np.zeros(sets.shape, dtype=object)
-    found.reshape(-1)[places] = sets.ravel()[places]
-    return found
+    sets, positions = state.sets(x), group.positions[x]
+    inside = np.zeros(sets.shape, dtype=object)
+    inside.reshape(-1)[positions] = sets.ravel()[positions]
+    return inside
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -121,9 +121,7 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
 
 
 def _slope(f: Function) -> Callable[[Any], Any] | None:
-    """The derivative of a function of one scalar, if it is one that norms are made
-    of.
-    """
+    """Derivative of a scalar function used in norms; None for any other function."""
     if f is INVERSE:
         return lambda x: -1.0 / (x * x)
     if isinstance(f.f, partial) and f.f.func is rsqrt:
@@ -229,7 +227,7 @@ def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     return next(
         b.feature
         for b in frame.blocks
-        if b.feature is not None and b.number[:2] == number
+        if b.feature is not None and b.seed_key[:2] == number
     )
 
 
@@ -333,39 +331,41 @@ def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctu
 
 def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
-    state, (terms, by) = dual.state, factors_of(value)
-    units = [p.unit for p in map(dual.__getitem__, op.inputs) if p.support.any()]
-    unit = dual.unit(value) if isinstance(value, Vector) else next(iter(units), None)
-    given = [dual.converted(dual[x], unit) for x in terms]
-    mains = [
-        state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
-        for x in terms
-    ]
-    some = None if by is None else state.order_one(by)
-    support, unknown = (
-        marks_of(value, [getattr(f, name) for f in given], some)
-        for name in ("support", "unknown")
-    )
-    found = []
-    if any(f.part is not None for f in given):
-        parts = [
-            f.part or state.builder.constant(np.zeros(a.shape))
-            for f, a in zip(given, mains, strict=True)
+    state = dual.state
+    terms, coefficients = factors_of(value)
+    units = [dual[x].unit for x in op.inputs if dual[x].support.any()]
+    unit = units[0] if units else None
+    if isinstance(value, Vector):
+        unit = dual.unit(value)
+    small = [dual.converted(dual[x], unit) for x in terms]
+    mains = [_main(state, x) for x in terms]
+    counts = None if coefficients is None else state.order_one(coefficients)
+    support = marks_of(value, [part.support for part in small], counts)
+    unknown = marks_of(value, [part.unknown for part in small], counts)
+    parts = []
+    if any(part.part is not None for part in small):  # a0 x1
+        arrays = [
+            part.part or state.builder.constant(np.zeros(main.shape))
+            for part, main in zip(small, mains, strict=True)
         ]
-        found.append(
-            apply_linear(state, value, parts, None if by is None else state.scalars[by])
-        )
-    if by is not None:
-        sets = [
+        a0 = None if coefficients is None else state.scalars[coefficients]
+        parts.append(apply_linear(state, value, arrays, a0))
+    if coefficients is not None:
+        marks = [
             state.sets(x) if isinstance(x, Vector) else state.order_one(x)
             for x in terms
         ]
-        small = dual.converted(dual[by], unit)
-        unknown = unknown | marks_of(value, sets, small.unknown)
-        if small.part is not None and small.support.any():
-            support = support | marks_of(value, sets, small.support)
-            found.append(apply_linear(state, value, mains, small.part))
-    return Fluctuation(dual.sum(found), support, unknown, unit)
+        a1 = dual.converted(dual[coefficients], unit)
+        unknown = unknown | marks_of(value, marks, a1.unknown)
+        if a1.part is not None and a1.support.any():  # a1 x0
+            support = support | marks_of(value, marks, a1.support)
+            parts.append(apply_linear(state, value, mains, a1.part))
+    return Fluctuation(dual.sum(parts), support, unknown, unit)
+
+
+def _main(state: State, x: Vector | Scalar) -> Register:
+    """The numbers of a value at order 1."""
+    return state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
 
 
 RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
@@ -397,12 +397,11 @@ class UnknownEpsilonPart(Exception):
 def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
     dual = Dual(state, RULES)
-    found = dual.converted(dual[op.c], (op.width.name, op.width.factor))
-    if (
-        found.unknown & state.analysis.needed_entries[value] & ~state.order_one(op.c)
-    ).any():
+    small = dual.converted(dual[op.c], (op.width.name, op.width.factor))
+    needed = state.analysis.needed_entries[value]
+    if (small.unknown & needed & ~state.order_one(op.c)).any():
         raise UnknownEpsilonPart
-    return found.part or state.builder.constant(np.zeros(value.shape))
+    return small.part or state.builder.constant(np.zeros(value.shape))
 
 
 def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
@@ -412,38 +411,43 @@ def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
     Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or
     its ε part is unknown.
     """
-    asked, dual = state.analysis.needed_entries[value], Dual(state, RULES)
-    meets = state.meets(x, y, value.ndim) & asked
+    _check_main_part_is_zero(state, value, x, y)
+    small = Dual(state, RULES).product(x, y, value.ndim)
+    unknown = small.unknown & state.analysis.needed_entries[value]
+    if unknown.any():
+        both_nonzero = state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]
+        if (unknown & both_nonzero).any():
+            _reject_unknown_score(state, value)
+    part = small.part or state.builder.constant(np.zeros(value.shape))
+    return state.builder.step("scale", part, by=state.norm(x))
+
+
+def _check_main_part_is_zero(state: State, value: Scalar, x: Vector, y: Vector) -> None:
+    """Reject a score with a part of order n^(1/2)."""
+    meets = state.meets(x, y, value.ndim) & state.analysis.needed_entries[value]
     if meets.any() and all(state.vectors[v].lead.value is not None for v in (x, y)):
-        meets = meets & (np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0] != 0)
+        means = np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0]
+        meets = meets & (means != 0)
     if meets.any():
         raise ScoreError(
             value,
             "a score of factors that share a source, or a mean, diverges or has no"
             " known law as n → ∞",
         )
-    found = dual.product(x, y, value.ndim)
-    unknown = found.unknown & asked
-    if (
-        unknown.any()
-        and (
-            unknown & state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]
-        ).any()
-    ):
-        if more := [
-            g.number
-            for g in state.analysis.groups
-            if g.nonlinear and isinstance(state.frames[g], InfiniteWidthFrame)
-        ]:
-            raise NodesNeeded(frozenset(more))
-        raise ScoreError(
-            value,
-            "a score that depends on terms of order 1/n has no known law as n → ∞: a"
-            " factor has a part of order n^(-1/2) made from other scores, or by a"
-            " function with kinks or jumps",
-        )
-    return state.builder.step(
-        "scale",
-        found.part or state.builder.constant(np.zeros(value.shape)),
-        by=state.norm(x),
+
+
+def _reject_unknown_score(state: State, value: Scalar) -> NoReturn:
+    """Begin again on nodes, where more ε parts are known; or raise an error."""
+    without_nodes = frozenset(
+        group.number
+        for group in state.analysis.groups
+        if group.nonlinear and isinstance(state.frames[group], InfiniteWidthFrame)
+    )
+    if without_nodes:
+        raise NodesNeeded(without_nodes)
+    raise ScoreError(
+        value,
+        "a score that depends on terms of order 1/n has no known law as n → ∞: a"
+        " factor has a part of order n^(-1/2) made from other scores, or by a"
+        " function with kinks or jumps",
     )

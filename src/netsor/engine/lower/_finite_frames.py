@@ -26,27 +26,39 @@ from ._components import FrameBatch, SeedKey
 
 
 class Frame(ABC):
-    """The frames of one group: how many directions they have, and what is known of
-    those.
+    """The frames of one group: orthonormal directions in the space of each cluster.
+
+    Coordinates along them are registers (frames, vectors, directions).
+
+    Attributes
+    ----------
+    group : FrameBatch
+        The clusters.
+    directions : int
+        The directions of each frame so far.
+    constant : Register or None
+        The coordinates of (1, …, 1), (frames, directions), if it is a vector here.
+    is_standard_basis : bool
+        Whether the directions are the coordinates α themselves, until it is rebased.
+    can_rebase : bool
+        Whether it gains directions as a program goes on; it is rebased when they are
+        many.
     """
 
-    # its directions are the coordinates α themselves, until it is rebased
     is_standard_basis = False
-    # it gains directions as a program goes on, and is rebased when they are many
     can_rebase = False
 
     def __init__(
         self, group: FrameBatch, builder: Builder, directions: int, one: float | None
     ) -> None:
         self.group, self.builder, self.directions = group, builder, directions
-        # the coordinates of (1, …, 1), (frames, directions)
         self.constant: Register | None = None
         if one is not None:
             self.constant = builder.constant(np.full((group.frames, directions), one))
 
     @abstractmethod
     def add_sources(
-        self, number: SeedKey, sources: int, leaf: bool, words: str
+        self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no
         direction of its own.
@@ -73,23 +85,33 @@ class Frame(ABC):
 
 
 def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Register]:
-    """Directions that span vectors from direction `first` on, and the vectors'
-    coordinates: those before, and along.
+    """Directions that span vectors from direction `first` on.
+
+    Returns the directions, and the coordinates of the vectors: those before `first`,
+    and those along the new directions.
     """
     builder = frame.builder
     rest = builder.step("part", vectors, start=first, stop=frame.directions)
-    basis = builder.step(
-        "basis", rest, words="turn the frame to span the vectors still in use"
-    )
-    before = [builder.step("part", vectors, start=0, stop=first)] if first else []
-    return basis, builder.step(
-        "join", *before, builder.step("gram", rest, basis), axis=2
-    )
+    label = "turn the frame to span the vectors still in use"
+    basis = builder.step("basis", rest, words=label)
+    coordinates = []
+    if first:
+        coordinates.append(builder.step("part", vectors, start=0, stop=first))
+    coordinates.append(builder.step("gram", rest, basis))
+    return basis, builder.step("join", *coordinates, axis=2)
 
 
 class BartlettFrame(Frame):
-    """Frames whose directions come from their vectors; `picked` are the coordinates α
-    that outputs ask for.
+    """Frames whose directions come from their vectors.
+
+    Attributes
+    ----------
+    picked : sequence of int
+        The coordinates α that outputs ask for.
+    oriented : Register or None
+        These coordinates of the directions, as far as they are known.
+    orientations : int
+        How often the frame was oriented, for seeds.
     """
 
     can_rebase = True
@@ -100,59 +122,56 @@ class BartlettFrame(Frame):
         builder: Builder,
         picked: Sequence[int],
         oriented: Register | None = None,
-        asked: int = 0,
+        orientations: int = 0,
     ) -> None:
-        super().__init__(
-            group,
-            builder,
-            int(group.constant),
-            math.sqrt(group.width) if group.constant else None,
-        )
+        one = math.sqrt(group.width) if group.constant else None
+        super().__init__(group, builder, int(group.constant), one)
         self.picked = picked
-        # the coordinates of each direction that are asked for, as far as known
         self.oriented = oriented
-        self.asked = asked  # how often the frame was oriented
+        self.orientations = orientations
 
     def add_sources(
-        self, number: SeedKey, sources: int, leaf: bool, words: str
+        self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """Bartlett's coordinates of new isotropic vectors."""
-        frames, d, builder, key = (
-            self.group.frames,
-            self.directions,
-            self.builder,
-            number,
-        )
-        new = 0 if leaf else min(sources, int(self.group.width) - d)
-        cross = builder.draw(
+        """Bartlett's coordinates of new isotropic vectors.
+
+        Normals along the d directions so far, and χ_{m−d} along a new one. A frame with
+        d = m is full.
+        """
+        frames, d, width = self.group.frames, self.directions, int(self.group.width)
+        new = 0 if leaf else min(sources, width - d)
+        cross = self.builder.draw(
             "normals",
-            (*key, CROSS, 0),
+            (*seed_key, CROSS, 0),
             (frames, sources, d),
-            f"{words}: along the frame",
+            f"{label}: along the frame",
         )
         if new == 0:
             return cross
         self.directions += new
-        freedom = self.group.width - d - np.arange(new)
-        chi = builder.draw(
+        chi = self.builder.draw(
             "chi",
-            (*key, CHI, 0),
+            (*seed_key, CHI, 0),
             (frames, new),
-            f"{words}: norms outside the frame",
-            freedom=freedom,
+            f"{label}: norms outside the frame",
+            freedom=self.group.width - d - np.arange(new),
         )
-        return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
+        key = (*seed_key, OWN, 0)
+        return self._triangle(cross, chi, key, f"{label}: along each other")
 
     def spanning(
         self, vectors: Register, outputs: bool, first: int
     ) -> tuple[Frame, Register]:
         """From the coordinates of the vectors: small ones keep their digits."""
         known = self.orientation() if outputs else None
-        basis, made = spanned(self, vectors, first)
-        along = None if known is None else self.builder.step("gram", known, basis)
-        return BartlettFrame(
-            self.group, self.builder, self.picked, along, self.asked
-        ), made
+        basis, coordinates = spanned(self, vectors, first)
+        oriented = None
+        if known is not None:
+            oriented = self.builder.step("gram", known, basis)
+        frame = BartlettFrame(
+            self.group, self.builder, self.picked, oriented, self.orientations
+        )
+        return frame, coordinates
 
     def orientation(self) -> Register:
         """The frame is uniformly oriented.
@@ -162,50 +181,45 @@ class BartlettFrame(Frame):
         of the frame lie on a sphere; its radius is what the known ones leave of 1. For
         several, they are uniform among those that keep the vectors orthonormal.
         """
-        frames, d, builder, count = (
-            self.group.frames,
-            self.directions,
-            self.builder,
-            len(self.picked),
-        )
         known = self.oriented
         if known is None:
-            means = bool(self.group.constant)
-            known = builder.constant(
-                np.full((frames, count, int(means)), self.group.width**-0.5)
-            )
-        unknown = d - known.shape[-1]
+            ones = int(self.group.constant)  # (1, …, 1)/√m is known
+            shape = (self.group.frames, len(self.picked), ones)
+            known = self.builder.constant(np.full(shape, self.group.width**-0.5))
+        unknown = self.directions - known.shape[-1]
         if unknown:
-            self.asked += 1
-            key, several = (
-                (2**20, self.asked, self.group.number),
-                "s" if count > 1 else "",
-            )
-            words = f"the first coordinate{several} of each direction"
-            point = builder.draw(
-                "normals", (*key, ORIENTATION, 0), (frames, count * unknown), words
-            )
-            pieces = [known, builder.reshape(point, frames, count, unknown)]
-            rest = min(count, int(self.group.width) - d)
-            if rest:  # outside of the frame: Bartlett's triangle
-                freedom = self.group.width - d - np.arange(rest)
-                chi = builder.draw(
-                    "chi",
-                    (*key, ORIENTATION_CHI, 0),
-                    (frames, rest),
-                    words,
-                    freedom=freedom,
-                )
-                outside = builder.constant(np.zeros((frames, count, 0)))
-                pieces.append(
-                    self._triangle(outside, chi, (*key, ORIENTATION, 1), words)
-                )
-            known = builder.step("spheres", *pieces)
+            known = self._with_unknown_directions(known, unknown)
         self.oriented = known
         return known
 
+    def _with_unknown_directions(self, known: Register, unknown: int) -> Register:
+        """The coordinates asked for, also of the last directions."""
+        builder, frames, count = self.builder, self.group.frames, len(self.picked)
+        self.orientations += 1
+        seed_key = (2**20, self.orientations, self.group.number)
+        coordinates = "coordinates" if count > 1 else "coordinate"
+        label = f"the first {coordinates} of each direction"
+        point = builder.draw(
+            "normals", (*seed_key, ORIENTATION, 0), (frames, count * unknown), label
+        )
+        pieces = [known, builder.reshape(point, frames, count, unknown)]
+        outside = int(self.group.width) - self.directions
+        rest = min(count, outside)
+        if rest:  # outside of the frame: Bartlett's triangle
+            chi = builder.draw(
+                "chi",
+                (*seed_key, ORIENTATION_CHI, 0),
+                (frames, rest),
+                label,
+                freedom=self.group.width - self.directions - np.arange(rest),
+            )
+            no_directions = builder.constant(np.zeros((frames, count, 0)))
+            key = (*seed_key, ORIENTATION, 1)
+            pieces.append(self._triangle(no_directions, chi, key, label))
+        return builder.step("spheres", *pieces)
+
     def _triangle(
-        self, cross: Register, chi: Register, key: tuple[int, ...], words: str
+        self, cross: Register, chi: Register, key: tuple[int, ...], label: str
     ) -> Register:
         """Bartlett's rows: coordinates along known directions, normals along those of
         earlier rows, and norms χ.
@@ -214,12 +228,11 @@ class BartlettFrame(Frame):
         if d == 0 and count == 1:
             return builder.reshape(chi, frames, 1, 1)
         below = new * (new - 1) // 2 + (count - new) * new  # entries left of the norms
-        own = builder.draw("normals", key, (frames, below), words)
-        flat = builder.reshape(cross, frames, count * d)
+        normals = builder.draw("normals", key, (frames, below), label)
         return builder.step(
             "triangle",
-            flat,
-            own,
+            builder.reshape(cross, frames, count * d),
+            normals,
             chi,
             places=_in_triangle(count, d, new),
             shape=(count, d + new),
@@ -232,19 +245,22 @@ def _in_triangle(count: int, d: int, new: int) -> Ints:
     normals, the norms and a last 0.
     """
     below = np.tri(count, new, -1, dtype=bool)
-    start, end = count * d, count * d + int(below.sum())
-    made = np.full(count * (d + new), end + new)
-    places = made.reshape(count, d + new)
-    places[:, :d] = np.arange(start).reshape(count, d)
-    places[:, d:][below] = np.arange(start, end)
-    places[range(new), range(d, d + new)] = np.arange(end, end + new)
-    made.flags.writeable = False
-    return made
+    normals_start = count * d
+    norms_start = normals_start + int(below.sum())
+    zero = norms_start + new
+    flat = np.full(count * (d + new), zero)
+    places = flat.reshape(count, d + new)
+    places[:, :d] = np.arange(normals_start).reshape(count, d)
+    places[:, d:][below] = np.arange(normals_start, norms_start)
+    places[range(new), range(d, d + new)] = np.arange(norms_start, zero)
+    flat.flags.writeable = False
+    return flat
 
 
 class StandardBasis(Frame):
-    """Frames whose directions are the coordinates of the space; `picked` are those that
-    outputs ask for.
+    """Frames whose directions are the coordinates of the space.
+
+    `picked` are the coordinates that outputs ask for.
     """
 
     is_standard_basis = True
@@ -252,18 +268,17 @@ class StandardBasis(Frame):
     def __init__(
         self, group: FrameBatch, builder: Builder, picked: Sequence[int]
     ) -> None:
-        super().__init__(
-            group, builder, int(group.width), 1.0 if group.constant else None
-        )
+        one = 1.0 if group.constant else None
+        super().__init__(group, builder, int(group.width), one)
         self.picked = picked
 
     def add_sources(
-        self, number: SeedKey, sources: int, leaf: bool, words: str
+        self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
         """All coordinates of new sources are normal."""
         shape = self.group.frames, sources, self.directions
-        key = (*number, COORDINATES, 0)
-        return self.builder.draw("normals", key, shape, f"{words}: all coordinates")
+        key = (*seed_key, COORDINATES, 0)
+        return self.builder.draw("normals", key, shape, f"{label}: all coordinates")
 
     def spanning(
         self, vectors: Register, outputs: bool, first: int
@@ -272,22 +287,21 @@ class StandardBasis(Frame):
         is ill-conditioned.
         """
         builder = self.builder
-        gram = builder.step(
-            "gram", vectors, vectors, words="products of the vectors still in use"
-        )
-        made = builder.step(
-            "reduced", gram, vectors, words="turn the frame to span them"
-        )
-        along = (
-            builder.step("oriented", made, vectors, self.orientation())
-            if outputs
-            else None
-        )
-        return BartlettFrame(self.group, builder, self.picked, along), made
+        label = "products of the vectors still in use"
+        gram = builder.step("gram", vectors, vectors, words=label)
+        label = "turn the frame to span them"
+        coordinates = builder.step("reduced", gram, vectors, words=label)
+        oriented = None
+        if outputs:
+            oriented = builder.step(
+                "oriented", coordinates, vectors, self.orientation()
+            )
+        return BartlettFrame(self.group, builder, self.picked, oriented), coordinates
 
     def orientation(self) -> Register:
         """Each is the coordinate along one direction."""
-        rows = (np.arange(self.directions) == np.reshape(self.picked, (-1, 1))) * 1.0
+        is_picked = np.arange(self.directions) == np.reshape(self.picked, (-1, 1))
+        rows = is_picked * 1.0
         return self.builder.constant(
             np.broadcast_to(rows, (self.group.frames, *rows.shape))
         )

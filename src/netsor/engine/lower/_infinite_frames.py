@@ -16,8 +16,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 import numpy as np
 
@@ -28,7 +26,7 @@ from .._expectation_ops import NODES, NODES_OF_SHIFT
 from .._ir import Register
 from .._ir_builder import Builder, named
 from .._rng_keys import CROSS, NODE_SHIFTS, OWN
-from ..passes._orders import Bools, bit_range, lowest_bit
+from ..passes._orders import CONSTANT, Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
 from ._components import FrameBatch, SeedKey
 from ._finite_frames import Frame, spanned
@@ -40,25 +38,37 @@ from ._residual_features import (
     slopes,
 )
 
+# The seed key of (1, …, 1), which draws nothing
 NO_VALUE = (-1, 0, 0)
-# of a frame of nodes: mirrored, a quarter of the nodes hold 511 orthonormal rows and
-# (1, …, 1)
+
+# Most sources of a frame of nodes: mirrored, a quarter of the nodes hold 511
+# orthonormal rows and (1, …, 1)
 MAX_SOURCES = 448
 
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """A range of directions that came together: of one source, or of one nonlinearity's
-    outputs.
+    """A range of directions that came together.
+
+    They are those of the sources of one value, or of the outputs of one nonlinearity.
+
+    Attributes
+    ----------
+    start, stop : int
+        The range.
+    seed_key : SeedKey
+        That of the value; NO_VALUE for (1, …, 1).
+    feature : ResidualFeatures or None
+        The outputs of a nonlinearity.
+    along : int
+        For outputs, the directions along which they can have coordinates; in a frame of
+        nodes, the basis functions that they can have products with.
     """
 
     start: int
     stop: int
-    number: SeedKey  # of the value, for seeds; NO_VALUE for (1, …, 1)
-    # for outputs of a nonlinearity: see `_residual_features`
+    seed_key: SeedKey
     feature: ResidualFeatures | None = None
-    # for these, where they can have coordinates, or basis functions that they can have
-    # products with
     along: int = 0
 
     @property
@@ -91,34 +101,30 @@ class LimitFrame(Frame):
     def add_block(
         self,
         count: int,
-        number: SeedKey,
+        seed_key: SeedKey,
         feature: ResidualFeatures | None = None,
         along: int = 0,
     ) -> Directions:
-        """So many basis functions that come together, and those along which they lie
-        besides.
+        """New basis functions that come together.
+
+        `along`: the earlier ones that they can have coordinates along.
         """
         start = self.blocks[-1].stop if self.blocks else 0
-        self.blocks.append(
-            Directions(
-                start,
-                start + count,
-                number,
-                feature,
-                along | bit_range(start, start + count),
-            )
+        stop = start + count
+        block = Directions(
+            start, stop, seed_key, feature, along=along | bit_range(start, stop)
         )
-        return self.blocks[-1]
+        self.blocks.append(block)
+        return block
 
     @abstractmethod
     def apply(
-        self, new: ResidualFeatures, number: SeedKey, linear: bool
+        self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """The outputs of a nonlinearity: coordinates (frames, k, directions), and their
         set.
 
-        `linear`: whether products with linear vectors are asked for. The number of the
-        value is that for seeds.
+        `linear`: whether products with linear vectors are asked for.
         """
 
     def features(
@@ -129,49 +135,64 @@ class LimitFrame(Frame):
         params: Sequence[Register],
         basis: ResidualBasis,
     ) -> ResidualFeatures:
-        """φ(u_1, …; p) for k vectors of each frame, given the directions along which
-        arguments can have coordinates.
+        """φ(u_1, …; p) for k vectors of each frame.
+
+        `reached`: for each argument, the directions along which it can have
+        coordinates.
         """
         ones = int(self.group.constant)
         sources = [self.sources(reach) for reach in reached]
-        supports = tuple(reach & ~ones for reach, _ in sources)
-        centred = tuple(linear and not reach & ones for reach, linear in sources)
-        nested = not all(linear for _, linear in sources)
         return ResidualFeatures(
-            f, tuple(rows), supports, tuple(params), centred, nested, basis
+            f=f,
+            rows=tuple(rows),
+            supports=tuple(reach & ~ones for reach, _ in sources),
+            params=tuple(params),
+            centred=tuple(linear and not reach & ones for reach, linear in sources),
+            nested=not all(linear for _, linear in sources),
+            basis=basis,
         )
 
-    def sources(self, some: int) -> tuple[int, bool]:
-        """The sources (and 1) that basis functions are functions of, and whether they
-        are these themselves.
+    def sources(self, bits: int) -> tuple[int, bool]:
+        """For a set of basis functions: the sources (and the constant 1) that they
+        depend on, and whether the set consists of sources.
         """
-        inner = [b for b in self.blocks if b.feature is not None and b.bits & some]
-        for block in inner:
+        sources = bits
+        outputs = [b for b in self.blocks if b.feature is not None and b.bits & bits]
+        for block in outputs:
             assert block.feature is not None
-            some = (some & ~block.bits) | block.feature.reach
-        return some, not inner
+            sources = (sources & ~block.bits) | block.feature.reach
+        return sources, not outputs
 
     def along(self, factors: Sequence[SignFactor]) -> int:
         """The basis functions so far that a product of functions of sources can have
         products with.
         """
-        found = int(self.group.constant and not has_mean_zero(factors)) | slopes(
-            factors
-        )
+        bits = slopes(factors)
+        if self.group.constant and not has_mean_zero(factors):
+            bits |= CONSTANT
         for block in self.blocks:
-            if block.feature is not None and not has_mean_zero(
-                [*factors, *block.feature.signs]
-            ):
-                found |= block.bits
-        return found
+            if block.feature is None:
+                continue
+            if not has_mean_zero([*factors, *block.feature.signs]):
+                bits |= block.bits
+        return bits
 
-    def changes(self, own: ResidualFeatures, number: int, some: int) -> int:
-        """Along what outputs change if an argument does, by a vector along some basis
-        functions; a number has none.
+    def changes(self, feature: ResidualFeatures, number: int, bits: int) -> int:
+        """Along what outputs change if argument `number` does.
+
+        The change is a vector along the basis functions `bits`; a number has none.
         """
-        (reach, linear), ones = self.sources(some), int(self.group.constant)
-        b = SignFactor(reach & ~ones, some != 0, not linear or bool(reach & ones))
-        return reduce(or_, map(self.along, own.changes(number, b)), 0)
+        reach, linear = self.sources(bits)
+        ones = int(self.group.constant)
+        change = SignFactor(
+            reach=reach & ~ones,
+            odd=bits != 0,
+            fixed=not linear or bool(reach & ones),
+        )
+        along = 0
+        for factors in feature.changes(number, change):
+            along |= self.along(factors)
+        return along
 
 
 class InfiniteWidthFrame(LimitFrame):
@@ -186,57 +207,45 @@ class InfiniteWidthFrame(LimitFrame):
         # no random numbers belong to its directions then
         self.can_rebase = not group.nonlinear and not scored
         # normals between blocks; a `cache` would be garbage
-        self.pairs: dict[tuple[int, int, bool], Register] = {}
+        self._pairs: dict[tuple[int, int, bool], Register] = {}
         # how often the normals of a block with earlier ones were drawn, for seeds
-        self.crossings = Counter[int]()
+        self._crossings = Counter[int]()
         # the directions that come before a direction in the order of sources
-        self.before: dict[int, int] = {}
+        self._before: dict[int, int] = {}
 
     def add_sources(
-        self, number: SeedKey, sources: int, leaf: bool, words: str
+        self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
         """A direction for each source."""
-        return self.unit(number, sources)
+        self.add_block(sources, seed_key)
+        return self._unit_rows()
 
-    def unit(
-        self,
-        number: SeedKey,
-        sources: int,
-        feature: ResidualFeatures | None = None,
-        along: int = 0,
-    ) -> Register:
-        """New directions, one for each of so many rows."""
-        new = self.add_block(sources, number, feature, along)
+    def _unit_rows(self) -> Register:
+        """The coordinates of vectors along the directions of the last block."""
+        new = self.blocks[-1]
+        count = new.stop - new.start
         self.directions = new.stop
-        self.builder.allocate((self.group.frames, sources, self.directions))
-        rows = np.eye(sources, new.stop, new.start)
+        self.builder.allocate((self.group.frames, count, self.directions))
+        rows = np.eye(count, new.stop, new.start)
         return self.builder.constant(
             np.broadcast_to(rows, (self.group.frames, *rows.shape))
         )
 
     def apply(
-        self, new: ResidualFeatures, number: SeedKey, linear: bool
+        self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """Features have coordinates along what they are functions of, and along new
         directions.
         """
-        several = [
-            f
-            for f, of in new.factors
-            if sum(argument < len(new.rows) for argument in of) > 1
-        ]
-        jump = any(map(jumps, several)) and not all(
-            rows.value is not None for rows in new.rows
-        )
-        # what jumps along a surface takes a million points, for every replica
-        if new.nested or jump:
+        if new.nested or _jumps_along_a_surface(new):
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._coordinates(new, linear)
         rows = new.basis.add(
-            self.builder, new, number, self.directions, linear, self.group.constant
+            self.builder, new, seed_key, self.directions, linear, self.group.constant
         )
-        self.unit(number, rows.shape[-1] - self.directions, new, along)
-        return rows, self.blocks[-1].along
+        block = self.add_block(rows.shape[-1] - self.directions, seed_key, new, along)
+        self._unit_rows()
+        return rows, block.along
 
     def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:
         """The directions so far along which new features of a component can have
@@ -246,12 +255,16 @@ class InfiniteWidthFrame(LimitFrame):
         ones have no products with F, but they and F have coordinates along one earlier
         direction, they can have some along those of F.
         """
-        ones, found = int(self.group.constant), new.slopes if linear else 0
+        along = new.slopes if linear else 0
         for block in self.blocks:
-            if block.feature is not None and block.feature.basis is new.basis:
-                shared = found & block.along & ~new.slopes
-                found |= block.bits if shared or new.related(block.feature) else 0
-        return found | (ones if not has_mean_zero(new.signs) else 0)
+            if block.feature is None or block.feature.basis is not new.basis:
+                continue
+            shared = along & block.along & ~new.slopes
+            if shared or new.related(block.feature):
+                along |= block.bits
+        if self.group.constant and not has_mean_zero(new.signs):
+            along |= CONSTANT
+        return along
 
     def has_law(self, i: int, j: int) -> bool:
         """Whether the normals of two blocks are independent of each other and of all
@@ -261,125 +274,143 @@ class InfiniteWidthFrame(LimitFrame):
         comes after all that F depends on, in one order of the sources for all that is
         asked for (docs/theory.md, "Orders in n").
         """
-        e, f = (i, j) if self.blocks[i].feature is None else (j, i)
-        source, feature = self.blocks[e], self.blocks[f].feature
+        if self.blocks[i].feature is not None:
+            i, j = j, i
+        source, feature = self.blocks[i], self.blocks[j].feature
         if feature is None:
             return True
-        if source.feature is not None or source.number == NO_VALUE:
+        if source.feature is not None or source.seed_key == NO_VALUE:
             return False
-        first = reduce(
-            or_,
-            (self.before.get(k, 0) for k in _elements(feature.reach)),
-            feature.reach,
-        )
-        if first & source.bits:
+        must_precede = feature.reach
+        for k in _elements(feature.reach):
+            must_precede |= self._before.get(k, 0)
+        if must_precede & source.bits:
             return False
-        after = [k for k, earlier in self.before.items() if earlier & source.bits]
-        for k in {*_elements(source.bits), *after}:
-            self.before[k] = self.before.get(k, 0) | first
+        later = [k for k, before in self._before.items() if before & source.bits]
+        for k in {*_elements(source.bits), *later}:
+            self._before[k] = self._before.get(k, 0) | must_precede
         return True
 
     def normals(self, a: int, b: int, same: bool) -> Register:
-        """`_normals`, drawn once."""
-        if (a, b, same) not in self.pairs:
-            self.pairs[a, b, same] = self._normals(a, b, same)
-        return self.pairs[a, b, same]
-
-    def _normals(self, a: int, b: int, same: bool) -> Register:
-        """At infinite width, the normals N_ab between the directions of two blocks,
-        (frames, a's, b's).
+        """The normals N_ab between the directions of two blocks, (frames, a's, b's).
 
         Those of directions with themselves are N(0, 2); they are drawn if `same` asks
-        for them, else 0.
+        for them, else 0. All are drawn once.
         """
+        key = a, b, same
+        if key not in self._pairs:
+            if a < b:
+                of_pair = self.builder.step("transposed", self.normals(b, a, False))
+            elif a > b:
+                of_pair = self._normals_with_earlier(a, b)
+            elif same:
+                of_pair = self._normals_with_squares(a)
+            else:
+                of_pair = self._normals_drawn_together(a)
+            self._pairs[key] = of_pair
+        return self._pairs[key]
+
+    def _normals_with_earlier(self, a: int, b: int) -> Register:
+        """The normals between a block and one that came before it."""
         later, earlier = self.blocks[a], self.blocks[b]
-        size = later.stop - later.start
-        if a < b:
-            return self.builder.step("transposed", self.normals(b, a, False))
-        if a > b:
-            shape, words = (
-                (size, earlier.stop - earlier.start),
-                "scores: a normal for each pair of directions",
-            )
-            self.crossings[a] += 1
-            key = (*later.number, CROSS, self.crossings[a] - 1)
-            return self.builder.draw("normals", key, (self.group.frames, *shape), words)
-        if not same:
-            return self._symmetric(
-                later,
-                np.tri(size, k=-1, dtype=bool),
-                0,
-                "scores of sources drawn together",
-            )
-        others = self.normals(a, a, False)
-        if later.number == NO_VALUE:
-            return others
-        squares = self._symmetric(
-            later, np.eye(size, dtype=bool), 1, "squares of sources", by=math.sqrt(2.0)
+        shape = (
+            self.group.frames,
+            later.stop - later.start,
+            earlier.stop - earlier.start,
         )
+        self._crossings[a] += 1
+        key = (*later.seed_key, CROSS, self._crossings[a] - 1)
+        label = "scores: a normal for each pair of directions"
+        return self.builder.draw("normals", key, shape, label)
+
+    def _normals_drawn_together(self, a: int) -> Register:
+        """The normals between different directions of a block."""
+        block = self.blocks[a]
+        below = np.tri(block.stop - block.start, k=-1, dtype=bool)
+        label = "scores of sources drawn together"
+        return self._symmetric(block, below, 0, label)
+
+    def _normals_with_squares(self, a: int) -> Register:
+        """All normals within a block; those of (1, …, 1) with itself are 0."""
+        block = self.blocks[a]
+        others = self.normals(a, a, False)
+        if block.seed_key == NO_VALUE:
+            return others
+        diagonal = np.eye(block.stop - block.start, dtype=bool)
+        label = "squares of sources"
+        squares = self._symmetric(block, diagonal, 1, label, std=math.sqrt(2.0))
         return self.builder.step("add", others, squares)
 
     def _symmetric(
-        self, of: Directions, at: Bools, number: int, words: str, by: float = 1.0
+        self, block: Directions, mask: Bools, stream: int, label: str, std: float = 1.0
     ) -> Register:
-        """Symmetric matrices (frames, k, k) with normals where marked, times a number,
-        and 0 elsewhere.
+        """Symmetric matrices (frames, k, k) with N(0, std²) where marked, and 0
+        elsewhere.
         """
-        builder, count = self.builder, int(at.sum())
-        drawn = builder.draw(
-            "normals", (*of.number, OWN, number), (self.group.frames, count), words
-        )
-        places = np.full(at.shape, count)  # the last is a 0
-        places[at] = np.arange(count)
+        builder, count = self.builder, int(mask.sum())
+        key = (*block.seed_key, OWN, stream)
+        normals = builder.draw("normals", key, (self.group.frames, count), label)
+        places = np.full(mask.shape, count)  # the last is a 0
+        places[mask] = np.arange(count)
         places = np.minimum(places, places.T)
-        return builder.step(
-            "triangle",
-            builder.step("scale", drawn, by=by),
-            places=places.ravel(),
-            shape=at.shape,
-        )
+        scaled = builder.step("scale", normals, by=std)
+        return builder.step("triangle", scaled, places=places.ravel(), shape=mask.shape)
 
     def spanning(
         self, vectors: Register, outputs: bool, first: int
     ) -> tuple[Frame, Register]:
         """This frame, with other directions."""
-        _, made = spanned(self, vectors, first)
-        self.blocks = [
-            *self.blocks[:first],
-            Directions(first, made.shape[-1], NO_VALUE),
-        ]
-        return self, made
+        _, coordinates = spanned(self, vectors, first)
+        new = Directions(first, coordinates.shape[-1], NO_VALUE)
+        self.blocks = [*self.blocks[:first], new]
+        return self, coordinates
 
 
-def _elements(some: int) -> Iterator[int]:
-    while some:
-        yield lowest_bit(some)
-        some &= some - 1
+def _jumps_along_a_surface(features: ResidualFeatures) -> bool:
+    """Whether a factor of several varying vectors jumps.
+
+    Its expectation takes a million points, for every replica.
+    """
+    if all(rows.value is not None for rows in features.rows):
+        return False
+    vectors = len(features.rows)
+    for f, arguments in features.factors:
+        of_several = sum(number < vectors for number in arguments) > 1
+        if of_several and jumps(f):
+            return True
+    return False
+
+
+def _elements(bits: int) -> Iterator[int]:
+    """The directions of a set."""
+    while bits:
+        yield lowest_bit(bits)
+        bits &= bits - 1
 
 
 def tie_equal_arguments(
     builder: Builder, f: Function, rows: Sequence[Register], arrays: Sequence[Register]
 ) -> list[Register]:
-    """The arrays of arguments; of those whose rows are one vector, or opposite ones,
-    the same numbers: see `_ops`.
+    """The arrays of arguments, with the same numbers for those that are one vector.
 
-    A product of functions of one vector each does not tell equal arguments from others.
+    `rows` are the vectors; opposite ones get opposite numbers (see `_ops`). A product
+    of functions of one vector each does not tell equal arguments from others.
     """
-    made, vectors = list(arrays), len(arrays)
+    tied, vectors = list(arrays), len(arrays)
     factors = f.factors if isinstance(f, Composed) else ()
-    if f is MULTIPLY or (
-        factors
-        and all(sum(number < vectors for number in of) <= 1 for _, of in factors)
-    ):
-        return made
-    for later in range(1, len(made)):
+    one_vector_each = factors and all(
+        sum(number < vectors for number in arguments) <= 1 for _, arguments in factors
+    )
+    if f is MULTIPLY or one_vector_each:
+        return tied
+    for later in range(1, vectors):
         for earlier in range(later):
             if rows[earlier] is not rows[later]:
                 same = builder.step("alike", rows[earlier], rows[later])
-                made[later] = builder.step(
-                    "identified", same, made[earlier], made[later]
+                tied[later] = builder.step(
+                    "identified", same, tied[earlier], tied[later]
                 )
-    return made
+    return tied
 
 
 class NodeFrame(LimitFrame):
@@ -398,25 +429,28 @@ class NodeFrame(LimitFrame):
             self.nodes,
             1 / math.sqrt(self.nodes) if group.constant else None,
         )
-        self.rows: list[Register] = []  # of the sources so far
+        self.rows: list[Register] = []  # the sources so far
         self.noise: Register | None = None
 
     def add_sources(
-        self, number: SeedKey, sources: int, leaf: bool, words: str
+        self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
         """The values of Gaussian sources at the nodes."""
-        builder, first = self.builder, sum(row.shape[1] for row in self.rows)
+        builder = self.builder
+        first = sum(row.shape[1] for row in self.rows)
         if first + sources > MAX_SOURCES:
             raise InfiniteError(
                 f"more than {MAX_SOURCES} matrix products with one space of neurons, at"
                 " width inf"
             )
         shape = self.group.frames, sources
-        key = (*number, NODE_SHIFTS, max(0, builder.shift - 2))
         shifts = builder.draw(
-            "normals", key, shape, f"{words}: random shifts of {self.nodes} nodes"
+            "normals",
+            (*seed_key, NODE_SHIFTS, max(0, builder.shift - 2)),
+            shape,
+            f"{label}: random shifts of {self.nodes} nodes",
         )
-        made = builder.step(
+        values = builder.step(
             "nodes",
             shifts,
             *self.rows,
@@ -424,56 +458,59 @@ class NodeFrame(LimitFrame):
             count=self.nodes,
             made=(*shape, self.nodes),
         )
-        self.rows.append(made)
-        self.add_block(sources, number)
-        return made
+        self.rows.append(values)
+        self.add_block(sources, seed_key)
+        return values
 
     def apply(
-        self, new: ResidualFeatures, number: SeedKey, linear: bool
+        self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
         """The function at the nodes."""
         builder = self.builder
-        shape = *new.rows[0].shape[:2], self.nodes
+        frames, count = new.rows[0].shape[:2]
+        shape = frames, count, self.nodes
         arrays = [builder.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
         arrays = tie_equal_arguments(builder, new.f, arrays, arrays)
-        arrays += [builder.reshape(p, *shape[:2], 1) for p in new.params]
+        params = [builder.reshape(p, frames, count, 1) for p in new.params]
         builder.nodes = True
-        words = f"{named(new.f)} at {self.nodes} nodes"
-        made = builder.step(
-            "apply", *arrays, made=shape, words=words, f=new.f, shape=shape
+        values = builder.step(
+            "apply",
+            *arrays,
+            *params,
+            made=shape,
+            words=f"{named(new.f)} at {self.nodes} nodes",
+            f=new.f,
+            shape=shape,
         )
-        return builder.step("scale", made, by=self.nodes**-0.5), self.add_outputs(
-            new, number
-        )
+        coordinates = builder.step("scale", values, by=self.nodes**-0.5)
+        return coordinates, self.add_outputs(new, seed_key)
 
-    def add_outputs(self, new: ResidualFeatures, number: SeedKey) -> int:
+    def add_outputs(self, new: ResidualFeatures, seed_key: SeedKey) -> int:
         """The basis functions that the outputs of a nonlinearity are, and can have
         products with.
         """
-        return self.add_block(new.count, number, new, self.along(new.signs)).along
+        return self.add_block(new.count, seed_key, new, self.along(new.signs)).along
 
     def white_noise(self) -> Register:
         """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y
         along the nodes.
         """
-        builder, shape = self.builder, (self.group.frames, 1, self.nodes)
-        key = (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2))
         if self.noise is None:
-            drawn = builder.draw(
-                "normals",
-                key,
-                shape,
-                f"scores: a normal for each of {self.nodes} nodes",
-            )
-            mean = builder.step(
-                "product",
-                drawn,
-                builder.constant(np.full((self.nodes, 1), 1 / self.nodes)),
-            )
-            less = builder.step(
-                "product", mean, builder.constant(np.full((1, self.nodes), -1.0))
-            )
-            self.noise = builder.step(
-                "scale", builder.step("add", drawn, less), by=self.nodes**0.5
-            )
+            self.noise = self._drawn_noise()
         return self.noise
+
+    def _drawn_noise(self) -> Register:
+        """√M times normals, less their mean."""
+        builder, nodes = self.builder, self.nodes
+        normals = builder.draw(
+            "normals",
+            (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2)),
+            (self.group.frames, 1, nodes),
+            f"scores: a normal for each of {nodes} nodes",
+        )
+        averaging = builder.constant(np.full((nodes, 1), 1 / nodes))
+        mean = builder.step("product", normals, averaging)
+        minus_ones = builder.constant(np.full((1, nodes), -1.0))
+        minus_mean = builder.step("product", mean, minus_ones)
+        centred = builder.step("add", normals, minus_mean)
+        return builder.step("scale", centred, by=nodes**0.5)

@@ -41,7 +41,7 @@ class _VectorsInUse(NamedTuple):
     """The vectors of a group that are still used."""
 
     values: list[Value]  # those that have coordinates
-    count: int  # in each frame; (1, …, 1) counts too
+    per_frame: int  # their number; (1, …, 1) counts too
 
 
 def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> None:
@@ -49,7 +49,7 @@ def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> No
     if not state.frames[group].is_standard_basis or "turn" in state.analysis.without:
         return
     vectors = _vectors_in_use(state, group, index)
-    if not vectors.values or not _has_room(state, group, vectors.count):
+    if not vectors.values or not _has_room(state, group, vectors.per_frame):
         return
     grows = _grows_after(state, group, index)
     if grows:
@@ -59,8 +59,8 @@ def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> No
     if must_stay or not (grows or _is_mixed_after(state, group, index)):
         return
     # else products with the new directions cost more than they save
-    few = vectors.count < _cost_model.FEWEST
-    if few or DIRECTIONS_PER_VECTOR * vectors.count <= group.width:
+    few = vectors.per_frame < _cost_model.FEWEST
+    if few or DIRECTIONS_PER_VECTOR * vectors.per_frame <= group.width:
         _span(state, group, vectors.values)
 
 
@@ -113,7 +113,7 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     vectors = _vectors_in_use(state, group, index - 1)
     if not vectors.values:
         return
-    kept, new = int(group.constant), vectors.count
+    kept, new = int(group.constant), vectors.per_frame
     if group.width < math.inf:
         kept = 0
         if not _has_output(state, group):

@@ -32,8 +32,12 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from ._operations import AdjointCorrection, Append, Coefficients, Span
 
-# Pairs of source sets to compare others with: one per space that many vectors share
+# The number of pairs of source sets that other pairs are compared with: about one for
+# each space that many vectors share
 MAX_COMPARED_SETS = 8
+
+# For a vector, the values that it combines linearly
+SourceSet = frozenset[Value]
 
 
 @dataclass(eq=False)
@@ -79,41 +83,43 @@ def rewritten(
     for value in context.ordered(outputs):
         copy, inputs = value, value.op.inputs
         if new and not new.keys().isdisjoint(inputs):
-            copy = replace(
-                value, op=value.op.with_inputs(*(new.get(x, x) for x in inputs))
-            )
-        made = change(value, copy)
-        if made is value:
-            continue
-        new[value] = made
-        place = context.origin[copy] = context.origin[value]
-        context.origin.setdefault(made, place)
-        added = list(made.op.inputs)
-        while added:  # added values inherit the seed of the value they replace
-            inner = added.pop()
-            if inner not in context.origin:
-                context.origin[inner] = place
-                added += inner.op.inputs
+            op = value.op.with_inputs(*(new.get(x, x) for x in inputs))
+            copy = replace(value, op=op)
+        replacement = change(value, copy)
+        if replacement is not value:
+            new[value] = replacement
+            _inherit_origin(context, value, copy, replacement)
     return [new.get(output, output) for output in outputs]
+
+
+def _inherit_origin(
+    context: Context, value: Value, copy: Value, replacement: Value
+) -> None:
+    """Give what replaces a value, and all that is added for it, its seed."""
+    position = context.origin[copy] = context.origin[value]
+    context.origin.setdefault(replacement, position)
+    pending = list(replacement.op.inputs)
+    while pending:
+        added = pending.pop()
+        if added not in context.origin:
+            context.origin[added] = position
+            pending += added.op.inputs
 
 
 def key_of(value: Value) -> object:
     """A key that is equal for values made by the same operation from the same
     inputs.
     """
-    found: list[object] = [type(value.op), value.shape]
+    key: list[object] = [type(value.op), value.shape]
     names: tuple[str, ...] = value.op.__match_args__
     for name in names:
         entry = getattr(value.op, name)
-        parts = (
-            [getattr(entry, own) for own in Weight.__match_args__]
-            if isinstance(entry, Weight)
-            else [entry]
-        )
-        found += [
-            content_of(part) if isinstance(part, np.ndarray) else part for part in parts
-        ]
-    return tuple(found)
+        parts = [entry]
+        if isinstance(entry, Weight):
+            parts = [getattr(entry, field_name) for field_name in Weight.__match_args__]
+        for part in parts:
+            key.append(content_of(part) if isinstance(part, np.ndarray) else part)
+    return tuple(key)
 
 
 def rearranged(
@@ -172,8 +178,9 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
 
 
 def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
-    """Group members, such as those of a weight, by their marks, given each mark and the
-    members that have it.
+    """Group members, such as those of a weight, by their marks.
+
+    `marked` gives each mark and the members that have it.
     """
     marks: dict[int, set[object]] = {}
     for mark, members in marked:
@@ -193,41 +200,47 @@ def by_classes(
     """The results of an operation's matrices, (matrices, vectors), computed class by
     class.
 
-    `act(class, at, x)` gets the positions of the acting members and their inputs:
-    (vectors,), or (members, vectors) if each member has its own.
+    `act(class, positions, x)` gets the positions of the acting members and their
+    inputs: (vectors,), or (members, vectors) if each member has its own.
     """
     members = op.weight.members.ravel()
     # sorted by member; a matrix may act several times
-    places = np.argsort(members, kind="stable")
+    by_member = np.argsort(members, kind="stable")
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
-    parts, order = [], list[int]()
-    for own in classes:
-        if at := places[np.isin(members[places], own)].tolist():
-            order += at
-            parts.append(act(own, at, x[at] if op.each else x))
-    return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
+    parts: list[Vector] = []
+    order: list[int] = []
+    for members_of_class in classes:
+        in_class = np.isin(members[by_member], members_of_class)
+        positions = by_member[in_class].tolist()
+        if positions:
+            order += positions
+            inputs = x[positions] if op.each else x
+            parts.append(act(members_of_class, positions, inputs))
+    joined = join(parts) if len(parts) > 1 else parts[0]
+    return joined[np.argsort(order)]
 
 
-def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
+def linear_sources(values: Sequence[Value]) -> dict[Value, SourceSet]:
     """For each vector, the values that it combines linearly: sources, data, outputs of
     nonlinearities.
     """
-    made: dict[Value, frozenset[Value]] = {}
+    sources_of: dict[Value, SourceSet] = {}
     for value in values:
-        if isinstance(value, Vector):
-            if value.op.acts is None:
-                raise TypeError(
-                    f"{type(value.op).__name__} makes vectors: its class must say how"
-                    " it `acts` on them"
-                )
-            begins = value.op.acts is not VectorAccess.LINEARLY
-            inputs = (
-                () if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
+        if not isinstance(value, Vector):
+            continue
+        if value.op.acts is None:
+            raise TypeError(
+                f"{type(value.op).__name__} makes vectors: its class must say how"
+                " it `acts` on them"
             )
-            made[value] = frozenset([value] if begins else ()).union(
-                *(made[x] for x in inputs)
+        if value.op.acts is VectorAccess.LINEARLY:
+            vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+            sources_of[value] = frozenset[Value]().union(
+                *(sources_of[x] for x in vectors)
             )
-    return made
+        else:
+            sources_of[value] = frozenset([value])
+    return sources_of
 
 
 def asked(value: Value) -> tuple[Vector, ...]:
@@ -242,37 +255,53 @@ def asked(value: Value) -> tuple[Vector, ...]:
 
 
 def asked_together(
-    values: Sequence[Value], made: Mapping[Value, frozenset[Value]]
+    values: Sequence[Value], sources_of: Mapping[Value, SourceSet]
 ) -> dict[Value, set[Value]]:
     """For each value that begins a linear section, the values whose inner products with
     it some operation needs.
     """
-    # A dot needs the products of its two factors, a matrix those of all its inputs, a
-    # nonlinearity all coordinates of its arguments.
-    pairs: dict[tuple[frozenset[Value], frozenset[Value]], None] = {}
-    together: dict[Source, set[Value]] = {}
+    pairs = _pairs_asked_for(values, sources_of)
+    partners: dict[Value, set[Value]] = {}
+    # The stream of a deep network gains sources block by block, so the last vectors
+    # include the earlier ones: most pairs are parts of one of a few large pairs.
+    large_pairs: list[tuple[SourceSet, SourceSet]] = []
+    for one, two in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
+        is_known = any(
+            (one <= p and two <= q) or (one <= q and two <= p) for p, q in large_pairs
+        )
+        if is_known:
+            continue
+        for source in one:
+            partners.setdefault(source, set()).update(two)
+        for source in two:
+            partners.setdefault(source, set()).update(one)
+        large_pairs = [*large_pairs, (one, two)][:MAX_COMPARED_SETS]
+    return partners
+
+
+def _pairs_asked_for(
+    values: Sequence[Value], sources_of: Mapping[Value, SourceSet]
+) -> dict[tuple[SourceSet, SourceSet], None]:
+    """Pairs of sets of sources whose inner products some operation needs.
+
+    A dot needs the products of its two factors, a matrix those of all its inputs, a
+    nonlinearity all coordinates of its arguments. The result is an ordered set.
+    """
+    pairs: dict[tuple[SourceSet, SourceSet], None] = {}
+    inputs_of_matrix: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
             case Dot(x, y) | Coefficients(x, y):
-                pairs[made[x], made[y]] = None
+                pairs[sources_of[x], sources_of[y]] = None
             case AdjointCorrection(d, u, g, b):
-                pairs |= {(made[d], made[u]): None, (made[g], made[b]): None}
+                pairs[sources_of[d], sources_of[u]] = None
+                pairs[sources_of[g], sources_of[b]] = None
             case MatMul(weight, x):
-                together.setdefault(weight.source, set()).update(made[x])
+                inputs = inputs_of_matrix.setdefault(weight.source, set())
+                inputs.update(sources_of[x])
             case _ if vectors := asked(value):
-                found = frozenset[Value]().union(*(made[x] for x in vectors))
-                pairs[found, found] = None
-    pairs |= {(sources, sources): None for sources in map(frozenset, together.values())}
-    edges: dict[Value, set[Value]] = {}
-    largest: list[tuple[frozenset[Value], frozenset[Value]]] = []
-    for one, two in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
-        # the stream of a deep network gains sources block by block: the last vectors
-        # include the earlier ones
-        if not any(
-            (one <= p and two <= q) or (one <= q and two <= p) for p, q in largest
-        ):
-            for first, second in ((one, two), (two, one)):
-                for source in first:
-                    edges.setdefault(source, set()).update(second)
-            largest = [*largest, (one, two)][:MAX_COMPARED_SETS]
-    return edges
+                sources = frozenset[Value]().union(*(sources_of[x] for x in vectors))
+                pairs[sources, sources] = None
+    for sources in map(frozenset, inputs_of_matrix.values()):
+        pairs[sources, sources] = None
+    return pairs

@@ -34,63 +34,76 @@ from .simplify import ROOT
 from .trained_weights import coordinates
 
 SIGN = replace(derivatives.SIGN, name="sign")  # sign(0) = 0
-# of all matrices of an outer product; larger ones, over a minute per replica, are
-# rejected
+
+# Most entries of all matrices of an outer product; larger ones, over a minute per
+# replica, are rejected
 ENTRIES = 2**33
-MEAN_NODES = 512  # replace the coordinates β of an infinitely wide space; a power of 2
+
+# The nodes that replace the coordinates β of an infinitely wide space; a power of 2
+MEAN_NODES = 512
 
 
 def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Expand all functions of the entries of outer products."""
     if not any(isinstance(value.op, Outer) for value in context.ordered(outputs)):
         return list(outputs)
-    orders, infinite = (
-        Orders(lambda x: math.isinf(context.width(x))),
-        math.inf in context.bound.values(),
-    )
-    small = SmallParts(orders)
+    return rewritten(outputs, context, _Expansion(context).change)
 
-    def change(old: Value, new: Value) -> Value:
-        made = _expanded(new, new.op) if isinstance(new.op, Outer) else new
+
+class _Expansion:
+    """The rewrite of a program without functions of entries of outer products."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.infinite = math.inf in context.bound.values()
+        self.orders = Orders(lambda x: math.isinf(context.width(x)))
+        self.small = SmallParts(self.orders)
+
+    def change(self, old: Value, new: Value) -> Value:
+        """What replaces a value, given its copy on rewritten inputs."""
+        result = self._expanded(new, new.op) if isinstance(new.op, Outer) else new
         # in program order, so that recursion stays shallow
-        if infinite and isinstance(made, Vector):
-            orders.has_small_part(made), orders.bits(made)
-        return made
+        if self.infinite and isinstance(result, Vector):
+            self.orders.has_small_part(result)
+            self.orders.bits(result)
+        return result
 
-    def _expanded(value: Value, op: Outer) -> Vector:
-        op = replace(op, left=_of_order_one(op.left), right=_of_order_one(op.right))
-        width, one_use = context.width(op.x), op.right.shape[1] == 1
+    def _expanded(self, value: Value, op: Outer) -> Vector:
+        """y, in closed form where there is one, else from coordinates."""
+        left, right = self._of_order_one(op.left), self._of_order_one(op.right)
+        op = replace(op, left=left, right=right)
+        width, one_use = self.context.width(op.x), op.right.shape[1] == 1
         if math.isinf(width):
             if one_use:  # E[sign(r) x] sign(l)
                 return mix(mean_dot(op.x, _signs(op.right)), _signs(op.left))
-            if orders.is_gaussian(op.right) and orders.is_gaussian(op.x):
+            if self.orders.is_gaussian(op.right) and self.orders.is_gaussian(op.x):
                 return _of_gaussians(op)
-            if not orders.bits(op.right).any(axis=(-1, -2)).all():
+            if not self.orders.bits(op.right).any(axis=(-1, -2)).all():
                 raise ExactError(value, vanishing_signs(op.optimiser))
-        elif math.isinf(context.width(op.left)) and (
-            one_use or orders.is_gaussian(op.left)
+        elif math.isinf(self.context.width(op.left)) and (
+            one_use or self.orders.is_gaussian(op.left)
         ):
-            rights, inputs = (
-                coordinates(op.right, int(width)),
-                coordinates(op.x, int(width)),
-            )
-            # (matrices, in)
-            rows = mix(
-                rights.transpose(0, 2, 1) * constant(np.asarray(op.sizes)), op.left
-            )
-            return mix(inputs / int(width), _signs(rows))
-        return _summed(value, op, context)
+            return _mean_of_signs(op, int(width))
+        return _summed(value, op, self.context)
 
-    def _of_order_one(x: Vector) -> Vector:
+    def _of_order_one(self, x: Vector) -> Vector:
         """Vectors, or √n times those whose limit is 0; the sign does not depend on this
         factor.
         """
-        if not infinite or orders.bits(x).any() or not context.small_parts:
+        if not self.infinite or self.orders.bits(x).any():
             return x
-        found = small.small(x)
-        return x if found is None else found
+        if not self.context.small_parts:
+            return x
+        small = self.small.small(x)
+        return x if small is None else small
 
-    return rewritten(outputs, context, change)
+
+def _mean_of_signs(op: Outer, width: int) -> Vector:
+    """y with all coordinates of r and x as scalars, and l at infinite width."""
+    rights, inputs = coordinates(op.right, width), coordinates(op.x, width)
+    sizes = constant(np.asarray(op.sizes))
+    entries = mix(rights.transpose(0, 2, 1) * sizes, op.left)  # (matrices, in)
+    return mix(inputs / width, _signs(entries))
 
 
 def _signs(x: Vector) -> Vector:
@@ -101,40 +114,36 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     """All coordinates of r and x as scalars; at infinite width, at some nodes of each
     block of coordinates.
     """
-    width, out, blocks = context.width(op.x), context.width(op.left), op.x.width.factor
-    width = (
-        int(width)
-        if math.isfinite(width)
-        else blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
-    )
-    given = coordinates(join([op.right.reshape(-1), op.x.reshape(-1)]), width).reshape(
-        -1
-    )
-    entries = value.shape[0] * width * out
+    width, out = context.width(op.x), context.width(op.left)
+    if math.isinf(width):
+        blocks = op.x.width.factor
+        width = blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
+    count = int(width)
+    vectors = join([op.right.reshape(-1), op.x.reshape(-1)])
+    given = coordinates(vectors, count).reshape(-1)
+    matrices = value.shape[0]
+    entries = matrices * count * out
     if ENTRIES < entries < math.inf:
         raise ExactError(
             value,
-            f"{op.optimiser}'s step of {value.shape[0]} matrices {out:.0f}×{width} needs"
-            f" every entry of the gradient, {entries:.1e} of them per replica",
+            f"{op.optimiser}'s step of {matrices} matrices {out:.0f}×{count} needs every"
+            f" entry of the gradient, {entries:.1e} of them per replica",
             instead="take smaller widths; SGD and Muon need only products of vectors",
         )
-    shapes = (*op.right.shape, width), (*op.x.shape, width)
-    return Vector(
-        OuterProductSum(op.left, given, op.sizes, op.eps, op.optimiser, shapes),
-        value.shape,
-        op.left.width,
-    )
+    shapes = (*op.right.shape, count), (*op.x.shape, count)
+    total = OuterProductSum(op.left, given, op.sizes, op.eps, op.optimiser, shapes)
+    return Vector(total, value.shape, op.left.width)
 
 
 def _of_gaussians(op: Outer) -> Vector:
     """√(2/π) (l · c)/√(l^T B l), where l^T B l is the squared norm of L^T l and B = L
     L^T.
     """
-    scaled = constant(np.asarray(op.sizes))
+    sizes = constant(np.asarray(op.sizes))
     gram = mean_dot(op.right, op.right)
     root = applied(ROOT, (gram,), gram.shape, axes=2).transpose(0, 2, 1)
-    rows = mix(scaled * root, op.left)  # (matrices, K)
-    along = mix(scaled * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
+    rows = mix(sizes * root, op.left)  # (matrices, K)
+    along = mix(sizes * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
     others = tuple(rows[:, k : k + 1] for k in range(rows.shape[1]))
     f = Function("over_length", _over_length, lipschitz=False)
     return math.sqrt(2 / math.pi) * Vector(
@@ -151,8 +160,11 @@ def _over_length(along: Any, *rows: Any) -> Any:
     )
 
 
-# relative to its terms, a smaller sum is rounding
-CHECKED_NODES, CANCELLATION = 64, 1e-12
+# The nodes at which entries are checked
+CHECKED_NODES = 64
+
+# A sum smaller than this, relative to its terms, is rounding
+CANCELLATION = 1e-12
 
 
 def vanishing_signs(optimiser: str) -> str:
@@ -178,13 +190,17 @@ def checked_left(
     vary and are 0 only in the limit.
     """
     xp = array_namespace(left, right)
-    some = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
-    some = xp.matrix_transpose(some * xp.asarray(sizes, dtype=left.dtype)[:, None])
-    entries, terms = some @ right, xp.abs(some) @ xp.abs(right)
+    at_nodes = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
+    sizes_of_uses = xp.asarray(sizes, dtype=left.dtype)[:, None]
+    rows = xp.matrix_transpose(at_nodes * sizes_of_uses)
+    entries, terms = rows @ right, xp.abs(rows) @ xp.abs(right)
+    # uses with l = 0 in the limit only
     fluctuates = ~xp.any(left != 0, axis=(-1, -2)) & xp.asarray(varies)
-    left_over = xp.any((right != 0) & fluctuates[..., None], axis=-2)[..., None, :]
-    cancels = (xp.abs(entries) <= CANCELLATION * terms) & ((terms > 0) | left_over)
-    if bool(xp.any(cancels)) or not bool(xp.all(xp.any(left != 0, axis=(-1, -2, -3)))):
+    has_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
+    counts = (terms > 0) | has_fluctuation[..., None, :]
+    cancels = (xp.abs(entries) <= CANCELLATION * terms) & counts
+    vanishes = ~xp.any(left != 0, axis=(-1, -2, -3))
+    if bool(xp.any(cancels)) or bool(xp.any(vanishes)):
         raise UnplacedError(
             f"{vanishing_signs(optimiser)}; net.law(…, method='extrapolate')"
             " estimates the limit"
