@@ -90,22 +90,33 @@ def _from_patterns(
     )
     params = {"key": normals.params["key"], "width": width, "numbers": drawn}
     words = normals.words.replace("all coordinates", "products of positive parts")
-    steps = [Step("positive", Register(shape), (), params, words, 0)]
-    steps.append(
-        Step(
-            "factor", Register(shape), (steps[0].out,), {}, step.words, step.operations
-        )
+    products = Step(
+        kind="positive",
+        out=Register(shape),
+        args=(),
+        params=params,
+        words=words,
+        operations=0,
     )
+    triangular = Step(
+        kind="factor",
+        out=Register(shape),
+        args=(products.out,),
+        params={},
+        words=step.words,
+        operations=step.operations,
+    )
+    steps = [products, triangular]
     for factor in (*inner, *outer):
         args = (*(arg for arg in factor.args if arg.size == 1), steps[-1].out)
         steps.append(
             Step(
-                factor.kind,
-                Register(shape),
-                args,
-                factor.params,
-                factor.words,
-                steps[0].out.size,
+                kind=factor.kind,
+                out=Register(shape),
+                args=args,
+                params=factor.params,
+                words=factor.words,
+                operations=products.out.size,
             )
         )
     if step.kind == "squares":

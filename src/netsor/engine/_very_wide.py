@@ -122,20 +122,19 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
         results.append(result)
         if falls.any():
             largest = np.where(falls, MARGIN * np.abs(a).max(axis=0), 0.0)
-            params = {
-                "f": partial(_without_small, largest),
-                "shape": result.shape,
-                "axes": None,
-            }
             results[-1] = Register(result.shape)
             steps.append(
                 Step(
-                    "apply",
-                    results[-1],
-                    (result,),
-                    params,
-                    "limits that are 0",
-                    result.size,
+                    kind="apply",
+                    out=results[-1],
+                    args=(result,),
+                    params={
+                        "f": partial(_without_small, largest),
+                        "shape": result.shape,
+                        "axes": None,
+                    },
+                    words="limits that are 0",
+                    operations=result.size,
                 )
             )
     told = (
