@@ -345,8 +345,8 @@ def sliders(target: NamedProgram) -> list[Slider]:
 def _slider(name: str, value: float) -> Slider:
     """A slider up to four times the value, to both sides of 0 if it is negative."""
     if isinstance(value, int):
-        low, high = (1 if value > 0 else 4 * value), max(4 * value, 8)
-        return Slider(name, value, low, high, step=1)
+        least = 1 if value > 0 else 4 * value
+        return Slider(name, value, low=least, high=max(4 * value, 8), step=1)
     size = abs(value) or 1.0
     low = 0.0 if value >= 0 else -4 * size
     return Slider(name, value, low, high=4 * size, step=size / 20)

@@ -337,8 +337,8 @@ def check_init(
 
     Examples
     --------
-    >>> ids = [3, 7, 1, 4]
-    >>> check = ns.torch.check_init(build, ids, reference="config.json")  # doctest: +SKIP
+    >>> ids, config = [3, 7, 1, 4], "config.json"
+    >>> check = ns.torch.check_init(build, ids, reference=config)  # doctest: +SKIP
     >>> print(check)  # doctest: +SKIP
     """
     number = as_number(level)

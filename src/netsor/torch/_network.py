@@ -62,8 +62,9 @@ def inputs_of(
     tokens: int | None = None,
     most_by_default: int = TOKENS,
 ) -> tuple[Any, ...]:
-    """Inputs as a module takes them: those given, one sequence of ids, or a number of
-    different ids.
+    """Inputs as a module takes them.
+
+    They are those given, one sequence of ids, or a number of different ids.
     """
     # The ids are also passed as a second argument `targets`: without it, some modules
     # return logits of one token.
@@ -97,11 +98,8 @@ def inputs_of(
         args = range(1, min(tokens or most_by_default, most) + 1)
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
     ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
-    return (
-        (ids, ids)
-        if list(inspect.signature(instance.forward).parameters)[1:2] == ["targets"]
-        else (ids,)
-    )
+    names = list(inspect.signature(instance.forward).parameters)
+    return (ids, ids) if names[1:2] == ["targets"] else (ids,)
 
 
 def networks(
@@ -257,7 +255,9 @@ def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     bidirectional = len(parts.stacks) == 1 and all(
         mask is None or mask.all() for mask in masks
     )
-    return None if not rows or len(ids) != rows else ids if bidirectional else ids[1:]
+    if not rows or len(ids) != rows:
+        return None
+    return ids if bidirectional else ids[1:]
 
 
 def training(
