@@ -108,10 +108,10 @@ class Transformer(Description):
     embedding_scale, logit_scale, decoder_gain : float
         Factors of embeddings, of logits, and of the decoder's std_v, std_o, std_in,
         std_gate and std_out.
-    std_q, std_k, std_v, std_o, std_in, std_gate, std_out, std_router, std_embedding,
-    std_position, std_logits : float
-        For queries, keys, values and the output of attention, the perceptron, the
-        router of experts, embeddings, learned positions, and untied logits.
+    std_q, std_k, std_v, std_o, std_in, std_gate, std_out : float
+        For queries, keys, values and the output of attention, and the perceptron.
+    std_router, std_embedding, std_position, std_logits : float
+        For the router of experts, embeddings, learned positions, and untied logits.
     std_type, std_relative, bias_in, bias_out : float
         For a further vector added to every token, relative biases, and the biases of
         the perceptron.
