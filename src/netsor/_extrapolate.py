@@ -576,16 +576,15 @@ class ExtrapolatedLaw:
         targets = []
         for sides in product((-2.0, 2.0), repeat=2):  # of the centre and of the spread
             targets.append(value + np.array(sides)[:, None] * error)
+        parts = [last + PART * (target - last) for target in targets]
         return _MovedLaws(
-            fully=[self._move_to(*target, last) for target in targets],
-            partly=[
-                self._move_to(*(last + PART * (target - last)), last)
-                for target in targets
-            ],
+            fully=[self._move_to(target, last) for target in targets],
+            partly=[self._move_to(part, last) for part in parts],
         )
 
-    def _move_to(self, centre: Array, spread: Array, last: Array) -> Any:
-        """The last law moved from its centre and spread, `last`, to others."""
+    def _move_to(self, target: Array, last: Array) -> Any:
+        """The last law, moved from its centres and spreads `last` to others."""
+        centre, spread = target
         last_centre, last_spread = last
         random = last_spread > 0
         ratio = spread / np.where(random, last_spread, 1.0)

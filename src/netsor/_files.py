@@ -1,4 +1,6 @@
-"""User files: written whole or not at all; read only if they are regular, small and
+"""Files of the user.
+
+They are written whole or not at all, and read only if they are regular, small and
 without duplicate fields.
 """
 
@@ -15,15 +17,16 @@ from typing import Any, BinaryIO
 
 from ._validate import shown
 
-# bytes of a JSON or TOML file: a configuration that names every class of images has a
-# million
+# Most bytes of a JSON or TOML file. A configuration that names every class of images
+# has a million.
 MAX_FILE_BYTES = 2**24
-LONGEST = 200  # characters of a path in a message
+LONGEST = 200  # most characters of a path in a message
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: on failure the old file stays. Creates the folder if
-    needed.
+    """Replace a file atomically: on failure the old file stays.
+
+    The folder is created if needed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
@@ -38,16 +41,15 @@ def write(path: Path, content: bytes) -> None:
 def named(path: str | os.PathLike[str]) -> str:
     """A file in messages: its whole path, shortened if it is very long."""
     text = repr(str(path))
-    return (
-        text
-        if len(text) <= LONGEST
-        else f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
-    )
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading: a pipe without a writer would block, and a
-    device may never end.
+    """Open a regular file for reading.
+
+    A pipe without a writer would block, and a device may never end.
     """
     at_once = getattr(os, "O_NONBLOCK", 0)
     # ValueError: no file can have this name
@@ -76,14 +78,12 @@ def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """The fields of a TOML file, if its name ends in .toml, or else of a JSON file;
-    OSError if it cannot be opened.
+    """The fields of a TOML file, if its name ends in .toml, or else of a JSON file.
+
+    It raises OSError if the file cannot be opened.
     """
-    return parsed(
-        content(path, most),
-        named(path),
-        "TOML" if Path(path).suffix == ".toml" else "JSON",
-    )
+    kind = "TOML" if Path(path).suffix == ".toml" else "JSON"
+    return parsed(content(path, most), named(path), kind)
 
 
 def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
@@ -106,6 +106,7 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises an error if it has a field twice."""
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
             raise ValueError(f"it has the field {shown(key)} twice: remove one")

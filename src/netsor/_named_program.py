@@ -11,20 +11,20 @@ from ._program import Program
 
 @dataclass(frozen=True)
 class NamedProgram:
-    """An object in a file or module, an optional part of it, and arguments for its
-    function.
-    """
+    """An object in a file or module, and which program it stands for."""
 
     module: str  # a file or a module
     name: str
     value: Any  # a program, or a function that returns a program or a PyTorch module
-    part: Any = None  # the index in PROGRAM[i]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    part: Any = None  # the index in PROGRAM[i]; None: the whole program
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the function
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.name}" + (
-            "" if self.part is None else f"[{str(self.part).strip('(,)')}]"
-        )
+        whole = f"{self.module}:{self.name}"
+        if self.part is None:
+            return whole
+        index = str(self.part).strip("(,)")
+        return f"{whole}[{index}]"
 
     @property
     def is_function(self) -> bool:
@@ -33,11 +33,9 @@ class NamedProgram:
 
     def build(self, **arguments: Any) -> Any:
         """The result of the function for its own and these arguments."""
-        return (
-            self.value(**{**self.arguments, **arguments})
-            if self.is_function
-            else self.value
-        )
+        if not self.is_function:
+            return self.value
+        return self.value(**{**self.arguments, **arguments})
 
     def program(self, **arguments: Any) -> Program:
         """The whole program with these arguments and its own."""

@@ -332,8 +332,9 @@ class Program:
         at = self._at(widths, need_limit=exact)
         if not exact:
             # an ExtrapolatedLaw: its methods are those of a law, but return estimates
-            extrapolated: Any = extrapolate(self.name, at, coordinates, sampling)
-            return extrapolated
+            return extrapolate(  # type: ignore[return-value]
+                self.name, at, coordinates, sampling
+            )
         law = at.law(coordinates, sampling)
         all_infinite = at.widths and all(width == inf for _, width in at.widths)
         if all_infinite and not isinstance(coordinates, list):

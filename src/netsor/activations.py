@@ -48,8 +48,11 @@ class Function:
     Examples
     --------
     >>> n = ns.Width("n")
-    >>> square = ns.Function("square", np.square, bounded=False, lipschitz=True, breaks=(), parity=1)
-    >>> net = ns.Program(ns.weight(n, n) @ ns.nonlin(square, ns.weight(n, n) @ ns.gaussian(n)))
+    >>> square = ns.Function(
+    ...     "square", np.square, bounded=False, lipschitz=True, breaks=(), parity=1
+    ... )
+    >>> x = ns.nonlin(square, ns.weight(n, n) @ ns.gaussian(n))
+    >>> net = ns.Program(ns.weight(n, n) @ x)
     >>> print(f"{net.law(n=ns.inf).var():.6f}")  # E[z⁴]
     3.000000
     """

@@ -233,9 +233,12 @@ class Gradients:
             scalar_sizes.append(None)
             if kind in sized:
                 size = self._size(values)
-                is_scalar = isinstance(size, Scalar)
-                sums.append((1.0 if is_scalar else 1 / size, tuple(positions)))
-                scalar_sizes.append(size if is_scalar else None)
+                if isinstance(size, Scalar):
+                    sums.append((1.0, tuple(positions)))
+                    scalar_sizes.append(size)
+                else:
+                    sums.append((1 / size, tuple(positions)))
+                    scalar_sizes.append(None)
         if not grams:
             return constant(np.zeros(len(sums)))
         norms = apply(

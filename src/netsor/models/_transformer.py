@@ -367,7 +367,7 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
             f"{', '.join(sorted(unknown))}: not a field of nanoGPT's GPTConfig; remove"
             " it if you can"
         )
-    gpt2 = {"vocab_size": 50304}
+    gpt2: dict[str, Any] = {"vocab_size": 50304}
     gpt2 |= {name: given[name] for name in given if name in NANOGPT_SIZES}
     gpt2 |= {
         "n_positions": given.get("block_size", 1024),
