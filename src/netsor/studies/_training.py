@@ -94,7 +94,8 @@ class TrainingCase(ABC):
     @property
     def plan(self) -> Plan:
         """Its plan, which all learning rates of a sweep share."""
-        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[no-any-return]
+        widths: dict[str, Any] = {**self.widths, **self.hyperparameters}
+        return self.program.plan(**widths)
 
     @property
     def key(self) -> dict[str, Any]:

@@ -546,12 +546,12 @@ class CoordCheck(ByParametrisation[Check]):
         )
         caption = (
             f"√(mean square) of what {steps} of {r.optimiser} changes, against the"
-            f" {r.axis}: geometric means over "
-            "initialisations with two standard errors, in the block that the verdict is"
-            " about. Maximal updates need "
-            "flat"
-            f" lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
+            f" {r.axis}: geometric means over initialisations with two standard errors,"
+            " in the block that the verdict is about. Maximal updates need flat lines"
         )
+        if math.inf in r.widths:
+            caption += "; a dashed line is the limit, in the band of its error"
+        caption += "."
         rows: list[doc.Row] = []
         for name, some in {
             "": [c.verdicts for c in checks],
