@@ -291,10 +291,15 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
 
 # exit code, if the weights depart from what is declared, or the check is incomplete
 DEPARTED = 3
-INCOMPLETE = """Exit with code 0 also if parameters or the pass could not be checked and nothing else departs."""
+INCOMPLETE = (
+    "Exit with code 0 also if parameters or the pass could not be checked and nothing"
+    " else departs."
+)
 LEVEL = opt.number(real, above=0, most=0.5)
-REFERENCE = """The declared initialisation: a config.json, the name of a model that ships, or a FILE:FUNCTION.
-[default: the module's own config, or its own initialisation]"""
+REFERENCE = (
+    "The declared initialisation: a config.json, the name of a model that ships, or a"
+    " FILE:FUNCTION.\n[default: the module's own config, or its own initialisation]"
+)
 
 
 @cli.command("check-init")

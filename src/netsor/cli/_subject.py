@@ -247,8 +247,8 @@ def _built_in(
         raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
-    # About the memory that the layer needs, whatever its plan: a layer that does not fit
-    # is not planned. The plans of some activations draw the coordinates.
+    # About the memory that the layer needs, whatever its plan: a layer that does not
+    # fit is not planned. The plans of some activations draw the coordinates.
     draws_coordinates = width != math.inf and activation not in ("identity", "clip")
     coordinates = width if draws_coordinates else 0.0
     size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates

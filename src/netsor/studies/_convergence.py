@@ -87,9 +87,8 @@ class Rate:
 
             ax = plt.gca()
         widths, slope = np.array(self.widths, dtype=float), self.slope
-        value, error = (
-            np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1)
-        )
+        value = np.array([kl.value for kl in self.kl], dtype=float)
+        error = np.array([kl.error for kl in self.kl], dtype=float)
         points = ax.errorbar(
             widths,
             value,
@@ -191,22 +190,21 @@ def rate(
     'log'
     """
     name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
-    sizes = (
-        [as_whole(n) for n in widths]
-        if isinstance(widths, Sequence) or np.ndim(widths) == 1
-        else []
-    )
+    sizes = []
+    if isinstance(widths, Sequence) or np.ndim(widths) == 1:
+        sizes = [as_whole(n) for n in widths]
     whole = [n for n in sizes if n is not None and n > 0]
     if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
         raise ArgumentError("widths", widths, "two or more growing positive integers")
-    *laws, limit = map(law, (*whole, inf))
+    laws = tuple(law(n) for n in whole)
+    limit = law(inf)
     return Rate(
-        net.name,
-        name,
-        tuple(whole),
-        tuple(kl(each, limit) for each in laws),
-        tuple(laws),
-        limit,
+        name=net.name,
+        width=name,
+        widths=tuple(whole),
+        kl=tuple(kl(law_at_width, limit) for law_at_width in laws),
+        laws=laws,
+        limit=limit,
     )
 
 
@@ -290,20 +288,14 @@ class WidthNeeded:
     def summary(self) -> str:
         """The answer in one line."""
         what = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
-        said = f"{what} within {self.tolerance:g} of the limit"
+        claim = f"{what} within {self.tolerance:g} of the limit"
         if math.isinf(self.high):
-            return (
-                f"{said}: not up to {self.width} = {max(self.differences):,}, or too"
-                " few draws"
-            )
+            largest = max(self.differences)
+            return f"{claim}: not up to {self.width} = {largest:,}, or too few draws"
+        high = int(self.high)
         if self.low < LEAST:
-            return (
-                f"{said} from {self.width} = {int(self.high):,} on, or from a smaller"
-                " width"
-            )
-        return (
-            f"{said} from {self.width} between {self.low:,} and {int(self.high):,} on"
-        )
+            return f"{claim} from {self.width} = {high:,} on, or from a smaller width"
+        return f"{claim} from {self.width} between {self.low:,} and {high:,} on"
 
     def __str__(self) -> str:
         rows = sorted(self.differences.items())
@@ -364,7 +356,8 @@ def width_needed(
 
     Examples
     --------
-    >>> print(ns.width_needed(ns.paper.layer(), 0.5, of="kurtosis", draws=20_000).summary)
+    >>> layer = ns.paper.layer()
+    >>> print(ns.width_needed(layer, 0.5, of="kurtosis", draws=20_000).summary)
     kurtosis within 0.5 of the limit from n between 421 and 462 on
     """
     allowed, of = checked(tolerance, of)

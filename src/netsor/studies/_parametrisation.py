@@ -90,30 +90,21 @@ class Parametrisation:
         """
         if name == "vocabulary":  # most of its words are not in the batch
             return None
-        return (
-            0.0
-            if axis == "depth"
-            else self.outputs
-            if name in ("logits", "loss", "head")
-            else self.features
-        )
+        if axis == "depth":
+            return 0.0
+        return self.outputs if name in ("logits", "loss", "head") else self.features
 
     def fields(self) -> dict[str, Any]:
         """All fields, as in a JSON file."""
-        kinds = {
-            k: {name: power._asdict() for name, power in s._asdict().items()}
-            for k, s in self.kinds.items()
-        }
-        scores = {**self.scores._asdict(), HEAD_DIM: self.head_dim}
-        last = {"logits": self.logits._asdict(), "scores": scores}
-        promise = {"features": self.features, "logits": self.outputs}
-        return {
-            "name": self.name,
-            "like": self.like,
-            **kinds,
-            **last,
-            "promise": promise,
-        }
+        content: dict[str, Any] = {"name": self.name, "like": self.like}
+        for kind, scaling in self.kinds.items():
+            content[kind] = {
+                name: power._asdict() for name, power in scaling._asdict().items()
+            }
+        content["logits"] = self.logits._asdict()
+        content["scores"] = {**self.scores._asdict(), HEAD_DIM: self.head_dim}
+        content["promise"] = {"features": self.features, "logits": self.outputs}
+        return content
 
 
 # exponents of n: in the standard deviations of matrices and of the head, in the
@@ -393,13 +384,13 @@ def scaled(
             )
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
-    own, before = (
-        size**-0.5 if model.score_scale is None else model.score_scale
-        for size in (d, model.d)
-    )
-    wanted = before * rule.scores.of(ratio, deeper) * (d / model.d) ** rule.head_dim
-    if wanted != own:
-        changes["score_scale"] = wanted
+    if model.score_scale is None:
+        default_scale, scale = d**-0.5, model.d**-0.5
+    else:
+        default_scale = scale = model.score_scale
+    scale = scale * rule.scores.of(ratio, deeper) * (d / model.d) ** rule.head_dim
+    if scale != default_scale:
+        changes["score_scale"] = scale
     return model.replace(**changes)
 
 

@@ -372,7 +372,7 @@ class Study(ABC, Generic[Found]):
     ...     def tasks(self):
     ...         return [Square(number) for number in self.request.numbers]
     ...     def estimate(self):
-    ...         return Cost(seconds=0.1, first=0.0, bytes=1e6, random_numbers=0, workers=1)
+    ...         return Cost(0.1, first=0.0, bytes=1e6, random_numbers=0, workers=1)
     ...     def result(self, run):
     ...         run.wait()
     ...         return sum(int(run[task]["square"]) for task in run.tasks)

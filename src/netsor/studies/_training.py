@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar
@@ -94,7 +94,8 @@ class TrainingCase(ABC):
     @property
     def plan(self) -> Plan:
         """Its plan, which all learning rates of a sweep share."""
-        return self.program.plan(**self.widths, **self.hyperparameters)  # type: ignore[no-any-return]
+        widths: dict[str, Any] = {**self.widths, **self.hyperparameters}
+        return self.program.plan(**widths)
 
     @property
     def key(self) -> dict[str, Any]:
@@ -241,14 +242,12 @@ class TrainingRequest(_study.Request):
         if not all(isinstance(name, str) and name in VECTORS for name in given):
             raise ArgumentError("vectors", self.vectors, allowed)
         if given and self.own:
-            raise ArgumentError(
-                "vectors", given, "left out: a program names what moves"
-            )
-        if given and NAMED[self.optimiser].kind.matrices_only:
-            kind = NAMED[self.optimiser].kind.__name__
-            raise ArgumentError(
-                "vectors", given, f"left out: {kind} moves matrices alone"
-            )
+            allowed = "left out: a program names what moves"
+            raise ArgumentError("vectors", given, allowed)
+        optimiser = NAMED[self.optimiser].kind
+        if given and optimiser.matrices_only:
+            allowed = f"left out: {optimiser.__name__} moves matrices alone"
+            raise ArgumentError("vectors", given, allowed)
         return tuple(name for name in VECTORS if name in given)
 
     def _check_model(self, model: Transformer) -> None:
@@ -261,39 +260,13 @@ class TrainingRequest(_study.Request):
             )
         self._check_settings(model)
         self.cases(self.rules[0])  # rejects widths that the heads do not divide
-        # the ids of the tokens, and a target for each: by default the next id
-        ids, targets = (
-            None if some is None else listed(some, name, "a sequence of token ids")
-            for name, some in (("ids", self.ids), ("targets", self.targets))
-        )
         most = model.vocabulary or 1
-        if ids is not None and self.tokens is not None:
-            raise ArgumentError(
-                "tokens", self.tokens, "left out: the ids say how many tokens there are"
-            )
-        if ids is None and targets is not None:
-            raise ArgumentError(
-                "targets", targets, "left out without ids: one target for each id"
-            )
-        if ids is None:
-            ids = (
-                np.random.default_rng([self.seed, 1])
-                .integers(0, most, (self.tokens or TOKENS) + 1)
-                .tolist()
-            )
-        if targets is None:
-            if len(ids) < 2:
+        ids, targets = self._batch(most)
+        for name, tokens in (("ids", ids), ("targets", targets)):
+            self._set(name, tuple(whole(token, name, least=0) for token in tokens))
+            if not tokens or max(tokens) >= most:
                 raise ArgumentError(
-                    "ids",
-                    ids,
-                    "two or more, each the target of the one before; or give targets",
-                )
-            ids, targets = ids[:-1], ids[1:]
-        for name, some in (("ids", ids), ("targets", targets)):
-            self._set(name, tuple(whole(i, name, least=0) for i in some))
-            if not some or max(some) >= most:
-                raise ArgumentError(
-                    name, list(some), f"one or more, below the vocabulary of {most}"
+                    name, list(tokens), f"one or more, below the vocabulary of {most}"
                 )
         if len(ids) != len(targets):
             raise ArgumentError("targets", targets, f"{len(ids)}, one for each id")
@@ -303,6 +276,37 @@ class TrainingRequest(_study.Request):
                 len(ids),
                 f"at most {model.length}, the positions of {model.name}",
             )
+
+    def _batch(self, vocabulary: int) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The ids of the tokens, by default random ones, and a target for each: by
+        default the next id.
+        """
+        ids, targets = self.ids, self.targets
+        if ids is not None:
+            ids = listed(ids, "ids", "a sequence of token ids")
+        if targets is not None:
+            targets = listed(targets, "targets", "a sequence of token ids")
+        if ids is not None and self.tokens is not None:
+            raise ArgumentError(
+                "tokens", self.tokens, "left out: the ids say how many tokens there are"
+            )
+        if ids is None and targets is not None:
+            raise ArgumentError(
+                "targets", targets, "left out without ids: one target for each id"
+            )
+        if ids is None:
+            count = (self.tokens or TOKENS) + 1
+            generator = np.random.default_rng([self.seed, 1])
+            ids = generator.integers(0, vocabulary, count).tolist()
+        if targets is None:
+            if len(ids) < 2:
+                raise ArgumentError(
+                    "ids",
+                    ids,
+                    "two or more, each the target of the one before; or give targets",
+                )
+            ids, targets = ids[:-1], ids[1:]
+        return ids, targets
 
     def _check_settings(self, model: Transformer) -> None:
         """Refuse settings that would be ignored."""
@@ -346,21 +350,17 @@ class TrainingRequest(_study.Request):
     @property
     def name(self) -> str:
         """The trained network, in words."""
-        return (
-            self.model.name
-            if isinstance(self.model, Transformer)
-            else getattr(self.model, "__name__", "program")
-        )
+        if isinstance(self.model, Transformer):
+            return self.model.name
+        return getattr(self.model, "__name__", "program")
 
     @property
     def files(self) -> list[str]:
         """The names of the files: data files have that of the command."""
+        name = self.command.split()[1]
         return [
             "report.html",
-            *(
-                f"{self.command.split()[1]}.{kind}"
-                for kind in ("csv", "json", "pdf", "png")
-            ),
+            *(f"{name}.{end}" for end in ("csv", "json", "pdf", "png")),
         ]
 
     @property
@@ -380,10 +380,8 @@ class TrainingRequest(_study.Request):
     @property
     def sizes(self) -> str:
         """The widths or depths that are drawn, in words."""
-        return (
-            f"{self.axis}s"
-            f" {', '.join(map(width_text, self.widths if self.axis == 'width' else self.at))}"
-        )
+        sizes = self.widths if self.axis == "width" else self.at
+        return f"{self.axis}s {', '.join(map(width_text, sizes))}"
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -398,21 +396,30 @@ class TrainingRequest(_study.Request):
     def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
         """One for each width, or depth."""
         model = self.model
-        if not isinstance(model, Transformer):
-            own = {"own": self, **self.case_options(rule, 1.0, 1.0)}
-            return tuple(
-                self.case_type(n, None, place=(k,), **own)
-                for k, n in enumerate(self.widths)
-            )
-        trained = self.ids, self.targets, self.optimiser, self.steps, self.vectors
         cases: list[Any] = []
-        for width, depth in itertools.product(
-            self.widths, getattr(self, "depths", (model.layers,))
-        ):
-            resized = scaled(model, int(width), depth, rule, self.grow)
-            own = self.case_options(rule, width / model.width, depth / model.layers)
+        if not isinstance(model, Transformer):
+            options = self.case_options(rule, 1.0, 1.0)
+            for index, width in enumerate(self.widths):
+                cases.append(
+                    self.case_type(width, None, own=self, place=(index,), **options)
+                )
+            return tuple(cases)
+        depths = getattr(self, "depths", (model.layers,))
+        for width, depth in itertools.product(self.widths, depths):
             cases.append(
-                self.case_type(width, resized, *trained, place=(len(cases),), **own)
+                self.case_type(
+                    width,
+                    model=scaled(model, int(width), depth, rule, self.grow),
+                    ids=self.ids,
+                    targets=self.targets,
+                    optimiser=self.optimiser,
+                    steps=self.steps,
+                    vectors=self.vectors,
+                    place=(len(cases),),
+                    **self.case_options(
+                        rule, width / model.width, depth / model.layers
+                    ),
+                )
             )
         return tuple(cases)
 
@@ -460,10 +467,8 @@ class TrainingStudy(_study.Study[_study.Found]):
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
-        request, where = (
-            self.request,
-            dataclasses.replace(self.request.backend, precision="float64"),
-        )
+        request = self.request
+        where = dataclasses.replace(request.backend, precision="float64")
         draws, rates, rules = request.draws, request.rates, len(request.checks)
         seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
         for case in request.cases(request.checks[0]):
@@ -471,9 +476,12 @@ class TrainingStudy(_study.Study[_study.Found]):
                 refuse_large(case.model, len(case.ids), False, True)
             draw, part = case.draw(where), min(draws, request.part_draws(case))
             count = math.ceil(draws / part)
-            # every task plans what it draws
-            alone = request.backend.threads and not request.own
-            plans = rates if math.isinf(case.width) else count if alone else 1
+            if math.isinf(case.width):
+                plans = rates
+            elif request.backend.threads and not request.own:
+                plans = count  # every task plans what it draws
+            else:
+                plans = 1
             seconds += (
                 draw.seconds * draws * rates + draw.compiling + draw.planning * plans
             )
@@ -501,10 +509,8 @@ class TrainingStudy(_study.Study[_study.Found]):
     @staticmethod
     def spent(run: _study.Run) -> tuple[int, float]:
         """The random numbers and the seconds of all tasks."""
-        numbers, seconds = (
-            sum(float(run[task][name]) for task in run.tasks)
-            for name in ("random_numbers", "seconds")
-        )
+        numbers = sum(float(run[task]["random_numbers"]) for task in run.tasks)
+        seconds = sum(float(run[task]["seconds"]) for task in run.tasks)
         return int(numbers), seconds
 
 
@@ -533,20 +539,19 @@ def subject_of(
         raise ArgumentError(
             "model", None, "a model, or a function of the width that returns a Program"
         )
-    own = is_function(model)
-    rules = (
-        given
-        if isinstance(given, list | tuple)
-        else [given]
-        if given is not None
-        else []
-        if own
-        else ["sp", "mup"]
-    )
+    is_own = is_function(model)
+    if isinstance(given, list | tuple):
+        rules = given
+    elif given is not None:
+        rules = [given]
+    elif is_own:
+        rules = []  # a program defines its own scaling
+    else:
+        rules = ["sp", "mup"]
     if rules:  # their learning rates depend on the optimiser
         one_of(optimiser, "optimiser", "", tuple(NAMED))
-    described = model if own or isinstance(model, Transformer) else read(model)
-    return described, tuple(parametrisation(each, optimiser) for each in rules)
+    described = model if is_own or isinstance(model, Transformer) else read(model)
+    return described, tuple(parametrisation(rule, optimiser) for rule in rules)
 
 
 def is_function(model: Any) -> bool:
@@ -581,19 +586,19 @@ def width_text(width: float) -> str:
     return "∞" if width == math.inf else f"{width:,.0f}"
 
 
+def _size(name: str, value: Any) -> float:
+    """A width or a depth; only a width may be infinite."""
+    if name == "widths" and as_number(value) == math.inf:
+        return math.inf
+    return whole(value, name)
+
+
 def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
     """Widths or depths, sorted, each once."""
     if given is None:
         return None
     try:
-        sizes = sorted(
-            (
-                math.inf
-                if name == "widths" and as_number(v) == math.inf
-                else whole(v, name)
-            )
-            for v in given
-        )
+        sizes = sorted(_size(name, value) for value in given)
     except TypeError:
         raise ArgumentError(
             name, given, "a sequence of integers, as [256, 1024, 4096]"

@@ -138,7 +138,8 @@ def audit(
 
     Examples
     --------
-    >>> tiny = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+    >>> sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    >>> tiny = {"model_type": "gpt2", "vocab_size": 30, **sizes}
     >>> found = ns.audit(tiny, quick=True)
     >>> found.finding("entropy").verdict
     'ok'

@@ -27,9 +27,9 @@ from ._quantities import join_words, number
 
 LOW, HIGH = 0.05, 0.95  # the band
 LEVEL = 1e-4  # the probability that an interval misses its quantile
-# draws needed to enclose the ends of the band
+# fewest draws with an interval for the ends of the band
 FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))
-# draws needed to enclose a median
+# fewest draws with an interval for the median
 DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))
 MAX_USEFUL_DRAWS = 10**6  # more are not suggested
 EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # closer numbers count as equal
@@ -94,7 +94,9 @@ class Finding:
     @property
     def limit_text(self) -> str:
         """The side of the threshold that is flagged, as "flag > 10,000"."""
-        return f"flag\N{NO-BREAK SPACE}{'>' if self.above else '<'}\N{NO-BREAK SPACE}{number(self.threshold or 0.0)}"
+        sign = ">" if self.above else "<"
+        text = f"flag {sign} {number(self.threshold or 0.0)}"
+        return text.replace(" ", "\N{NO-BREAK SPACE}")
 
     @property
     def lengths_text(self) -> str:
@@ -147,38 +149,37 @@ def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
     """
     ordered = np.sort(values)
     j, k = _order_statistics(len(ordered), q)
-    return (float(ordered[j - 1]) if j else -np.inf), (
-        float(ordered[k - 1]) if k <= len(ordered) else np.inf
-    )
+    low = -math.inf if j == 0 else float(ordered[j - 1])
+    high = math.inf if k > len(ordered) else float(ordered[k - 1])
+    return low, high
 
 
 def above(values: Floats, threshold: float) -> str:
-    """Is the median above the threshold?"""
+    """The verdict on whether the median is above the threshold."""
     low, high = quantile_interval(values, 0.5)
-    return FLAG if low > threshold else OK if high <= threshold else UNDECIDED
+    if low > threshold:
+        return FLAG
+    return OK if high <= threshold else UNDECIDED
 
 
 def below(values: Floats, threshold: float) -> str:
-    """Is the median below the threshold?"""
+    """The verdict on whether the median is below the threshold."""
     return above(-values, -threshold)
 
 
 def outside_band(values: Floats, others: Floats, relative: float) -> str:
-    """Is the median outside the band of other draws, by more than rounding relative to
-    their size?
+    """The verdict on whether the median is outside the band of other draws, by more
+    than rounding relative to their size.
     """
     low, high = quantile_interval(values, 0.5)
-    (bottom, bottom_high), (top_low, top) = (
-        quantile_interval(others, q) for q in (LOW, HIGH)
-    )
+    # each end of the band is known up to an interval, too
+    bottom_low, bottom_high = quantile_interval(others, LOW)
+    top_low, top_high = quantile_interval(others, HIGH)
     rounding = relative * float(np.max(np.abs(others), initial=0.0))
-    if high < bottom - rounding or low > top + rounding:
+    if high < bottom_low - rounding or low > top_high + rounding:
         return FLAG
-    return (
-        OK
-        if low >= bottom_high - rounding and high <= top_low + rounding
-        else UNDECIDED
-    )
+    is_inside = low >= bottom_high - rounding and high <= top_low + rounding
+    return OK if is_inside else UNDECIDED
 
 
 def draws_needed(values: Floats, threshold: float) -> int | None:
@@ -193,12 +194,10 @@ def draws_needed(values: Floats, threshold: float) -> int | None:
     away = (
         abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2
     )
+    if away == 0:
+        return None
     z = NormalDist().inv_cdf(1 - LEVEL / 2)
-    count = (
-        math.inf
-        if away == 0
-        else ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
-    )
+    count = ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
     if count > MAX_USEFUL_DRAWS:
         return None
     size = 10 ** max(0, math.floor(math.log10(count)) - 1)

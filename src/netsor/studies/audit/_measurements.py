@@ -273,10 +273,9 @@ class LengthResult(Mapping[str, Band]):
         """Why no limit is compared with the model's own widths."""
         request = self.request
         if request.widths != "both":
-            return (
-                f"{'infinite width was' if request.widths == 'actual' else 'its own widths were'}"
-                " not requested"
-            )
+            if request.widths == "actual":
+                return "infinite width was not requested"
+            return "its own widths were not requested"
         if self.tokens > request.lengths[0]:
             return f"infinite width is measured at {request.lengths[0]} tokens only"
         return f"infinite width has no limit: {request.refused.get(self.model, '')}"

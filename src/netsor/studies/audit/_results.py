@@ -186,14 +186,18 @@ class Audit(AuditResult, LengthResult):
 
     Examples
     --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> gpt2 = ns.models.read("gpt2")
+    >>> tiny = gpt2.replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
     >>> found = ns.audit(tiny, quick=True)
     >>> found
     <Audit of gpt2: 16 draws; flagged: none; print it for the table>
-    >>> found["mean_square"].median.shape, found.actual["entropy"].shape  # embedding and blocks; draws, blocks
-    ((3,), (16, 2))
+    >>> found["mean_square"].median.shape  # the embedding and the blocks
+    (3,)
+    >>> found.actual["entropy"].shape  # draws, blocks
+    (16, 2)
     >>> found.assert_ok("entropy", "rank", "loss")
-    >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(found.as_dict())[0].quantity
+    >>> changed = ns.audit(tiny.replace(std=0.2), quick=True, seed=1)
+    >>> changed.departures(found.as_dict())[0].quantity
     'mean_square'
     """
 

@@ -128,9 +128,11 @@ def coord_check(
     ...     x = ns.data([[1.0, 0.0], [0.6, 0.8]])
     ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, 2, name="in") @ x))
     ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, n, name="matrix") @ h))
-    ...     f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))  # 1/n, as maximal updates have it
+    ...     head = ns.weight(n, 1, name="head") @ ns.data([1.0])
+    ...     f = ns.mean_dot(h, head)  # 1/n, as maximal updates have it
     ...     return ((f - [1.0, -1.0]) ** 2).mean()
-    >>> rates = {"in": lambda fan_in, out: out, "matrix": 1.0, "head": lambda fan_in, out: out}
+    >>> fan_out = lambda fan_in, fan_out: fan_out
+    >>> rates = {"in": fan_out, "matrix": 1.0, "head": fan_out}
     >>> found = ns.coord_check(perceptron, widths=[64, 256], lr=rates, draws=8)
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0

@@ -97,11 +97,14 @@ class Check(Mapping[str, Verdict]):
 
     Examples
     --------
-    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-    >>> print(check["logits"].exponent, check["logits"].verdict)
+    >>> gpt2 = ns.models.read("gpt2")
+    >>> tiny = gpt2.replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> options = {"parametrisation": "sp", "tokens": 1, "draws": 16}
+    >>> check = ns.coord_check(tiny, widths=[8, 64], **options)[0]
+    >>> logits = check["logits"]
+    >>> print(logits.exponent, logits.verdict)
     +1.09 ± 0.06 grows
-    >>> len(check.draws), check.draws[check["logits"].entry][0].shape  # at the first width
+    >>> len(check.draws), check.draws[logits.entry][0].shape  # at the first width
     (27, (16,))
     """
 
@@ -546,12 +549,12 @@ class CoordCheck(ByParametrisation[Check]):
         )
         caption = (
             f"√(mean square) of what {steps} of {r.optimiser} changes, against the"
-            f" {r.axis}: geometric means over "
-            "initialisations with two standard errors, in the block that the verdict is"
-            " about. Maximal updates need "
-            "flat"
-            f" lines{'; a dashed line is the limit, in the band of its error' * (math.inf in r.widths)}."
+            f" {r.axis}: geometric means over initialisations with two standard errors,"
+            " in the block that the verdict is about. Maximal updates need flat lines"
         )
+        if math.inf in r.widths:
+            caption += "; a dashed line is the limit, in the band of its error"
+        caption += "."
         rows: list[doc.Row] = []
         for name, some in {
             "": [c.verdicts for c in checks],

@@ -138,7 +138,8 @@ def transfer(
     ...     h = ns.relu(ns.weight(n, n) @ ns.relu(ns.weight(n, 2) @ inputs))
     ...     f = (ns.weight(1, n) @ h)[:, None]
     ...     return ((ns.mean_dot(f, ns.data([[1.0]]))[:, 0, 0] - targets) ** 2).mean()
-    >>> found = ns.transfer(standard, widths=[32, 128, 512], lr=2.0 ** np.arange(-12, -1))
+    >>> rates = 2.0 ** np.arange(-12, -1)
+    >>> found = ns.transfer(standard, widths=[32, 128, 512], lr=rates)
     >>> found[0].verdict
     'shifts like n^-1.0'
     >>> print(found[0].best(512))  # with a 99 % interval
