@@ -354,7 +354,8 @@ def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
     live = np.broadcast_to(allowed > 0, mask.shape)  # a masked entry is 0
     row_is_asked = (mask & live).any(axis=-1, keepdims=True)
     has_a_choice = live.sum(axis=-1, keepdims=True) > 1  # the only entry of a row is 1
-    return row_is_asked & live & has_a_choice
+    scores: Bools = row_is_asked & live & has_a_choice
+    return scores
 
 
 def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:

@@ -134,9 +134,9 @@ class Expansion:
                     matrix = first[weight.source] + members
                     keys = matrix * total + np.broadcast_to(identity[x], value.shape)
                     nonzero: Any = np.full(value.shape, weight.std > 0)
-                case Data(vectors):
+                case Data(coordinates):
                     keys = identity[value] - total
-                    nonzero = vectors.any(axis=-1)
+                    nonzero = coordinates.any(axis=-1)
                 case _:
                     keys = identity[value] - total
                     nonzero = np.ones(value.shape, dtype=bool)

@@ -200,7 +200,7 @@ def train(
         )
     several = isinstance(outputs, list | tuple)
     values = list(outputs) if several else [outputs]
-    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
     history = [outputs]
     for t in range(whole(steps, "steps", "train", most=MAX_STEPS)):
         stepped = step(
@@ -351,7 +351,7 @@ def _with_step(op: Any, update: _Update, terms: Sequence[Term]) -> ops.SteppedMa
         )
         for term in terms
     ]
-    return replace(
+    stepped: ops.SteppedMatMul = replace(
         op,
         left=(*op.left, *(term.left for term in terms)),
         right=(*op.right, *(term.right for term in terms)),
@@ -359,6 +359,7 @@ def _with_step(op: Any, update: _Update, terms: Sequence[Term]) -> ops.SteppedMa
         parts=(*op.parts, *gradient_terms),
         steps=(*op.steps, update.rule),
     )
+    return stepped
 
 
 # Which optimiser updates which parameter

@@ -267,8 +267,9 @@ class _Checker:
         self.scores: dict[Value, Dot] = {}
         for value in self.values:
             op = value.op
-            is_score = isinstance(op, Dot) and op.power == 0.5
-            if is_score and value not in self.readouts:
+            if not isinstance(op, Dot) or value in self.readouts:
+                continue
+            if op.power == 0.5:
                 self.scores[value] = op
         self.expansion = Expansion(self.values)
         self.depends_on_score = self._dependence_on_scores()
