@@ -1,4 +1,7 @@
-"""The public names, each with its module: type checkers read this file, and `__init__.py` loads names by it."""
+"""The public names, each with its module.
+
+Type checkers read this file, and `__init__.py` loads names by it.
+"""
 
 from . import models as models
 from . import nn as nn

@@ -1,4 +1,4 @@
-"""TeX formulas as MathML, which browsers typeset without a script and without a network.
+"""TeX formulas as MathML, which browsers typeset without a script or a network.
 
 latex2mathml converts them. The rest of this file is typography: spaces as TeX sets
 them, and what fonts without tables for mathematics, which most machines have, show too

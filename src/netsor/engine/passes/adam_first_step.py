@@ -126,8 +126,8 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     if ENTRIES < entries < math.inf:
         raise ExactError(
             value,
-            f"{op.optimiser}'s step of {matrices} matrices {out:.0f}×{count} needs every"
-            f" entry of the gradient, {entries:.1e} of them per replica",
+            f"{op.optimiser}'s step of {matrices} matrices {out:.0f}×{count} needs"
+            f" every entry of the gradient, {entries:.1e} of them per replica",
             instead="take smaller widths; SGD and Muon need only products of vectors",
         )
     shapes = (*op.right.shape, count), (*op.x.shape, count)
