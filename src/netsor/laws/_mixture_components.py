@@ -340,8 +340,8 @@ class Components:
             rng = np.random.default_rng([self.replicas, len(self.count)])
             # two nodes may share the count of a cell
             whole = np.floor(self.count).astype(np.int64)
-            split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
-            split = split + (self.count - whole)[:, None] / BLOCKS
+            counts = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
+            split = counts + (self.count - whole)[:, None] / BLOCKS
             component, labels = np.nonzero(split)
             share = split[component, labels] / self.count.sum()
         mass = np.bincount(labels, share).astype(np.float64)
