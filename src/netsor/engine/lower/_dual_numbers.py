@@ -168,7 +168,8 @@ def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 def _is_nonzero(sets: Sets) -> Sets:
     """For each vector, a set that is the same for all that are not 0, (*shape, 1)."""
-    return (sets != 0).any(axis=-1, keepdims=True).astype(object)
+    nonzero = (sets != 0).any(axis=-1, keepdims=True)
+    return np.asarray(nonzero, dtype=object)
 
 
 def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
