@@ -474,7 +474,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Rows count the data first, and then the new examples.
         """
         row_of = {example.tobytes(): row for row, example in enumerate(self.X_)}
-        new = []
+        new: list[Array] = []
         for example in tokens:
             key = example.tobytes()
             if key not in row_of:

@@ -160,7 +160,8 @@ class Builder:
         elif kind == "product":
             padding = _padding_of_product(*args)
             if padding is not None:
-                return self.step("pad", args[0], **padding)
+                before, after = padding
+                return self.step("pad", args[0], before=before, after=after)
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -346,14 +347,14 @@ class Builder:
         return self.step("take", a, places=places, axis=axis)
 
 
-def _padding_of_product(left: Register, right: Register) -> dict[str, int] | None:
-    """The zeros that a product with (0, I, 0) adds; None for other constants."""
+def _padding_of_product(left: Register, right: Register) -> tuple[int, int] | None:
+    """The zeros that a product with (0, I, 0) adds before and after; else None."""
     if left.shape[:-2] != right.shape[:-2]:
         return None
     before = right.identity_start()
     if before is None:
         return None
-    return {"before": before, "after": right.shape[-1] - left.shape[-1] - before}
+    return before, right.shape[-1] - left.shape[-1] - before
 
 
 def _without_zero_columns(kind: str, left: Array, right: Array) -> list[Array]:

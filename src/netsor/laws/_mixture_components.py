@@ -335,7 +335,7 @@ class Components:
         if self.count is None:  # a replica is in one block
             component = np.arange(self.replicas)
             labels = component * min(BLOCKS, self.replicas) // self.replicas
-            share = self.component_weight
+            share: Array = self.component_weight
         else:  # counts are split at random
             rng = np.random.default_rng([self.replicas, len(self.count)])
             # two nodes may share the count of a cell

@@ -179,6 +179,69 @@ def _positions(model: Description, tokens: int) -> ns.Vector:
     return matrix @ unit_vectors(range(tokens), size)
 
 
+class _TrainedParameters:
+    """The rewrite that gives matrices biases and norms gains, as in trained code.
+
+    `vectors` collects what it adds, with the kind of each.
+    """
+
+    def __init__(
+        self,
+        model: Description,
+        vectors: dict[ns.Vector, str],
+        *,
+        biases: bool,
+        gains: bool,
+    ) -> None:
+        self.model, self.vectors = model, vectors
+        self.biases, self.gains = biases, gains
+        # the kinds of matrices whose biases are in the program already
+        self.have_bias = set()
+        if model.bias_in:
+            self.have_bias.add("in")
+        if model.bias_out:
+            self.have_bias.add("out")
+
+    def change(self, old: ns.Value, new: Any) -> ns.Value:
+        """One value of the program with its parameters."""
+        match new.op:
+            case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
+                new = self._one_matrix(w, x, heads)
+            case MatMul(w) if self.biases and self._lacks_bias(new.op):
+                new = new + self._parameter(w.out_width, 0.0, "bias")
+            case Gaussian(factor=factor) if self.biases and factor.any():
+                self.vectors[new] = "bias"
+            case Scale(ns.Scalar(op=Apply(f)), _) if _is_norm(f.f):
+                new = self._with_gain(new)
+        return new  # type: ignore[no-any-return]
+
+    def _parameter(self, width: ns.Width, start: float, kind: str) -> ns.Vector:
+        vector = ns.gaussian(width, mean=start, cov=0.0, name=kind)
+        self.vectors[vector] = kind
+        return vector
+
+    def _lacks_bias(self, op: MatMul) -> bool:
+        is_table = op.weight.source.name in TABLES
+        return not is_table and matrix_kind(op, n) not in self.have_bias
+
+    def _one_matrix(self, w: ns.Weight, x: ns.Vector, heads: int) -> ns.Vector:
+        """One matrix for all heads: real code has one too, and Muon depends on it."""
+        all_heads = ns.weight(
+            heads * w.out_width, w.in_width, std=w.std, name=w.source.name
+        )
+        product = all_heads @ x
+        if self.biases:
+            product = product + self._parameter(all_heads.out_width, 0.0, "bias")
+        return split(product, heads, 0)
+
+    def _with_gain(self, normed: ns.Vector) -> ns.Vector:
+        if self.gains:
+            normed = self._parameter(normed.width, 1.0, "gain") * normed
+        if self.biases and self.model.norm == "layer":
+            normed = normed + self._parameter(normed.width, 0.0, "bias")
+        return normed
+
+
 def _trained(
     traced: Trace,
     model: Description,
@@ -187,55 +250,15 @@ def _trained(
     biases: bool,
     gains: bool,
 ) -> Trace:
-    """Use one matrix for all heads, and add the trained `vectors`.
-
-    Real code has one matrix too, and Muon depends on it.
-    """
-
-    def parameter(width: ns.Width, start: float, kind: str) -> ns.Vector:
-        new_value = ns.gaussian(width, mean=start, cov=0.0, name=kind)
-        vectors[new_value] = kind
-        return new_value
-
-    # the kinds of matrices whose biases are in the program already
-    have_bias = set()
-    if model.bias_in:
-        have_bias.add("in")
-    if model.bias_out:
-        have_bias.add("out")
-
-    def lacks_bias(op: MatMul) -> bool:
-        is_table = op.weight.source.name in TABLES
-        return not is_table and matrix_kind(op, n) not in have_bias
-
-    def change(old: ns.Value, new: Any) -> ns.Value:
-        match new.op:
-            case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
-                all_heads = ns.weight(
-                    heads * w.out_width, w.in_width, std=w.std, name=w.source.name
-                )
-                new = all_heads @ x
-                if biases:
-                    new = new + parameter(all_heads.out_width, 0.0, "bias")
-                new = split(new, heads, 0)
-            case MatMul(w) if biases and lacks_bias(new.op):
-                new = new + parameter(w.out_width, 0.0, "bias")
-            case Gaussian(factor=factor) if biases and factor.any():
-                vectors[new] = "bias"
-            case Scale(ns.Scalar(op=Apply(f)), _) if _is_norm(f.f):
-                if gains:
-                    new = parameter(new.width, 1.0, "gain") * new
-                if biases and model.norm == "layer":
-                    new = new + parameter(new.width, 0.0, "bias")
-        return new  # type: ignore[no-any-return]
-
+    """Use one matrix for all heads, and add the trained `vectors`."""
+    parameters = _TrainedParameters(model, vectors, biases=biases, gains=gains)
     # the fields of a layer that every model has, from `stream` to `weights`
     common_fields = 6
     outputs = [traced.output]
     for layer in traced.layers:
         outputs += layer[:common_fields]  # type: ignore[arg-type]
     context = Context({}, dict.fromkeys(topological_order(outputs), 0))
-    output, *values = rewritten(outputs, context, change)
+    output, *values = rewritten(outputs, context, parameters.change)
     layers = tuple(
         Layer(*values[k : k + common_fields])  # type: ignore[arg-type]
         for k in range(0, len(values), common_fields)

@@ -153,9 +153,9 @@ class _Length(NamedTuple):
 
 def _gradient_parts(quick: bool) -> list[Part]:
     if quick:
-        lengths = (_Length(80, 40, 0.8), _Length(240, 8, 1.6))
+        lengths = [_Length(80, 40, 0.8), _Length(240, 8, 1.6)]
     else:
-        lengths = (_Length(80, 80, 1.5), _Length(240, 16, 3.0), _Length(960, 3, 23.0))
+        lengths = [_Length(80, 80, 1.5), _Length(240, 16, 3.0), _Length(960, 3, 23.0)]
     parts = []
     for tokens, draws, seconds in lengths:
         # the shortest length is only for the fall of the ratio of these two with length

@@ -84,7 +84,7 @@ def _own_share_integral(
     # 1 minus the expectation, which is too near 1 to be subtracted
     less = -np.expm1(-np.exp(u[:, None] - b * (1 - t))) @ (weight / weight.sum())
     log_power = (tokens - 1) * np.log1p(-np.minimum(less, 1 - 1e-16))
-    return step * np.sum(np.exp(u - np.exp(u) + log_power))
+    return float(step * np.sum(np.exp(u - np.exp(u) + log_power)))
 
 
 def cosine(tokens: int, b: float, rho: float) -> float:

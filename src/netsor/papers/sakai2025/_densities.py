@@ -109,7 +109,7 @@ class TrialTask:
         assert isinstance(law, Mixture)
         noise = generator(self.stream(NOISE)).standard_normal(self.samples)
         outputs = law.component_mean + np.sqrt(law.component_var) * noise
-        arrays = {"draws": outputs.astype(np.float32)}
+        arrays: Arrays = {"draws": outputs.astype(np.float32)}
         if not case.score:
             arrays["density"] = block_densities(law, GRID, BLOCKS)
         arrays["numbers"] = np.array((law.random_numbers + 1) * self.samples)
