@@ -326,9 +326,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             least=1 / SCALE,
             most=SCALE,
         )
-        used = dict(arguments)
         label = labels.get("heads", "heads")
-        if "heads" in arguments and checked_count(arguments["heads"], label) == inf:
+        if "heads" in arguments:
+            arguments["heads"] = checked_count(arguments["heads"], label)
+        used = dict(arguments)
+        if used.get("heads") == inf:
             if self.width != inf:
                 raise ValueError(
                     f"{label}=inf needs width=inf, got width={shown(self.width)}"

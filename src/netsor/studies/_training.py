@@ -244,9 +244,9 @@ class TrainingRequest(_study.Request):
         if given and self.own:
             allowed = "left out: a program names what moves"
             raise ArgumentError("vectors", given, allowed)
-        optimiser = NAMED[self.optimiser].kind
-        if given and optimiser.matrices_only:
-            allowed = f"left out: {optimiser.__name__} moves matrices alone"
+        if given and NAMED[self.optimiser].kind.matrices_only:
+            optimiser = NAMED[self.optimiser].kind.__name__
+            allowed = f"left out: {optimiser} moves matrices alone"
             raise ArgumentError("vectors", given, allowed)
         return tuple(name for name in VECTORS if name in given)
 

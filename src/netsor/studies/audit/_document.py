@@ -121,8 +121,8 @@ def document(
         how = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
         sections.append(Section("How", how, "html"))
     if first.request.unchecked:  # the reader must not miss it
-        subject = first.request.unchecked
         sections.insert(0, Section("", [Paragraph(subject)]))
+        subject = first.request.unchecked
     return doc.Document(
         f"Audit of {what}",
         verdict,
