@@ -25,7 +25,10 @@ import numpy as np
 import scipy
 
 import netsor as ns
-from netsor._mpl_style import (
+from netsor.engine.backends._numpy import Streams, block, hold_memory
+from netsor.models._training import training
+from netsor.papers.sakai2025._experiments import Case, figures
+from netsor.report._mpl_style import (
     BLUE,
     GREEN,
     ORANGE,
@@ -35,9 +38,6 @@ from netsor._mpl_style import (
     new,
     rendered,
 )
-from netsor.engine.backends._numpy import Streams, block, hold_memory
-from netsor.models._training import training
-from netsor.papers.sakai2025._experiments import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
 TRIALS = 10  # in the paper

@@ -17,8 +17,8 @@ import literal
 import torch
 
 import netsor as ns
-from netsor.engine._plan import run
 from netsor.engine.backends import _torch, choose
+from netsor.engine.plan._plan import run
 
 ENCODER = {"tokens": 192, "width": 720, "hidden": 2880, "layers": 50}
 SMALL_ENCODER = {"tokens": 6, "width": 12, "hidden": 16, "layers": 3}

@@ -5,7 +5,7 @@ no script and no network.
 import html
 import re
 
-from netsor._mathml import mathml
+from netsor.report._mathml import mathml
 
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 
 import netsor as ns
-from netsor.language._score import pooled
+from netsor.language.operations._score import pooled
 
 from .layers import Layers
 

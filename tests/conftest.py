@@ -20,7 +20,7 @@ def pytest_collection_finish():
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports of audits without pictures, which take most of their time."""
-    from netsor._document import Figure
+    from netsor.report._document import Figure
     from netsor.studies.audit import _plots
 
     monkeypatch.setattr(

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._graph import topological_order
-from netsor.language._operation import MatMul
-from netsor.language._stop_gradient import scaled_gradient
+from netsor.language.operations._operation import MatMul
+from netsor.language.operations._stop_gradient import scaled_gradient
+from netsor.language.values._graph import topological_order
 
 from .builder import Builder
 from .programs import MAX_SEED, SEEDS, WIDTHS, Built, integers_of

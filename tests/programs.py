@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._array import Entrywise
-from netsor.language._operation import Acting
+from netsor.language.operations._operation import Acting
+from netsor.language.values._array import Entrywise
 
 from .builder import Builder
 

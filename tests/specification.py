@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from netsor._validate import Shape
-from netsor.engine.passes._operations import (
+from netsor.engine.graph._operations import (
     AdjointCorrection,
     Append,
     Coefficients,
@@ -28,15 +28,15 @@ from netsor.engine.passes._operations import (
     OuterProductSum,
     Span,
 )
-from netsor.language import _operation as ops
-from netsor.language._array import Operation, Value
-from netsor.language._graph import topological_order
-from netsor.language._operation import SteppedMatMul, SteppedParameter
-from netsor.language._rotary import Rotate
-from netsor.language._scalar import Scalar
-from netsor.language._score import Pool
-from netsor.language._vector import Vector
-from netsor.language._width import Width
+from netsor.language.operations import _operation as ops
+from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
+from netsor.language.operations._rotary import Rotate
+from netsor.language.operations._score import Pool
+from netsor.language.values._array import Operation, Value
+from netsor.language.values._graph import topological_order
+from netsor.language.values._scalar import Scalar
+from netsor.language.values._vector import Vector
+from netsor.language.values._width import Width
 
 Made = tuple[Shape, Width | None]
 Rules = Mapping[type[Operation], Callable[[Any, Any], Made]]

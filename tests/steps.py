@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._graph import topological_order
-from netsor.language._operation import Gaussian, MatMul
+from netsor.language.operations._operation import Gaussian, MatMul
+from netsor.language.values._graph import topological_order
 
 from .gradients import GradientBuilder
 from .programs import SEEDS, WIDTHS, Built

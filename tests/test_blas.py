@@ -13,8 +13,8 @@ from threadpoolctl import ThreadpoolController, threadpool_limits
 import netsor as ns
 from netsor import _array_api
 from netsor._array_api import one_blas_thread
-from netsor.engine._rng_keys import CHUNK
-from netsor.studies._process_pool import ONE_THREAD, Workers
+from netsor.engine.run._rng_keys import CHUNK
+from netsor.runtime._process_pool import ONE_THREAD, Workers
 
 n = ns.Width("n")
 

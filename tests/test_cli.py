@@ -14,9 +14,9 @@ import netsor as ns
 from netsor._validate import shown
 from netsor.cli import _subject
 from netsor.cli._output import echo_error
-from netsor.engine import _memory, _parallel
 from netsor.papers.sakai2025._experiments import figures
 from netsor.papers.sakai2025._reproduce import PaperStudy, Request
+from netsor.runtime import _memory, _parallel
 from netsor.studies import _cost
 
 from .command import netsor

@@ -14,7 +14,7 @@ import pytest
 
 from netsor import audit
 from netsor.models import read
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies.audit import _plots, _request
 from netsor.studies.audit._quantities import BLOCKS
 

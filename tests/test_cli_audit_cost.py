@@ -8,9 +8,10 @@ from functools import lru_cache
 import pytest
 
 from netsor.cli import _run_study
-from netsor.engine import NoLimitError, _memory
+from netsor.engine import NoLimitError
 from netsor.models import Probes, read
-from netsor.studies import _cost, _process_pool
+from netsor.runtime import _memory, _process_pool
+from netsor.studies import _cost
 from netsor.studies.audit import CHEAPER, SHORT_TOKENS, AuditStudy, _request
 from netsor.studies.audit._cases import AuditCase
 

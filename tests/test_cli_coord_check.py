@@ -9,7 +9,8 @@ import os
 import numpy as np
 import pytest
 
-from netsor.studies import _process_pool, _study, _training_report
+from netsor.runtime import _process_pool
+from netsor.studies import _study, _training_report
 
 from .command import netsor
 from .inline import Inline

@@ -8,7 +8,7 @@ import pytest
 
 import netsor as ns
 from netsor.cli import _program_commands, _subject
-from netsor.engine import _memory
+from netsor.runtime import _memory
 
 from .command import netsor
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 
 from .command import netsor
 from .inline import Inline

@@ -9,9 +9,9 @@ import pytest
 import netsor as ns
 from netsor._validate import ArgumentError
 from netsor.cli import _subject
-from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy
-from netsor.studies import _process_pool
+from netsor.engine.closed_form import _diverging_scores
+from netsor.runtime import _process_pool
 from netsor.studies import _training as training_study
 from netsor.studies import audit as audit_study
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from netsor import _bayes
 from netsor.cli._options import cli
-from netsor.engine import _sampler
-from netsor.studies import _process_pool
+from netsor.engine.run import _sampler
+from netsor.posterior import _bayes
+from netsor.runtime import _process_pool
 
 from .inline import Inline
 

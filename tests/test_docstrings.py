@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _process_pool, _study
+from netsor.runtime import _process_pool
+from netsor.studies import _study
 
 from .inline import Inline
 

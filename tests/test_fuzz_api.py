@@ -16,8 +16,8 @@ import pytest
 
 import netsor as ns
 from netsor._validate import shown
-from netsor.engine import _memory
 from netsor.papers.sakai2025._reproduce import Request
+from netsor.runtime import _memory
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net

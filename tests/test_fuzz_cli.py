@@ -14,7 +14,7 @@ import pytest
 
 from netsor.cli import _subject
 from netsor.papers.sakai2025 import _reproduce
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies._output_dir import Folder
 from netsor.studies.audit._request import Request
 

@@ -4,8 +4,7 @@ for their arguments.
 
 import pytest
 
-from netsor.engine import _memory
-from netsor.studies import _process_pool
+from netsor.runtime import _memory, _process_pool
 
 from .inline import Inline
 from .keep import keep

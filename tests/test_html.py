@@ -11,7 +11,7 @@ import pytest
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 
 from .inline import Inline
 

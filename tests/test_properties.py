@@ -6,11 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._array import Operation
-from netsor.language._graph import topological_order
-from netsor.language._operation import Root, Split, SteppedMatMul, SteppedParameter
-from netsor.language._scalar import Hyperparameter
-from netsor.language._stop_gradient import ScaledGradient
+from netsor.language.operations._operation import (
+    Root,
+    Split,
+    SteppedMatMul,
+    SteppedParameter,
+)
+from netsor.language.operations._stop_gradient import ScaledGradient
+from netsor.language.values._array import Operation
+from netsor.language.values._graph import topological_order
+from netsor.language.values._scalar import Hyperparameter
 
 from .builder import Builder
 from .programs import (

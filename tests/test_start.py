@@ -152,7 +152,7 @@ sys.meta_path.insert(0, Log)
 import netsor
 print(early)
 """
-    assert fresh(code) == "['netsor', 'netsor._early_sigint']"
+    assert fresh(code) == "['netsor', 'netsor.runtime._early_sigint']"
 
 
 def test_the_types_of_arguments_can_be_asked_for():

@@ -14,7 +14,7 @@ Examples
 """
 
 # first: an interrupt may come while the rest is loaded
-from . import _early_sigint as _early_sigint
+from .runtime import _early_sigint as _early_sigint
 
 # isort: split
 from importlib import import_module

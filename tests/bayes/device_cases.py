@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor import _bayes
-from netsor.engine._latent import Latent
 from netsor.engine.backends import choose
 from netsor.laws._likelihood import Observations
+from netsor.posterior import _bayes
+from netsor.posterior._latent import Latent
 
 from .priors import deep, n, pooled, prior, shifted, tokens
 

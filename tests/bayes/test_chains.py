@@ -14,7 +14,7 @@ from netsor.laws._likelihood import (
     updated,
     updated_by_columns,
 )
-from netsor.laws._mcmc import (
+from netsor.posterior._mcmc import (
     PRIOR,
     Reference,
     adapt_schedule,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._latent import Latent, embedding
-from netsor.engine._quadrature_error import sample_block
+from netsor.engine.run._quadrature_error import sample_block
+from netsor.posterior._latent import Latent, embedding
 
 from ..keep import keep
 from .priors import deep, n, perceptron, prior, shifted, tokens

@@ -15,7 +15,7 @@ from ..test_fuzz_api import check, wrong_for
 from .priors import perceptron, prior, shifted, tokens
 
 pytest.importorskip("sklearn")
-from netsor import _regressor
+from netsor import sklearn as _regressor
 
 n = ns.Width("n")
 SHORT = {"draws": 16, "chains": 4, "particles": 8, "moves": 1, "thin": 1, "workers": 1}
@@ -248,7 +248,7 @@ def test_bad_input_is_refused_with_reasons(monkeypatch):
         ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"
     ):
         ns.AttentionRegressor(flat).fit(X, Y).predict(np.zeros((2, 3, 3)))
-    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**34)
+    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**34)
     with pytest.raises(
         ValueError,
         match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need",
@@ -257,7 +257,7 @@ def test_bad_input_is_refused_with_reasons(monkeypatch):
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "netsor._regressor", None)
+    monkeypatch.setitem(__import__("sys").modules, "netsor.sklearn", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         _ = ns.AttentionRegressor
 
@@ -281,7 +281,7 @@ def test_every_misuse(step, monkeypatch):
 
     In a quick run every 27th, from another one each time.
     """
-    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**31)
+    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**31)
     x = X[:4, :2]
 
     def fit(**given):

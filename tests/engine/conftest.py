@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsor.engine import _quadrature_error
+from netsor.engine.run import _quadrature_error
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ moved.
 
 import numpy as np
 
-from netsor.engine._reference import _Literal
-from netsor.language._graph import source_order, topological_order
-from netsor.language._operation import Gaussian, Normal
+from netsor.engine.reference import _Literal
+from netsor.language.operations._operation import Gaussian, Normal
+from netsor.language.values._graph import source_order, topological_order
 
 STEP = 1e-5
 

@@ -4,8 +4,8 @@ must agree on them.
 
 import numpy as np
 
-from netsor.engine._gram_schmidt import NUMPY
-from netsor.engine._ops import gram
+from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.plan._ops import gram
 
 REPLICAS, ROWS, DIRECTIONS = 6, 12, 40
 # of a row: errors of products and coefficients

@@ -11,11 +11,12 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _ops, _psd_cholesky
-from netsor.engine._gram_schmidt import NUMPY
-from netsor.engine._plan import compute
-from netsor.engine._plan_query import make_plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, choose
+from netsor.engine.linalg import _psd_cholesky
+from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.plan import _ops
+from netsor.engine.plan._plan import compute
+from netsor.engine.plan._plan_query import make_plan
 
 from ..keep import keep
 from . import factor_cases

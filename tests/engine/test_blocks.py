@@ -5,9 +5,9 @@ as long as thousands do.
 import numpy as np
 
 import netsor as ns
-from netsor.engine._rng_keys import CHUNK
 from netsor.engine.backends import Numpy
 from netsor.engine.backends._numpy import Streams, block_of
+from netsor.engine.run._rng_keys import CHUNK
 
 from .compare import conditional
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._diverging_scores import certain
+from netsor.engine.closed_form._diverging_scores import certain
 
 from ..keep import keep
 

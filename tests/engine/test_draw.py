@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _rng_keys
 from netsor.engine.backends import _numpy
+from netsor.engine.run import _rng_keys
 
 from ..programs import programs
 from .compare import d, literal_draws, n, smallest_of

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.activations import Function
 from netsor.engine.expect import BatchedFunction, kernel_of_several, moments_of_several
+from netsor.functions.activations import Function
 
 n = ns.Width("n")
 AT_LEAST = Function("at least", lambda x, y: (x >= y) * 1.0)

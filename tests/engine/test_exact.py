@@ -17,14 +17,15 @@ from examples import (
 from hypothesis import given, seed, settings
 
 import netsor as ns
-from netsor.engine import _ir_builder, lower, passes
-from netsor.engine._gram_schmidt import LinalgBackend
-from netsor.engine._plan import compute, in_numpy, run
-from netsor.engine._plan_query import make_plan
+from netsor.engine import lower, passes
 from netsor.engine.backends._numpy import Streams
+from netsor.engine.linalg._gram_schmidt import LinalgBackend
 from netsor.engine.lower import _state
 from netsor.engine.lower._finite_frames import BartlettFrame
-from netsor.language._operation import MatMul
+from netsor.engine.plan import _ir_builder
+from netsor.engine.plan._plan import compute, in_numpy, run
+from netsor.engine.plan._plan_query import make_plan
+from netsor.language.operations._operation import MatMul
 
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p

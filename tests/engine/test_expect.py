@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from netsor import activations
-from netsor.activations import Function
 from netsor.engine.expect import BatchedFunction, kernel, moments
+from netsor.functions import activations
+from netsor.functions.activations import Function
 
 from . import quadrature
 

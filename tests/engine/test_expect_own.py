@@ -7,9 +7,9 @@ import pytest
 from scipy import special
 
 import netsor as ns
-from netsor.activations import Function
 from netsor.engine.expect import BatchedFunction, kernel, kernel_of_several
 from netsor.engine.expect._breakpoints import features
+from netsor.functions.activations import Function
 
 from .test_expect import one
 

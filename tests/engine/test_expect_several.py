@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor import activations
-from netsor.activations import Function
 from netsor.engine.expect import (
     BatchedFunction,
     kernel,
     kernel_of_several,
     moments_of_several,
 )
+from netsor.functions import activations
+from netsor.functions.activations import Function
 
 from . import quadrature
 
@@ -77,8 +77,8 @@ def test_errors_of_several_arguments_cover(log_points, monkeypatch):
     """Kinked, with a known answer: at 5 standard errors (t, 15 degrees) three of 128
     miss with probability 2e-6.
     """
-    monkeypatch.setattr("netsor.engine._expectation_cost.FEWEST", log_points)
-    monkeypatch.setattr("netsor.engine._expectation_cost.MOST", log_points)
+    monkeypatch.setattr("netsor.engine.plan._expectation_cost.FEWEST", log_points)
+    monkeypatch.setattr("netsor.engine.plan._expectation_cost.MOST", log_points)
     joint, own = two_arguments(np.random.default_rng(12), 64, independent=True)
     turn = np.array([[0.8, 0.6], [-0.6, 0.8]])  # so that no kink lies along an axis
     turned = Function(

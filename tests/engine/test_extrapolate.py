@@ -9,7 +9,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor._extrapolate import bends, extrapolated
+from netsor.programs._extrapolate import bends, extrapolated
 
 from ..keep import keep
 

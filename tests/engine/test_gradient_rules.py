@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor import activations, derivatives
-from netsor.language import _derivative
-from netsor.language._operation import SteppedParameter
+from netsor.functions import activations, derivatives
+from netsor.language.autodiff import _derivative
+from netsor.language.operations._operation import SteppedParameter
 
 from ..gradient_cases import CASES, WIDTHS, n, read
 from .differences import evaluated, slopes

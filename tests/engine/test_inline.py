@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor import _executors
-from netsor._executors import InlineExecutor, process_pool, thread_pool
+from netsor.runtime import _executors
+from netsor.runtime._executors import InlineExecutor, process_pool, thread_pool
 
 SMALL = {
     "model_type": "gpt2",

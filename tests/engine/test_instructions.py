@@ -7,20 +7,18 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import (
-    _instructions,
-    _ir,
-    _ir_builder,
-    _plan_query,
-    _reference,
-    _register,
-)
-from netsor.engine._gram_schmidt import LinalgBackend
-from netsor.engine._instructions import INSTRUCTIONS, Group, UnknownInstructionError
-from netsor.engine._ir import Register, Step
-from netsor.engine._ir_builder import Builder
-from netsor.engine._plan import in_numpy
+from netsor.engine import reference as _reference
 from netsor.engine.backends._numpy import Streams
+from netsor.engine.linalg._gram_schmidt import LinalgBackend
+from netsor.engine.plan import _instructions, _ir, _ir_builder, _plan_query, _register
+from netsor.engine.plan._instructions import (
+    INSTRUCTIONS,
+    Group,
+    UnknownInstructionError,
+)
+from netsor.engine.plan._ir import Register, Step
+from netsor.engine.plan._ir_builder import Builder
+from netsor.engine.plan._plan import in_numpy
 
 n = ns.Width("n")
 T = np.array([1.0, -1.0])

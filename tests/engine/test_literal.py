@@ -9,7 +9,9 @@ import pytest
 from examples import attention_layer, cross_attention
 
 import netsor as ns
-from netsor.engine import _parallel, _reference, _rng_keys
+from netsor.engine import reference as _reference
+from netsor.engine.run import _rng_keys
+from netsor.runtime import _parallel
 
 n = ns.Width("n")
 
@@ -84,7 +86,7 @@ def test_attention_is_what_its_docstring_says():
 
 
 def _values(value):
-    from netsor.language._graph import topological_order
+    from netsor.language.values._graph import topological_order
 
     return topological_order([value])
 
@@ -148,7 +150,7 @@ def test_coordinates():
 
 
 def test_one_query_for_one_token():
-    from netsor.language._graph import narrow, topological_order
+    from netsor.language.values._graph import narrow, topological_order
 
     (first,) = narrow(attention_layer.net()[0].outputs)
     shapes = {

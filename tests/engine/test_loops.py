@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _plan
-from netsor.engine._ir import Loop, loops
+from netsor.engine.plan import _plan
+from netsor.engine.plan._ir import Loop, loops
 
 
 def decoder(layers):

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _memory, _sampler
-from netsor.engine._memory import check_memory
-from netsor.engine._parallel import Tick, run
-from netsor.engine._rng_keys import chunks
+from netsor.engine.run import _sampler
+from netsor.engine.run._rng_keys import chunks
 from netsor.laws import Provenance
+from netsor.runtime import _memory
+from netsor.runtime._memory import check_memory
+from netsor.runtime._parallel import Tick, run
 
 HANG = 300  # seconds: a deadline that only a hang reaches
 
@@ -129,8 +130,8 @@ def test_an_error_in_a_worker_is_the_callers():
 INTERRUPTED = """
 import sys, time
 import netsor as ns
-from netsor.engine._parallel import run
-from netsor.engine._rng_keys import chunks
+from netsor.runtime._parallel import run
+from netsor.engine.run._rng_keys import chunks
 
 def work(part, tick):
     print("begun", flush=True)

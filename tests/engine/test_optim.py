@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _plan_query
-from netsor.engine.passes._operations import MaterialisedMatMul
-from netsor.engine.passes._rewrite import Context
+from netsor.engine.graph._operations import MaterialisedMatMul
+from netsor.engine.graph._rewrite import Context
 from netsor.engine.passes.optimiser_steps import expand_steps
-from netsor.language._graph import topological_order
+from netsor.engine.plan import _plan_query
+from netsor.language.values._graph import topological_order
 
 n = ns.Width("n")
 X = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]])

@@ -3,8 +3,8 @@
 import numpy as np
 
 import netsor as ns
-from netsor.engine.passes._orders import ONE, SMALL, ZERO, Orders
-from netsor.language._graph import topological_order
+from netsor.engine.graph._orders import ONE, SMALL, ZERO, Orders
+from netsor.language.values._graph import topological_order
 
 n = ns.Width("n")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._gram_schmidt import NUMPY
+from netsor.engine.linalg._gram_schmidt import NUMPY
 
 from .compare import conditional
 

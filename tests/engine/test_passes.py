@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _cost_model
+from netsor.engine.graph._rewrite import Context
 from netsor.engine.passes import PIPELINE, rewrite
-from netsor.engine.passes._rewrite import Context
-from netsor.language import _operation as ops
-from netsor.language._graph import narrow, topological_order
-from netsor.language._operation import SteppedMatMul
+from netsor.engine.plan import _cost_model
+from netsor.language.operations import _operation as ops
+from netsor.language.operations._operation import SteppedMatMul
+from netsor.language.values._graph import narrow, topological_order
 
 from ..gradients import gradients
 from ..programs import programs

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _latent, _relu_sign_patterns
-from netsor.engine._plan_query import make_plan
 from netsor.engine.backends._numpy import Streams, positive_products
+from netsor.engine.closed_form import _relu_sign_patterns
+from netsor.engine.plan._plan_query import make_plan
+from netsor.posterior import _latent
 
 from .compare import conditional, n, smallest_p
 

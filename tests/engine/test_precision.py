@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _precision, _sampler
-from netsor.engine._ir import Register, Step
 from netsor.engine.backends import AUTO, choose
 from netsor.engine.backends._numpy import ROUNDED, Streams, block
+from netsor.engine.plan._ir import Register, Step
+from netsor.engine.run import _precision, _sampler
 
 from .backend_cases import random_plans
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._plan_query import make_plan
 from netsor.engine.passes import simplify
+from netsor.engine.plan._plan_query import make_plan
 
 from .compare import smallest_p
 

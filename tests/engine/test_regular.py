@@ -5,9 +5,9 @@ either way.
 import numpy as np
 import pytest
 
-from netsor.engine import _psd_cholesky
-from netsor.engine._gram_schmidt import NUMPY
-from netsor.engine._ir_builder import Builder
+from netsor.engine.linalg import _psd_cholesky
+from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.plan._ir_builder import Builder
 
 
 @pytest.mark.parametrize("rank", [8, 20])  # of twelve rows

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine._match_attention import recognise
-from netsor.engine._plan_query import PlanQuery
+from netsor.engine.closed_form._match_attention import recognise
 from netsor.engine.passes import SHORTCUTS
+from netsor.engine.plan._plan_query import PlanQuery
 from netsor.laws import HeadSum, Mixture, Provenance
-from netsor.laws._attention_head import lazy_head
+from netsor.laws.attention._attention_head import lazy_head
 
 from ..builder import Builder
 from ..keep import keep

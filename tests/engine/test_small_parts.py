@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _ops
-from netsor.engine._gram_schmidt import NUMPY
+from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.plan import _ops
 
 from .compare import n, smallest_ks
 

@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine.passes._orders import SmallParts
+from netsor.engine.graph._orders import SmallParts
 from netsor.engine.passes.weight_reuse import _Matrices
 
 from .compare import exact_draws

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _very_wide
-from netsor.engine._plan_query import asks_products_alone
-from netsor.language._graph import topological_order
+from netsor.engine.closed_form import _very_wide
+from netsor.engine.plan._plan_query import asks_products_alone
+from netsor.language.values._graph import topological_order
 
 from .. import limits
 from ..keep import keep

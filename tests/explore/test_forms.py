@@ -12,9 +12,9 @@ import pytest
 
 import netsor as ns
 from netsor import _browser_cells as cells
-from netsor._named_program import NamedProgram
 from netsor.explore import _forms
 from netsor.explore._audit_view import Variant, model_request
+from netsor.programs._named_program import NamedProgram
 
 SMALL = {
     "model_type": "gpt2",

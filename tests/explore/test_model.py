@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._named_program import NamedProgram
 from netsor.explore import _audit_view
 from netsor.explore._audit_view import (
     AT,
@@ -23,7 +22,8 @@ from netsor.explore._audit_view import (
     model_request,
 )
 from netsor.explore._law_views import program_audit
-from netsor.studies import _process_pool
+from netsor.programs._named_program import NamedProgram
+from netsor.runtime import _process_pool
 from netsor.studies.audit._cases import AuditTask
 from netsor.studies.audit._measurements import Draws
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._named_program import NamedProgram
-from netsor.engine import _memory
-from netsor.engine._draw_cost import Draw
+from netsor.engine.plan._draw_cost import Draw
 from netsor.explore import _law_views
 from netsor.explore._law_views import Slider, layer_view, program_view, sliders
 from netsor.explore._view import (
@@ -26,6 +24,8 @@ from netsor.explore._view import (
     markup,
     ticks,
 )
+from netsor.programs._named_program import NamedProgram
+from netsor.runtime import _memory
 
 from ..keep import keep
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language import _array, _check_function
-from netsor.language._array import around, box, index_positions, within
+from netsor.language.theorem import _check_function
+from netsor.language.values import _array
+from netsor.language.values._array import around, box, index_positions, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._graph import compose_indices, topological_order
-from netsor.language._operation import MatMul
+from netsor.language.operations._operation import MatMul
+from netsor.language.values._graph import compose_indices, topological_order
 
 n, d = ns.Width("n"), ns.Width("d")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._graph import topological_order
-from netsor.language._operation import SteppedMatMul, SteppedParameter
+from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
+from netsor.language.values._graph import topological_order
 
 from ..specification import verify
 

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._reference import LITERAL
 from netsor.engine.lower import SCALARS, VECTORS
 from netsor.engine.lower._linear import LINEAR
-from netsor.language._array import Entrywise, Operation, VectorAccess
-from netsor.language._derivative import RULES
-from netsor.language._graph import asked_entries, narrow, topological_order
-from netsor.language._operation import SteppedMatMul, SteppedParameter
-from netsor.language._rotary import Rotate
-from netsor.language._score import Pool
-from netsor.language._stop_gradient import ScaledGradient
-from netsor.language._theorem_check import BOUNDED, COVERED
+from netsor.engine.reference import LITERAL
+from netsor.language.autodiff._derivative import RULES
+from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
+from netsor.language.operations._rotary import Rotate
+from netsor.language.operations._score import Pool
+from netsor.language.operations._stop_gradient import ScaledGradient
+from netsor.language.theorem._theorem_check import BOUNDED, COVERED
+from netsor.language.values._array import Entrywise, Operation, VectorAccess
+from netsor.language.values._graph import asked_entries, narrow, topological_order
 
 from ..programs import operations
 from ..specification import SpecificationError, verify

@@ -10,7 +10,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.laws import _correction
+from netsor.laws.attention import _correction
 from netsor.studies._convergence import difference
 
 n = ns.Width("n")
@@ -113,7 +113,8 @@ def test_variance_and_kurtosis_at_a_finite_width(name):
 def test_without_the_fluctuations_of_the_tokens_it_is_another(monkeypatch):
     whole = of_paper()[1].variance.value
     monkeypatch.setattr(
-        "netsor.engine._match_attention._merged", lambda directions: directions[:0]
+        "netsor.engine.closed_form._match_attention._merged",
+        lambda directions: directions[:0],
     )
     assert abs(PAPER.law(n=inf).correction().variance.value - whole) > 0.3
 

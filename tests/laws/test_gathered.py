@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _sampler
-from netsor.engine._moment_histogram import MomentAccumulator, cells_for, summed
+from netsor.engine.run import _sampler
+from netsor.engine.run._moment_histogram import MomentAccumulator, cells_for, summed
 from netsor.laws import Provenance
 
 n = ns.Width("n")

@@ -7,8 +7,8 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._attention_head import Head, head_rule
 from netsor.laws._mixture_components import compress
+from netsor.laws.attention._attention_head import Head, head_rule
 
 from ..keep import keep
 

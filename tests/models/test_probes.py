@@ -9,8 +9,8 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._loss_gradient import words
-from netsor.models._metric_program import STREAM
+from netsor.models.measure._loss_gradient import words
+from netsor.models.measure._metric_program import STREAM
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.language._score import pooled
-from netsor.models._loss_gradient import _split_root
-from netsor.models._metrics import BLOCK, COLUMNS, ENDS, FORMATS, of_range
+from netsor.language.operations._score import pooled
+from netsor.models.measure._loss_gradient import _split_root
+from netsor.models.measure._metrics import BLOCK, COLUMNS, ENDS, FORMATS, of_range
 from netsor.nn._embedding import symmetric_root
 
 from ..keep import keep

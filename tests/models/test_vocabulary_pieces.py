@@ -7,9 +7,14 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.models import _loss_gradient
-from netsor.models._loss_gradient import ends_of_head, first_head, more_head, of_head
-from netsor.models._metrics import first_words, more_words, of_logits, of_words
+from netsor.models.measure import _loss_gradient
+from netsor.models.measure._loss_gradient import (
+    ends_of_head,
+    first_head,
+    more_head,
+    of_head,
+)
+from netsor.models.measure._metrics import first_words, more_words, of_logits, of_words
 
 T, KNOWN = 3, 4
 PIECES = (20, 17, 5)

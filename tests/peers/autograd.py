@@ -12,16 +12,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from netsor import activations
-from netsor.derivatives import base
-from netsor.engine._reference import _Literal
-from netsor.language import Value, Vector, _scalar
-from netsor.language import _operation as ops
-from netsor.language._array import Operation
-from netsor.language._graph import topological_order
-from netsor.language._rotary import Rotate
-from netsor.language._score import rsqrt
-from netsor.language._stop_gradient import ScaledGradient
+from netsor.engine.reference import _Literal
+from netsor.functions import activations
+from netsor.functions.derivatives import base
+from netsor.language import Value, Vector
+from netsor.language.operations import _operation as ops
+from netsor.language.operations._rotary import Rotate
+from netsor.language.operations._score import rsqrt
+from netsor.language.operations._stop_gradient import ScaledGradient
+from netsor.language.values import _scalar
+from netsor.language.values._array import Operation
+from netsor.language.values._graph import topological_order
 
 from ..gradient_cases import plane, products
 from ..gradients import _bent, _unit

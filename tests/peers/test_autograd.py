@@ -14,10 +14,15 @@ from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor import derivatives
-from netsor.language import _derivative
-from netsor.language._graph import topological_order, weights_of
-from netsor.language._operation import Gaussian, Normal, SteppedMatMul, SteppedParameter
+from netsor.functions import derivatives
+from netsor.language.autodiff import _derivative
+from netsor.language.operations._operation import (
+    Gaussian,
+    Normal,
+    SteppedMatMul,
+    SteppedParameter,
+)
+from netsor.language.values._graph import topological_order, weights_of
 
 from ..engine.differences import drawn
 from ..gradient_cases import CASES, WIDTHS

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor._document import FLAG, OK, UNDECIDED
+from netsor.report._document import FLAG, OK, UNDECIDED
 from netsor.studies.audit._rules import RULES, RuleInput, judged
 
 from .test_audit import real

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.models._metric_program import ProgramModel  # noqa: E402
+from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
 from netsor.torch._check_init import forward_backward  # noqa: E402
 from netsor.torch._network import _rates, read_network, training  # noqa: E402
 from netsor.torch._parameters import Parameters  # noqa: E402

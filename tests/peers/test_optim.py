@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import netsor as ns
-from netsor.engine._reference import _Literal
-from netsor.language._graph import source_order, topological_order
+from netsor.engine.reference import _Literal
+from netsor.language.values._graph import source_order, topological_order
 
 X = np.array(
     [

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
 from netsor.models._families import READERS  # noqa: E402
-from netsor.models._metric_program import ProgramModel  # noqa: E402
+from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
 
 from ..models.small import CONFIGS as SMALL  # noqa: E402
 from ..models.small import DECODER_IDS, IDS, PIXELS, inputs  # noqa: E402

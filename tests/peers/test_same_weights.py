@@ -14,10 +14,10 @@ import torch
 
 import netsor as ns
 from netsor import models
-from netsor.language._grad import Reverse
-from netsor.language._graph import topological_order
-from netsor.language._operation import Gaussian
-from netsor.language._scalar import constant
+from netsor.language.autodiff._grad import Reverse
+from netsor.language.operations._operation import Gaussian
+from netsor.language.values._graph import topological_order
+from netsor.language.values._scalar import constant
 
 from ..engine.differences import drawn
 from ..models.small import CONFIGS, IDS

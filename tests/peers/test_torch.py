@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor import activations, derivatives
-from netsor.activations import Function
-from netsor.engine import _ops
-from netsor.engine._gram_schmidt import NUMPY
-from netsor.engine._plan import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
+from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.plan import _ops
+from netsor.engine.plan._plan import run
+from netsor.functions import activations, derivatives
+from netsor.functions.activations import Function
 
 from ..bayes import device_cases
 from ..engine import factor_cases

@@ -19,8 +19,8 @@ import torch
 from scipy import stats
 
 import netsor as ns
-from netsor.engine._reference import _Literal
-from netsor.language._graph import source_order, topological_order
+from netsor.engine.reference import _Literal
+from netsor.language.values._graph import source_order, topological_order
 from netsor.models._training import VECTORS, training
 
 STEPS, REAL, OURS = 5, 1000, 1000

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor.engine import _draw_cost
-from netsor.engine._draw_cost import BASE, Draw
 from netsor.engine.backends import Numpy, choose
 from netsor.engine.backends._numpy import block_of
+from netsor.engine.plan import _draw_cost
+from netsor.engine.plan._draw_cost import BASE, Draw
 from netsor.models import read
-from netsor.studies import _cost, _process_pool
+from netsor.runtime import _process_pool
+from netsor.studies import _cost
 from netsor.studies._cost import Cost, overhead_seconds, worker_count
 from netsor.studies._parametrisation import parametrisation
 from netsor.studies.audit import AuditStudy

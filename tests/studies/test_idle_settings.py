@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._graph import topological_order
-from netsor.language._operation import Apply, Constant, MatMul
+from netsor.language.operations._operation import Apply, Constant, MatMul
+from netsor.language.values._graph import topological_order
 from netsor.models import read
 from netsor.models._training import KINDS, absent_kinds, training
 from netsor.optim import NAMED

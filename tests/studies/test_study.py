@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from netsor.engine.backends import Numpy
-from netsor.studies import Cost, Document, Request, Result, Study, _process_pool
+from netsor.runtime import _process_pool
+from netsor.studies import Cost, Document, Request, Result, Study
 
 from ..inline import Inline
 

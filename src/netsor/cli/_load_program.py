@@ -19,11 +19,11 @@ from typing import Any
 import click
 from click import UsageError
 
-from .._named_program import NamedProgram
-from .._program import Program
 from .._validate import SourceLocation, shown
-from ..language._graph import topological_order, widths_of
-from ..language._width import bind_widths
+from ..language.values._graph import topological_order, widths_of
+from ..language.values._width import bind_widths
+from ..programs._named_program import NamedProgram
+from ..programs._program import Program
 from ._options import INFINITE
 
 # click calls our commands: an error placed there is at no line of the user

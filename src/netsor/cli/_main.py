@@ -25,8 +25,8 @@ from pathlib import Path
 import click
 from click import ClickException
 
-from .. import _early_sigint
-from .._executors import threads_start
+from ..runtime import _early_sigint
+from ..runtime._executors import threads_start
 from ._options import cli
 from ._output import echo_error
 

@@ -395,7 +395,7 @@ def pop_backend(options: dict[str, Any]) -> Place:
         raise UsageError(f"--dask {shown(address)} needs Dask: pip install distributed")
     import distributed  # seldom needed, and slow to import
 
-    from ..engine._parallel import cores
+    from ..runtime._parallel import cores
 
     keep = get_current_context().with_resource
     try:

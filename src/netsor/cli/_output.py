@@ -171,9 +171,9 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     """Draw the densities in the style of the paper's figures, and below those of two
     laws their difference.
     """
-    from .._files import write
-    from .._mpl_style import new, rendered, styled
     from ..laws import plot as plot_laws
+    from ..report._mpl_style import new, rendered, styled
+    from ..runtime._files import write
 
     below: Any = (
         {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)}

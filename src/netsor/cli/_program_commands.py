@@ -42,8 +42,8 @@ def law_command(
     or of a function that returns one; PROGRAM[i] is one of several outputs. Bind its
     widths with --bind n=256 --bind d=inf.
     """
-    from .._document import wrap
     from ..laws import Estimate
+    from ..report._document import wrap
     from ._subject import announce, subject
 
     out.check_plot(plot)
@@ -131,8 +131,8 @@ def compare_command(
     error. For your own program, FILE:PROGRAM, the widths of --bind are compared with
     infinite widths. FILE is executed.
     """
-    from .._document import wrap
     from ..laws import distances
+    from ..report._document import wrap
     from ..studies._convergence import checked, width_needed
     from ._subject import announce, subject
 
@@ -274,7 +274,7 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     do not trust. PROGRAM is a program in it, or a function that returns one. The exit
     code is 1 if the program has no limit.
     """
-    from ..language._theorem_check import NO_LIMIT
+    from ..language.theorem._theorem_check import NO_LIMIT
     from ._load_program import find, program_of
 
     with out.stdout_to_stderr(as_json):

@@ -14,14 +14,13 @@ from typing import Any
 import click
 from click import UsageError
 
-from .._document import wrap
 from .._validate import counted, shown
-from ..engine._memory import in_bytes
-from ..engine._plan import in_time
 from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
-from ..models._metric_program import ProgramModel
+from ..models.measure._metric_program import ProgramModel
 from ..optim import NAMED
+from ..report._document import wrap
+from ..runtime._units import in_bytes, in_time
 from ..studies import Cost, Study
 from ..studies import Request as StudyRequest
 from ..studies._training import call_build, is_function, subject_of

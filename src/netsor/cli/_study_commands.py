@@ -320,8 +320,8 @@ def reproduce_command(**options: Any) -> None:
     interrupted run resumes where it stopped. netsor overwrites only its own files in
     the folder.
     """
-    from .._document import wrap
     from ..papers.sakai2025._reproduce import PaperStudy, Request
+    from ..report._document import wrap
     from ._run_study import run
 
     done = run(options, lambda given: PaperStudy(Request(**given)))

@@ -16,18 +16,18 @@ from typing import Any, cast
 from click import UsageError, get_current_context
 from click.core import ParameterSource
 
-from .._bound_program import picked
-from .._executors import threads_start
-from .._program import Program
 from .._validate import counted, shown
-from ..engine._draw_cost import Draw, planning_bytes
-from ..engine._memory import check_memory
-from ..engine._parallel import cores
-from ..engine._plan import in_time
 from ..engine.backends import Backend
-from ..language._graph import topological_order
+from ..engine.plan._draw_cost import Draw, planning_bytes
+from ..language.values._graph import topological_order
 from ..laws import HeadSum, Law
 from ..paper import layer
+from ..programs._bound_program import picked
+from ..programs._program import Program
+from ..runtime._executors import threads_start
+from ..runtime._memory import check_memory
+from ..runtime._parallel import cores
+from ..runtime._units import in_time
 from ._load_program import bound, find, program_of
 from ._options import Place
 from ._output import echo_error

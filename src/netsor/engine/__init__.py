@@ -3,10 +3,10 @@ lowering, plan) and sampler.
 """
 
 from ._exceptions import ExactError, NoLimitError
-from ._plan import Plan
-from ._plan_query import PlanQuery
-from ._reference import simulate
-from ._sampler import Sampling, sample_conditional_law
+from .plan._plan import Plan
+from .plan._plan_query import PlanQuery
+from .reference import simulate
+from .run._sampler import Sampling, sample_conditional_law
 
 __all__ = [
     "ExactError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..language._array import Value
+from ..language.values._array import Value
 
 
 class ExactError(ValueError):

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine._plan import in_time
 from ..models import Transformer, read, recipe, settings
-from ..models._metric_program import ProgramModel
+from ..models.measure._metric_program import ProgramModel
+from ..runtime._units import in_time
 from ..studies.audit import AuditStudy, joined, result_of
 from ..studies.audit._cases import AuditCase
 from ..studies.audit._cases import Model as AuditedModel

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._html import template
-from .._named_program import NamedProgram
 from ..language import inf
 from ..models import RECIPES, names
 from ..paper import ACTIVATIONS
+from ..programs._named_program import NamedProgram
+from ..report._html import template
 from ._audit_view import (
     STDS,
     UNCHANGED,

@@ -16,16 +16,17 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from .._array_api import Floats
-from .._named_program import NamedProgram
-from .._program import Program
 from ..engine import ExactError, NoLimitError, Plan
-from ..engine._draw_cost import Draw
-from ..engine._memory import in_bytes, memory
-from ..engine._parallel import cores
+from ..engine.plan._draw_cost import Draw
 from ..language import inf
 from ..laws import HeadSum, Law, kl
-from ..models._metric_program import ProgramModel
+from ..models.measure._metric_program import ProgramModel
 from ..paper import layer
+from ..programs._named_program import NamedProgram
+from ..programs._program import Program
+from ..runtime._memory import memory
+from ..runtime._parallel import cores
+from ..runtime._units import in_bytes
 from ._audit_view import AuditViewRequest
 from ._view import MAX_SECONDS, Curve, Panel, Rows, View
 

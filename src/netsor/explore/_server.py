@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from .._named_program import NamedProgram
+from ..programs._named_program import NamedProgram
 from ._forms import AUDITS, answer, local_page
 from ._view import View, as_csv, as_file
 

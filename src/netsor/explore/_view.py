@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._array_api import Floats
-from .._html import template, ticks
-from .._mpl_style import BLACK, BLUE, COLUMN, DOTTED, VERMILLION, rendered, styled
 from ..laws import Estimate
+from ..report._html import template, ticks
+from ..report._mpl_style import (
+    BLACK,
+    BLUE,
+    COLUMN,
+    DOTTED,
+    VERMILLION,
+    rendered,
+    styled,
+)
 
 if TYPE_CHECKING:
     from ..studies.audit._results import Audit, Comparison

@@ -3,7 +3,10 @@ depends on sampling.
 """
 
 from .._validate import TraceError
-from ._activation import (
+from .autodiff._grad import grad
+from .autodiff._step import step, train
+from .autodiff._tangent_kernel import grad_norm, ntk
+from .operations._activation import (
     abs,
     clip,
     cos,
@@ -18,17 +21,14 @@ from ._activation import (
     sin,
     tanh,
 )
-from ._apply import apply, nonlin
-from ._array import Value
-from ._grad import grad
-from ._parameters import Weight, data, gaussian, hyperparameter, normal, weight
-from ._probe import probe
-from ._rotary import rotary
-from ._scalar import Scalar
-from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, stack
-from ._softmax import softmax
-from ._step import step, train
-from ._stop_gradient import stop_gradient
-from ._tangent_kernel import grad_norm, ntk
-from ._vector import Vector, ones
-from ._width import Width, inf
+from .operations._apply import apply, nonlin
+from .operations._rotary import rotary
+from .operations._score import concat, dot, join, layer_norm, mean_dot, rms_norm, stack
+from .operations._softmax import softmax
+from .operations._stop_gradient import stop_gradient
+from .values._array import Value
+from .values._parameters import Weight, data, gaussian, hyperparameter, normal, weight
+from .values._probe import probe
+from .values._scalar import Scalar
+from .values._vector import Vector, ones
+from .values._width import Width, inf

@@ -2,7 +2,6 @@
 such as proved or estimated.
 """
 
-from ._attention_limit import HeadSum
 from ._compare import (
     distances,
     kl,
@@ -18,3 +17,4 @@ from ._joint import Joint
 from ._law import Law
 from ._law_base import LawError, Provenance, load
 from ._mixture import Empirical, Mixture
+from .attention._attention_limit import HeadSum

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
-from ._attention_limit import HeadSum
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
 from ._law import Law
 from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
+from .attention._attention_limit import HeadSum
 
 # below it a density has lost digits, and its logarithm is computed by itself
 MIN_DENSITY = 1e-290

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._html import note, table
+from ..report._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]

@@ -17,8 +17,8 @@ import numpy as np
 
 from .. import _validate
 from .._array_api import one_blas_thread
-from .._files import named, opened, parsed, write
 from .._validate import AXES, NUMBERS, PlacedError, Rng, as_floats, as_whole, shown
+from ..runtime._files import named, opened, parsed, write
 from ._estimate import Array, Sources
 
 

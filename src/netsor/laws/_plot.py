@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .._html import density, note, table, title
-from .._mpl_style import (
+from .._validate import shown
+from ..report._html import density, note, table, title
+from ..report._mpl_style import (
     BLACK,
     BLUE,
     DOTTED,
@@ -22,7 +23,6 @@ from .._mpl_style import (
     SKY,
     VERMILLION,
 )
-from .._validate import shown
 from ._law_base import LawError
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)

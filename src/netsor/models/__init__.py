@@ -8,12 +8,12 @@ Examples
 (12, 768, 12)
 """
 
-from ..language._rotary import Stretch
+from ..language.operations._rotary import Stretch
 from ._build import Layer, Trace
 from ._description import settings
 from ._init_schemes import RECIPES, recipe
-from ._metric_program import Probes
 from ._transformer import Transformer, names, nanogpt, pytorch_encoder, read
+from .measure._metric_program import Probes
 
 __all__ = [
     "RECIPES",

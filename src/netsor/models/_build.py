@@ -22,12 +22,12 @@ import netsor.nn as nn
 from .. import language as ns
 from .._array_api import Bools, Floats
 from .._validate import LARGEST, ArgumentError, listed, shown, whole
-from ..language._operation import MatMul
-from ..language._probe import Probe
-from ..language._score import rsqrt
+from ..language.operations._operation import MatMul
+from ..language.operations._score import rsqrt
+from ..language.values._probe import Probe
 from ._description import BRANCHES, Description
-from ._metrics import of_router
-from ._probed_program import matrix_kind, values_by_block
+from .measure._metrics import of_router
+from .measure._probed_program import matrix_kind, values_by_block
 
 n, d, m = ns.Width("n"), ns.Width("d"), ns.Width("m")
 Ids = Sequence[int] | None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from .._validate import SHOWN, shown
-from ..language._rotary import Stretch
+from ..language.operations._rotary import Stretch
 
 # Fields that do not change a network at initialisation, unless its family reads them:
 # names, token ids, dropout, caches, precision, pooling, summaries, generation, biases

@@ -30,7 +30,7 @@ from .._validate import (
     shown,
     whole,
 )
-from ..language._rotary import Stretch, checked_stretch
+from ..language.operations._rotary import Stretch, checked_stretch
 from ._config_reader import ACTIVATION, ALIASES
 
 # Bounds on the numbers of a description: their squares, and products with the root of

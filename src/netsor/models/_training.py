@@ -16,14 +16,14 @@ import numpy as np
 
 from .. import language as ns
 from .._array_api import Bools, array_namespace
-from .._program import Program
-from ..engine.passes._rewrite import Context, rewritten
-from ..language._graph import topological_order
-from ..language._operation import Apply, Gaussian, MatMul, Scale
-from ..language._score import pooled, rsqrt, split
+from ..engine.graph._rewrite import Context, rewritten
+from ..language.operations._operation import Apply, Gaussian, MatMul, Scale
+from ..language.operations._score import pooled, rsqrt, split
+from ..language.values._graph import topological_order
+from ..programs._program import Program
 from ._build import Inputs, Layer, Trace, n, normed, sigma_of, trace
 from ._description import Description
-from ._probed_program import ProbedProgram, matrix_kind, value_of
+from .measure._probed_program import ProbedProgram, matrix_kind, value_of
 
 TABLES = ("W^E", "W^P")  # names of the matrices of embeddings and positions
 VECTORS = ("bias", "gain")  # parameters that are vectors

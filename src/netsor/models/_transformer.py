@@ -14,14 +14,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .._files import content, fields
-from .._program import Program
 from .._validate import ArgumentError, one_of, shown, whole
+from ..programs._program import Program
+from ..runtime._files import content, fields
 from ._build import Ids, Patches, Trace, inputs_of, trace
 from ._description import Description
 from ._families import READERS
-from ._loss_gradient import ModelEnd
-from ._metric_program import Probes
+from .measure._loss_gradient import ModelEnd
+from .measure._metric_program import Probes
 
 ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+(?<!\.json)")  # an id on Hugging Face's hub
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -13,9 +13,9 @@ Examples
 (3,)
 """
 
-from ..language._softmax import causal
+from ..language.operations._softmax import causal
+from ..laws.attention._attention_law import Attention, attention_std
 from ._attention import Attended, Rotary, alibi, attend, attention, relative_bias
-from ._attention_law import Attention, attention_std
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
 

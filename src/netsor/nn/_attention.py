@@ -23,10 +23,10 @@ from ..language import (
     tanh,
 )
 from ..language import rotary as rotate
-from ..language._rotary import Stretch
-from ..language._scalar import ScalarLike, broadcast_shapes, constant
-from ..language._softmax import MAX_TOKENS, causal
-from ..language._width import as_width
+from ..language.operations._rotary import Stretch
+from ..language.operations._softmax import MAX_TOKENS, causal
+from ..language.values._scalar import ScalarLike, broadcast_shapes, constant
+from ..language.values._width import as_width
 from ._block import affine, call_layer, scales
 
 

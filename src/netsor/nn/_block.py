@@ -17,11 +17,11 @@ from ..language import (
     rms_norm,
     weight,
 )
-from ..language._array import Operation
-from ..language._graph import topological_order
-from ..language._probe import watching
-from ..language._vector import as_vector
-from ..language._width import as_width
+from ..language.values._array import Operation
+from ..language.values._graph import topological_order
+from ..language.values._probe import watching
+from ..language.values._vector import as_vector
+from ..language.values._width import as_width
 
 
 def affine(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace, eigenvectors
 from .._validate import LARGEST, as_floats, one_of, scale, whole
-from ..activations import Function
+from ..functions.activations import Function
 from ..language import (
     Scalar,
     TraceError,
@@ -22,8 +22,8 @@ from ..language import (
     normal,
     stop_gradient,
 )
-from ..language._scalar import applied
-from ..language._vector import as_vector
+from ..language.values._scalar import applied
+from ..language.values._vector import as_vector
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:

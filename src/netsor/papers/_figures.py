@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from .._mpl_style import rendered, styled
+from ..report._mpl_style import rendered, styled
 from ..studies import Request, Result
 
 KINDS = ("pdf", "png", "svg")

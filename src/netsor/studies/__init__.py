@@ -2,7 +2,8 @@
 of this package.
 """
 
-from .._document import (
+from ..engine.plan._draw_cost import Draw
+from ..report._document import (
     FLAG,
     Block,
     Cell,
@@ -17,8 +18,7 @@ from .._document import (
     Section,
     Table,
 )
-from .._html import provenance
-from ..engine._draw_cost import Draw
+from ..report._html import provenance
 from ._convergence import slope_of
 from ._cost import Cost, worker_count
 from ._output_dir import Arrays, Store, cache_key, derive_seed, to_csv, to_dataframe

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import scipy
 
-from .._html import note, table, title
-from .._program import Program
 from .._validate import ArgumentError, Rng, as_number, as_whole, chosen_seed, real
-from ..language._width import RESERVED, inf
+from ..language.values._width import RESERVED, inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
+from ..programs._program import Program
+from ..report._html import note, table, title
 from ._output_dir import to_dataframe
 
 LEAST, MOST = 2, 2**24  # widths that are tried

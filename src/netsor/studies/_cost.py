@@ -7,12 +7,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .._validate import ArgumentError
-from ..engine._draw_cost import PAIR_BYTES, SCALAR_BYTES, TEMPORARY, VECTOR_BYTES, Draw
-from ..engine._memory import check_memory, memory
-from ..engine._parallel import cores
 from ..engine.backends import Backend
+from ..engine.plan._draw_cost import (
+    PAIR_BYTES,
+    SCALAR_BYTES,
+    TEMPORARY,
+    VECTOR_BYTES,
+    Draw,
+)
 from ..models import Transformer
-from ..models._loss_gradient import PIECE_NUMBERS
+from ..models.measure._loss_gradient import PIECE_NUMBERS
+from ..runtime._memory import check_memory, memory
+from ..runtime._parallel import cores
 
 START = 1.5  # seconds until workers run, one on each core
 REPORT = 3.0  # seconds for the figures of a report

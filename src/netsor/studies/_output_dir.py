@@ -28,9 +28,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from .._files import fields, opened, write
 from .._validate import ArgumentError
 from ..engine.backends import Backend, Numpy
+from ..runtime._files import fields, opened, write
 
 MANIFEST = "manifest.json"
 FORMAT = 10  # raise it when draws of a seed change, or the numbers of a part

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._files import fields
 from .._validate import ArgumentError, shown
 from ..models import Transformer
 from ..models._description import idle
 from ..models._training import KINDS
 from ..optim import NAMED
+from ..runtime._files import fields
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 # fan-in is the vocabulary, or the positions: it does not grow

@@ -29,15 +29,15 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from .._array_api import one_blas_thread
-from .._document import Document, Figure, to_text
-from .._executors import InlineExecutor, thread_pool
-from .._html import to_cell, to_page
-from .._mpl_style import rendered, styled
 from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
-from ..engine._parallel import Progress, check_executor
 from ..engine.backends import PRECISIONS, Backend, Numpy, choose
-from . import _process_pool
+from ..report._document import Document, Figure, to_text
+from ..report._html import to_cell, to_page
+from ..report._mpl_style import rendered, styled
+from ..runtime import _process_pool
+from ..runtime._executors import InlineExecutor, thread_pool
+from ..runtime._parallel import Progress, check_executor
 from ._cost import Cost
 from ._output_dir import (
     Arrays,

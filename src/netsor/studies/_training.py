@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from .._program import Program
 from .._validate import (
     ArgumentError,
     Positive,
@@ -30,16 +29,17 @@ from .._validate import (
     whole,
 )
 from ..engine import Plan
-from ..engine._draw_cost import Draw, planning_bytes
-from ..engine._memory import check_memory
-from ..engine._precision import LEAST, PATIENCE, resolve_precision
-from ..engine._quadrature_error import FEW
 from ..engine.backends import Backend, Numpy
+from ..engine.plan._draw_cost import Draw, planning_bytes
+from ..engine.run._precision import LEAST, PATIENCE, resolve_precision
+from ..engine.run._quadrature_error import FEW
 from ..language import Width
-from ..language._graph import topological_order
+from ..language.values._graph import topological_order
 from ..models import Transformer, read
 from ..models._training import KINDS, VECTORS, refuse
 from ..optim import MAX_STEPS, NAMED
+from ..programs._program import Program
+from ..runtime._memory import check_memory
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._idle_settings import Setup, refuse_idle_settings

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from .._document import Document, Figures, Item, Items, Paragraph, Section
-from .._html import provenance
-from .._mpl_style import COLUMN, rendered, styled
 from .._validate import counted
+from ..report._document import Document, Figures, Item, Items, Paragraph, Section
+from ..report._html import provenance
+from ..report._mpl_style import COLUMN, rendered, styled
 from ._study import Several, TableResult, svg_figure
 from ._training import TrainingRequest
 

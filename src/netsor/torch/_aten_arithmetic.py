@@ -14,7 +14,7 @@ import torch
 from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
-from ..activations import Function
+from ..functions.activations import Function
 from ..models._training import exponential
 from ._axes import (
     Linear,

@@ -14,18 +14,27 @@ import numpy as np
 import torch
 
 from .._array_api import Bools, Floats
-from .._document import FLAG, OK, Document, Item, Items, Paragraph, Section, to_text
-from .._html import to_cell
 from .._validate import ArgumentError, as_number, counted, seed_number, whole
 from ..models import read
-from ..models._metric_program import ATTENTION, BRANCHES, STREAM
-from ..models._metrics import (
+from ..models.measure._metric_program import ATTENTION, BRANCHES, STREAM
+from ..models.measure._metrics import (
     effective_rank,
     of_attention,
     of_gram,
     of_logits,
     of_shares,
 )
+from ..report._document import (
+    FLAG,
+    OK,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    to_text,
+)
+from ..report._html import to_cell
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._init_tests import (
     InitFinding,

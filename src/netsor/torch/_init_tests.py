@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from .._array_api import Bools, Floats
-from ..engine._parallel import cores
-from ..engine._plan import in_time
 from ..models import Transformer, read
-from ..models._loss_gradient import ModelEnd
-from ..models._metric_program import Probes, ProgramModel
-from ..models._probed_program import ProbedProgram, mask_of
+from ..models.measure._loss_gradient import ModelEnd
+from ..models.measure._metric_program import Probes, ProgramModel
+from ..models.measure._probed_program import ProbedProgram, mask_of
+from ..runtime._parallel import cores
+from ..runtime._units import in_time
 from ._network import read_network
 from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
 from ._structure import Place, Structure

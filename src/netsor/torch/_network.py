@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._program import Program
 from .._validate import ArgumentError, listed, whole
 from ..language import mean_dot
-from ..language._graph import topological_order
-from ..language._operation import MatMul
-from ..language._probe import Probe
+from ..language.operations._operation import MatMul
+from ..language.values._graph import topological_order
+from ..language.values._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
+from ..programs._program import Program
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import Parameters, parameters
 from ._program import Reader, UnsupportedError, captured, name_of

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from .._array_api import Floats
-from .._program import Program
 from .._validate import ArgumentError, Rng, chosen_seed, scale, whole
+from ..programs._program import Program
 from ._fresh_modules import MOVED, ModuleOrFactory, Sample, fresh, torch_seed
 
 # initialisations that are sampled at least

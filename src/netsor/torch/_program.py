@@ -27,12 +27,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from .._program import Program
 from .._validate import ArgumentError
 from ..language import TraceError, Value, data
-from ..language._array import Take
-from ..language._graph import topological_order
-from ..language._probe import Probe
+from ..language.values._array import Take
+from ..language.values._graph import topological_order
+from ..language.values._probe import Probe
+from ..programs._program import Program
 from ._aten_arithmetic import VALUES, Call, numbers
 from ._aten_ops import SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled

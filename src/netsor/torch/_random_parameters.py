@@ -30,8 +30,8 @@ from ..language import (
     stop_gradient,
     weight,
 )
-from ..language._array import Take
-from ..language._stop_gradient import ScaledGradient, scaled_gradient
+from ..language.operations._stop_gradient import ScaledGradient, scaled_gradient
+from ..language.values._array import Take
 from ..models._training import unit_vectors
 from ..nn._embedding import drawn_logits, root
 from ._axes import Scalars, Vectors, View, refuse_if

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 import netsor as ns
-from netsor._mpl_style import new
 from netsor.cli._main import Watch
 from netsor.cli._options import cli
 from netsor.cli._study_commands import literature_command
@@ -36,7 +35,8 @@ from netsor.papers.literature._result import (
     within,
 )
 from netsor.papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
-from netsor.studies import _process_pool
+from netsor.report._mpl_style import new
+from netsor.runtime import _process_pool
 
 from ...inline import Inline
 

@@ -10,7 +10,7 @@ import pytest
 
 import netsor as ns
 from netsor.laws import HeadSum, Provenance
-from netsor.laws._attention_head import Head, head_rule
+from netsor.laws.attention._attention_head import Head, head_rule
 from netsor.papers.sakai2025 import _claims, _densities, _estimators
 from netsor.papers.sakai2025._claims import separations
 from netsor.papers.sakai2025._densities import Agreement, Plan

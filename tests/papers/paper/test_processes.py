@@ -17,7 +17,7 @@ from filelock import FileLock
 from netsor.papers.sakai2025 import _reproduce
 from netsor.papers.sakai2025._experiments import figures
 from netsor.papers.sakai2025._reproduce import PaperStudy, Request
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies._output_dir import Store
 
 from ...inline import Inline

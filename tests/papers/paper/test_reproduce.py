@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._mathml import mathml
 from netsor.papers import _figures
 from netsor.papers.sakai2025 import _claims, _estimators, _plots, _reproduce
 from netsor.papers.sakai2025._densities import GRID, WEIGHTS
 from netsor.papers.sakai2025._experiments import GROUPS, NAMES, Case, figures
 from netsor.papers.sakai2025._reproduce import PaperStudy, Request
-from netsor.studies import _process_pool
+from netsor.report._mathml import mathml
+from netsor.runtime import _process_pool
 from netsor.studies._output_dir import Store
 
 from ...inline import Inline

@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies.audit import _cases
 
 from ...inline import Inline

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import to_text
+from netsor.report._document import to_text
 from netsor.studies.audit._differences import differences, drawbacks
 from netsor.studies.audit._document import (
     GRADIENT_NOTE,

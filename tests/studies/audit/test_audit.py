@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import NOT_APPLICABLE, OK
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
-from netsor.studies import _process_pool, _study
+from netsor.report._document import NOT_APPLICABLE, OK
+from netsor.runtime import _process_pool
+from netsor.studies import _study
 from netsor.studies._output_dir import Store
 from netsor.studies.audit import AuditStudy, _cases, _request
 from netsor.studies.audit._cases import AuditCase
@@ -331,7 +332,7 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.engine._memory.memory", lambda: 2.0**27)
+    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**27)
     with pytest.raises(
         ValueError,
         match=(

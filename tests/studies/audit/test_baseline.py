@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor._document import Figure
-from netsor.studies import _process_pool
+from netsor.report._document import Figure
+from netsor.runtime import _process_pool
 from netsor.studies.audit import _plots
 from netsor.studies.audit._baseline import (
     Baseline,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import FLAG, OK, UNDECIDED, to_text
-from netsor._html import to_cell
-from netsor.studies import _process_pool
+from netsor.report._document import FLAG, OK, UNDECIDED, to_text
+from netsor.report._html import to_cell
+from netsor.runtime import _process_pool
 from netsor.studies.audit._differences import (
     _distance,
     _error,

@@ -11,8 +11,8 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _precision
-from netsor.models._metric_program import ProgramModel
+from netsor.engine.run import _precision
+from netsor.models.measure._metric_program import ProgramModel
 from netsor.studies.audit import _cases
 from netsor.studies.audit._findings import Finding, within_error
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import FLAG, OK, UNDECIDED
-from netsor.models._metrics import COLUMNS, FORMATS
+from netsor.models.measure._metrics import COLUMNS, FORMATS
+from netsor.report._document import FLAG, OK, UNDECIDED
 from netsor.studies.audit._document import _format_cell
 from netsor.studies.audit._measurements import ranges_of
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import netsor as ns
-from netsor._document import FLAG, NOT_APPLICABLE, OK
+from netsor.report._document import FLAG, NOT_APPLICABLE, OK
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._request import Request
 from netsor.studies.audit._rules import BACKWARD_RULES, RULES

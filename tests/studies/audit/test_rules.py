@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from netsor.studies import _process_pool
+from netsor.report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from netsor.runtime import _process_pool
 from netsor.studies.audit._findings import FEWEST, above, below, draws_needed
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._request import Request

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import Sampling, _plan_query
+from netsor.engine import Sampling
+from netsor.engine.plan import _plan_query
 from netsor.studies.audit import AuditStudy
 from netsor.studies.audit._cases import AuditCase
 from netsor.studies.audit._request import Request, sweep

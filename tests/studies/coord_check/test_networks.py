@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
 from netsor.studies.coord_check._results import CoordCheck, size_table
 from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged

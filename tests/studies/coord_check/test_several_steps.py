@@ -6,8 +6,8 @@ import pytest
 
 import netsor as ns
 from netsor.engine import Sampling
-from netsor.language._graph import topological_order
-from netsor.language._operation import SteppedParameter
+from netsor.language.operations._operation import SteppedParameter
+from netsor.language.values._graph import topological_order
 from netsor.studies._parametrisation import Power, known, parametrisation
 from netsor.studies.coord_check._request import CHANGE, Entry, Request
 from netsor.studies.transfer import Request as SweepRequest

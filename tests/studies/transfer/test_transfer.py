@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _plan_query
 from netsor.engine.backends import Numpy
+from netsor.engine.plan import _plan_query
 from netsor.models._training import training
-from netsor.studies import _process_pool
+from netsor.runtime import _process_pool
 from netsor.studies._parametrisation import parametrisation
 from netsor.studies.transfer import Curve, Request, Sweep, SweepTask, TransferStudy
 

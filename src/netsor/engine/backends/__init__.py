@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..._validate import ArgumentError, shown
-from .._cost_model import Prices, prices_on
+from ..plan._cost_model import Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from ..._array_api import Array
 from ..._validate import ArgumentError
-from .._cost_model import Prices, prices_on
-from .._ir import Register
-from .._memory import in_bytes, memory
-from .._moment_histogram import BlockMoments, MomentGrid, summed
-from .._plan import Plan
+from ...runtime._memory import memory
+from ...runtime._units import in_bytes
+from ..plan._cost_model import Prices, prices_on
+from ..plan._ir import Register
+from ..plan._plan import Plan
+from ..run._moment_histogram import BlockMoments, MomentGrid, summed
 
 PRECISIONS = ("float64", "float32")
 # one of these, chosen for each plan (see `_precision`) before anything is sampled

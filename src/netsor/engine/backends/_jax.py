@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._array_api import Array
-from .. import _ops
-from .._instructions import DRAWS
-from .._ir import Register
-from .._moment_histogram import BlockMoments, MomentGrid
-from .._parallel import cores
-from .._plan import Plan
+from ...runtime._parallel import cores
+from ..plan import _ops
+from ..plan._instructions import DRAWS
+from ..plan._ir import Register
+from ..plan._plan import Plan
+from ..run._moment_histogram import BlockMoments, MomentGrid
 from ._base import FAST_DOUBLE, MIN_BLOCK_REPLICAS, Device, NoDeviceError
 from ._jax_program import LIBRARY, block, pieces, programs
 

@@ -25,13 +25,13 @@ import numpy as np
 from jax.extend.random import threefry2x32_p
 
 from ..._array_api import Array
-from .. import _gram_schmidt
-from .._instructions import DRAWS, FUNCTIONS
-from .._ir import Loop, Register, Step, key_of
-from .._ops import squares
-from .._plan import Plan, compute
-from .._rng_keys import key_words
-from ._batched_linalg import Library
+from ..linalg import _gram_schmidt
+from ..linalg._batched_linalg import Library
+from ..plan._instructions import DRAWS, FUNCTIONS
+from ..plan._ir import Loop, Register, Step, key_of
+from ..plan._ops import squares
+from ..plan._plan import Plan, compute
+from ..run._rng_keys import key_words
 from ._chi import Chi, chi
 
 # Threefry's rotations in bits: of four rounds, in turn

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._array_api import Array, one_blas_thread
-from .._instructions import ORTHANT_SIZES_PER_BATCH
-from .._ir import Step
-from .._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
-from .._rng_keys import CHUNK, generator
+from ..plan._instructions import ORTHANT_SIZES_PER_BATCH
+from ..plan._ir import Step
+from ..plan._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
+from ..run._rng_keys import CHUNK, generator
 from ._base import Backend
 
 # of a replica: from here on BLAS multiplies matrices one by one, and needs them

@@ -20,15 +20,15 @@ import torch
 from array_api_compat import torch as xp
 
 from ..._array_api import Array
-from ...language._check_function import is_builtin, needs_spectrum
-from .. import _ops
-from .._gram_schmidt import NUMPY
-from .._instructions import FUNCTIONS
-from .._ir import Register, Step
-from .._plan import Plan, compute, run
-from .._rng_keys import key_words
+from ...language.theorem._check_function import is_builtin, needs_spectrum
+from ..linalg._batched_linalg import Library
+from ..linalg._gram_schmidt import NUMPY
+from ..plan import _ops
+from ..plan._instructions import FUNCTIONS
+from ..plan._ir import Register, Step
+from ..plan._plan import Plan, compute, run
+from ..run._rng_keys import key_words
 from ._base import FAST_DOUBLE, FIRST, MIN_BLOCK_REPLICAS, Device, NoDeviceError
-from ._batched_linalg import Library
 from ._chi import Chi, chi
 
 # create arrays without an array argument

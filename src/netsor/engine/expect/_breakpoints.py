@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._array_api import Array
-from ...activations import Function
+from ...functions.activations import Function
 from ._gauss_legendre import CHECKS, NODE, NODES, POINTS
 
 # of both grids, in steps: kinks are usually at round numbers, where a grid point would

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from ..._array_api import Array
-from ...activations import Function
+from ...functions.activations import Function
 from ._gauss_legendre import (
     NODES,
     POINTS,

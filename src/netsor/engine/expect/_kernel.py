@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ... import activations as known
 from ..._array_api import Array, array_namespace
-from ...activations import Function
-from ...derivatives import base
+from ...functions import activations as known
+from ...functions.activations import Function
+from ...functions.derivatives import base
 from .._exceptions import InfiniteError
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import UNSETTLED, Series, reach, series, tabulated

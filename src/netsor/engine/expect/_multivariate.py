@@ -17,9 +17,9 @@ import scipy
 
 from ..._array_api import Array
 from ..._sobol import Sobol
-from .._cancel import check_cancelled
-from .._expectation_cost import SETS, log_points
-from .._ops import alike
+from ...runtime._cancel import check_cancelled
+from ..plan._expectation_cost import SETS, log_points
+from ..plan._ops import alike
 from ._univariate import BatchedFunction, flattened, paired, slices
 
 Integrand = Callable[[Array, Array], Array]

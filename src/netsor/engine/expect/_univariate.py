@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._array_api import Array, Bools
-from ...activations import Function
+from ...functions.activations import Function
 from ._breakpoints import Breakpoints, features
 from ._gauss_legendre import log_density
 

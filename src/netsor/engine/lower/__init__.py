@@ -23,19 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from ...language import _operation as ops
-from ...language._array import Operation, Value, VectorAccess, rule_for
-from ...language._check_function import needs_spectrum
-from ...language._rotary import Rotate
-from ...language._scalar import Scalar
-from ...language._score import Pool
-from ...language._vector import Vector
+from ...language.operations import _operation as ops
+from ...language.operations._rotary import Rotate
+from ...language.operations._score import Pool
+from ...language.theorem._check_function import needs_spectrum
+from ...language.values._array import Operation, Value, VectorAccess, rule_for
+from ...language.values._scalar import Scalar
+from ...language.values._vector import Vector
 from .._exceptions import ExactError, InfiniteError
-from .._ir import Register
-from .._ir_builder import Builder, TooLargeError
-from .._plan import Plan
-from .._rng_keys import SAMPLE
-from ..passes import _operations as pass_ops
+from ..graph import _operations as pass_ops
+from ..plan._ir import Register
+from ..plan._ir_builder import Builder, TooLargeError
+from ..plan._plan import Plan
+from ..run._rng_keys import SAMPLE
 from ._analysis import ProgramAnalysis
 from ._dual_rules import epsilon_part, score
 from ._infinite_frames import NodesNeeded

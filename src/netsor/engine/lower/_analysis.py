@@ -18,9 +18,7 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Operation, Value
-from ...language._graph import asked_entries
-from ...language._operation import (
+from ...language.operations._operation import (
     Data,
     Dot,
     Gaussian,
@@ -30,10 +28,12 @@ from ...language._operation import (
     Source,
     Take,
 )
-from ...language._vector import Vector
-from .. import _cost_model
-from ..passes._operations import AdjointCorrection, Fuse, OuterProductSum
-from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
+from ...language.values._array import Operation, Value
+from ...language.values._graph import asked_entries
+from ...language.values._vector import Vector
+from ..graph._operations import AdjointCorrection, Fuse, OuterProductSum
+from ..graph._rewrite import Context, asked, asked_together, linear_sources, users_of
+from ..plan import _cost_model
 from ._components import Clusters, FrameBatch, blocks_of, connected
 
 # For each vector, the sources that it combines linearly (see `linear_sources`)

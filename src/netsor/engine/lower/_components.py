@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Axes, Value, VectorAccess
-from ...language._operation import (
+from ...language.operations._operation import (
     Concat,
     Data,
     Dot,
@@ -27,9 +26,10 @@ from ...language._operation import (
     Split,
     Take,
 )
-from ...language._score import Pool
-from ...language._vector import Vector
-from ..passes._operations import (
+from ...language.operations._score import Pool
+from ...language.values._array import Axes, Value, VectorAccess
+from ...language.values._vector import Vector
+from ..graph._operations import (
     AdjointCorrection,
     Append,
     Coefficients,
@@ -37,7 +37,7 @@ from ..passes._operations import (
     MaterialisedMatMul,
     Span,
 )
-from ..passes._rewrite import alike, rearranged
+from ..graph._rewrite import alike, rearranged
 
 Ints = npt.NDArray[np.intp]
 

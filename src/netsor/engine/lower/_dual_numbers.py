@@ -16,13 +16,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._array import Operation, Value
-from ...language._operation import Dot, MatMul
-from ...language._scalar import Scalar
-from ...language._vector import Vector
-from .._ir import Register
-from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from ..passes._orders import Bools, Sets, meet, mixed, union
+from ...language.operations._operation import Dot, MatMul
+from ...language.values._array import Operation, Value
+from ...language.values._scalar import Scalar
+from ...language.values._vector import Vector
+from ..graph._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ..graph._orders import Bools, Sets, meet, mixed, union
+from ..plan._ir import Register
 from ._analysis import ancestors
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ...activations import Function
-from ...language._array import Operation, Value
-from ...language._operation import (
+from ...functions.activations import Function
+from ...language.operations._operation import (
     Apply,
     Constant,
     Data,
@@ -24,22 +23,23 @@ from ...language._operation import (
     Normal,
     Root,
 )
-from ...language._scalar import INVERSE, Scalar
-from ...language._score import rsqrt
-from ...language._vector import Vector
+from ...language.operations._score import rsqrt
+from ...language.values._array import Operation, Value
+from ...language.values._scalar import INVERSE, Scalar
+from ...language.values._vector import Vector
 from .._exceptions import ExactError
-from .._ir import Register
-from .._ir_builder import named
-from ..passes._operations import (
+from ..graph._operations import (
     AdjointCorrection,
     Coefficients,
     EpsilonPart,
     OuterProductSum,
     Span,
 )
-from ..passes._orders import PRODUCTS, SUMS, bit_range, union
+from ..graph._orders import PRODUCTS, SUMS, bit_range, union
 from ..passes.fuse_nonlinearities import is_smooth
 from ..passes.simplify import vanishing_ratio
+from ..plan._ir import Register
+from ..plan._ir_builder import named
 from ._analysis import ancestors
 from ._dual_numbers import Dual, guard, none, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded

@@ -19,9 +19,9 @@ from functools import lru_cache
 import numpy as np
 
 from ..._array_api import Ints
-from .._ir import Register
-from .._ir_builder import Builder
-from .._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
+from ..plan._ir import Register
+from ..plan._ir_builder import Builder
+from ..run._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
 from ._components import FrameBatch, SeedKey
 
 

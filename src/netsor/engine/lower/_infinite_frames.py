@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...activations import Function
-from ...language._scalar import MULTIPLY
+from ...functions.activations import Function
+from ...language.values._scalar import MULTIPLY
 from .._exceptions import InfiniteError
-from .._expectation_ops import NODES, NODES_OF_SHIFT
-from .._ir import Register
-from .._ir_builder import Builder, named
-from .._rng_keys import CROSS, NODE_SHIFTS, OWN
-from ..passes._orders import CONSTANT, Bools, bit_range, lowest_bit
+from ..graph._orders import CONSTANT, Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
+from ..plan._expectation_ops import NODES, NODES_OF_SHIFT
+from ..plan._ir import Register
+from ..plan._ir_builder import Builder, named
+from ..run._rng_keys import CROSS, NODE_SHIFTS, OWN
 from ._components import FrameBatch, SeedKey
 from ._finite_frames import Frame, spanned
 from ._residual_features import (

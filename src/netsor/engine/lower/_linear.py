@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Operation, Value, rule_for
-from ...language._check_function import content_of
-from ...language._operation import (
+from ...language.operations._operation import (
     Add,
     Apply,
     Concat,
@@ -32,14 +30,14 @@ from ...language._operation import (
     Split,
     Take,
 )
-from ...language._rotary import Rotate
-from ...language._scalar import ADD, SUBTRACT, Scalar
-from ...language._vector import Vector
+from ...language.operations._rotary import Rotate
+from ...language.theorem._check_function import content_of
+from ...language.values._array import Operation, Value, rule_for
+from ...language.values._scalar import ADD, SUBTRACT, Scalar
+from ...language.values._vector import Vector
 from .._exceptions import ExactError
-from .._ir import Register
-from .._ir_builder import named
-from ..passes._operations import Append
-from ..passes._orders import (
+from ..graph._operations import Append
+from ..graph._orders import (
     PRODUCTS,
     SUMS,
     Bools,
@@ -49,7 +47,9 @@ from ..passes._orders import (
     through,
     union,
 )
-from ..passes._rewrite import rearranged
+from ..graph._rewrite import rearranged
+from ..plan._ir import Register
+from ..plan._ir_builder import named
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State

@@ -13,21 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._array_api import Floats
-from ...activations import Function
-from ...language._array import Value
-from ...language._operation import Apply, Dot, Nonlin
-from ...language._scalar import MULTIPLY, Scalar
-from ...language._score import Pool
-from ...language._vector import Vector
+from ...functions.activations import Function
+from ...language.operations._operation import Apply, Dot, Nonlin
+from ...language.operations._score import Pool
+from ...language.values._array import Value
+from ...language.values._scalar import MULTIPLY, Scalar
+from ...language.values._vector import Vector
 from .._exceptions import ExactError
-from .._expectation_ops import NODES
-from .._ir import Register
-from .._ir_builder import named
-from ..passes._operations import OuterProductSum
-from ..passes._orders import CONSTANT, Bools, Sets, union
+from ..graph._operations import OuterProductSum
+from ..graph._orders import CONSTANT, Bools, Sets, union
 from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
+from ..plan._expectation_ops import NODES
+from ..plan._ir import Register
+from ..plan._ir_builder import named
 from ._components import FrameBatch, SeedKey
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments

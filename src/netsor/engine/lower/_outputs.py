@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language._array import Value, VectorAccess
-from ...language._operation import Data
-from ...language._vector import Vector
-from .._ir import Register
+from ...language.operations._operation import Data
+from ...language.values._array import Value, VectorAccess
+from ...language.values._vector import Vector
+from ..plan._ir import Register
 from ._analysis import local_coordinates
 from ._state import Ints, State
 

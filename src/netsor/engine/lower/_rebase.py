@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language._array import Value
-from ...language._operation import Mix
-from .. import _cost_model
-from .._ir import Register
-from ..passes._orders import bit_range
+from ...language.operations._operation import Mix
+from ...language.values._array import Value
+from ..graph._orders import bit_range
+from ..plan import _cost_model
+from ..plan._ir import Register
 from ._analysis import local_coordinates
 from ._components import FrameBatch
 from ._state import Ints, State

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...activations import IDENTITY, Function
-from .._ir import Register
-from .._ir_builder import Builder, named
+from ...functions.activations import IDENTITY, Function
 from ..passes.fuse_nonlinearities import Composed, is_smooth
+from ..plan._ir import Register
+from ..plan._ir_builder import Builder, named
 from ._components import Ints, SeedKey
 
 # Functions, each with the numbers of its arguments

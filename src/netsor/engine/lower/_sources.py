@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language._operation import Gaussian, MatMul
-from ...language._scalar import Scalar
-from ...language._vector import Vector
-from .. import _cost_model
+from ...language.operations._operation import Gaussian, MatMul
+from ...language.values._scalar import Scalar
+from ...language.values._vector import Vector
+from ...runtime._memory import check_memory
 from .._exceptions import ExactError
-from .._ir import Register
-from .._memory import check_memory
-from .._rng_keys import SAMPLE
-from ..passes._operations import AdjointCorrection, MaterialisedMatMul, Span
-from ..passes._orders import CONSTANT, Sets, mixed
+from ..graph._operations import AdjointCorrection, MaterialisedMatMul, Span
+from ..graph._orders import CONSTANT, Sets, mixed
+from ..plan import _cost_model
+from ..plan._ir import Register
+from ..run._rng_keys import SAMPLE
 from ._dual_rules import score
 from ._infinite_frames import LimitFrame
 from ._linear import mean, paired_products, products

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Value
-from ...language._operation import Gaussian, MatMul, Normal, Root
-from ...language._scalar import Scalar
-from ...language._vector import Vector
-from .._ir import Register
-from .._ir_builder import Builder
-from ..passes._operations import MaterialisedMatMul
-from ..passes._orders import (
+from ...language.operations._operation import Gaussian, MatMul, Normal, Root
+from ...language.values._array import Value
+from ...language.values._scalar import Scalar
+from ...language.values._vector import Vector
+from ..graph._operations import MaterialisedMatMul
+from ..graph._orders import (
     ONE,
     SMALL,
     Array,
@@ -35,6 +33,8 @@ from ..passes._orders import (
     meet,
     union,
 )
+from ..plan._ir import Register
+from ..plan._ir_builder import Builder
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
@@ -396,7 +396,7 @@ class State:
         Without `means`: which are not multiples of (1, …, 1) at every width.
         """
         # scipy.sparse is slow to import, and seldom needed
-        from ...language._linear_expansion import Expansion
+        from ...language.theorem._linear_expansion import Expansion
 
         rows = Expansion(self.analysis.values).rows[x]
         if not means:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...language._array import Value
+from ...language.values._array import Value
+from ..graph._rewrite import Context
 from . import simplify
-from ._rewrite import Context
 from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities

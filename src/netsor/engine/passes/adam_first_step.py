@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import derivatives
 from ..._array_api import array_namespace
-from ...activations import Function
-from ...language._array import Value
-from ...language._scalar import applied, constant
-from ...language._score import join, mean_dot
-from ...language._vector import Nonlin, Vector, mix
+from ...functions import derivatives
+from ...functions.activations import Function
+from ...language.operations._score import join, mean_dot
+from ...language.values._array import Value
+from ...language.values._scalar import applied, constant
+from ...language.values._vector import Nonlin, Vector, mix
 from .._exceptions import ExactError, UnplacedError
-from ._operations import Outer, OuterProductSum
-from ._orders import Orders, SmallParts
-from ._rewrite import Context, rewritten
+from ..graph._operations import Outer, OuterProductSum
+from ..graph._orders import Orders, SmallParts
+from ..graph._rewrite import Context, rewritten
 from .simplify import ROOT
 from .trained_weights import coordinates
 

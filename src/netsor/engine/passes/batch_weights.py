@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language._array import Value
-from ...language._graph import transposed
-from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
-from ...language._parameters import Weight
-from ...language._scalar import Scalar, constant
-from ...language._score import concat, join, split
-from ...language._vector import Vector
-from ._rewrite import Context, rewritten, users_of, uses_of
+from ...language.operations._operation import Add, Constant, MatMul, Mix, Source, Take
+from ...language.operations._score import concat, join, split
+from ...language.values._array import Value
+from ...language.values._graph import transposed
+from ...language.values._parameters import Weight
+from ...language.values._scalar import Scalar, constant
+from ...language.values._vector import Vector
+from ..graph._rewrite import Context, rewritten, users_of, uses_of
 
 
 class _Place(NamedTuple):

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import Array, Ints
-from ...activations import IDENTITY, Function
-from ...language._array import Take, Value
-from ...language._operation import Add, Nonlin, Scale
-from ...language._scalar import MULTIPLY, Scalar
-from ...language._vector import Vector
-from ._rewrite import Context, rewritten
+from ...functions.activations import IDENTITY, Function
+from ...language.operations._operation import Add, Nonlin, Scale
+from ...language.values._array import Take, Value
+from ...language.values._scalar import MULTIPLY, Scalar
+from ...language.values._vector import Vector
+from ..graph._rewrite import Context, rewritten
 from .adam_first_step import SIGN
 
 Places = Ints | None  # flat positions of entries, in the shape of the result; None: all

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from ..._validate import TraceError
-from ...activations import Function
-from ...language._array import Value
-from ...language._grad import Reverse
-from ...language._graph import topological_order
-from ...language._operation import (
+from ...functions.activations import Function
+from ...language.autodiff._grad import Reverse
+from ...language.autodiff._tangent_kernel import pooled
+from ...language.operations._operation import (
     Acting,
     Add,
     Apply,
@@ -36,11 +35,12 @@ from ...language._operation import (
     SteppedParameter,
     Take,
 )
-from ...language._parameters import Weight
-from ...language._scalar import ADD, Scalar, applied, constant
-from ...language._score import join, mean_dot, stack
-from ...language._tangent_kernel import pooled
-from ...language._vector import Nonlin, Vector, mix
+from ...language.operations._score import join, mean_dot, stack
+from ...language.values._array import Value
+from ...language.values._graph import topological_order
+from ...language.values._parameters import Weight
+from ...language.values._scalar import ADD, Scalar, applied, constant
+from ...language.values._vector import Nonlin, Vector, mix
 from ...optim import (
     Arithmetic,
     Coefficients,
@@ -49,8 +49,8 @@ from ...optim import (
     sign_eps,
 )
 from .._exceptions import ExactError
-from ._operations import Outer
-from ._rewrite import Context, key_of, reads_small_parts, rewritten, uses_of
+from ..graph._operations import Outer
+from ..graph._rewrite import Context, key_of, reads_small_parts, rewritten, uses_of
 from .adam_first_step import eps_error
 from .simplify import vanishing_ratio
 from .step_arithmetic import (

@@ -15,25 +15,33 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from ... import activations as known
 from ..._array_api import array_namespace
-from ...activations import Function
-from ...derivatives import base
-from ...language import _operation as ops
-from ...language._array import Value
-from ...language._graph import widths_of
-from ...language._operation import Constant, Dot, MatMul, Mix, Nonlin, Root, Take
-from ...language._parameters import Weight
-from ...language._readout import readouts
-from ...language._scalar import MULTIPLY, Scalar, applied, constant
-from ...language._score import join, mean_dot
-from ...language._softmax import MASKED_SOFTMAX, SOFTMAX
-from ...language._vector import Vector, mix
-from ...language._width import Width
+from ...functions import activations as known
+from ...functions.activations import Function
+from ...functions.derivatives import base
+from ...language.operations import _operation as ops
+from ...language.operations._operation import (
+    Constant,
+    Dot,
+    MatMul,
+    Mix,
+    Nonlin,
+    Root,
+    Take,
+)
+from ...language.operations._readout import readouts
+from ...language.operations._score import join, mean_dot
+from ...language.operations._softmax import MASKED_SOFTMAX, SOFTMAX
+from ...language.values._array import Value
+from ...language.values._graph import widths_of
+from ...language.values._parameters import Weight
+from ...language.values._scalar import MULTIPLY, Scalar, applied, constant
+from ...language.values._vector import Vector, mix
+from ...language.values._width import Width
 from .._exceptions import ExactError
-from .._gram_schmidt import LinalgBackend
-from ._operations import Fuse
-from ._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
+from ..graph._operations import Fuse
+from ..graph._rewrite import Context, asked, key_of, linear_sources, rewritten, users_of
+from ..linalg._gram_schmidt import LinalgBackend
 
 Bools = npt.NDArray[np.bool_]
 

@@ -17,10 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array_api import Array, array_namespace
-from ...language._array import Value
-from ...language._operation import Root, SteppedMatMul, SteppedParameter, scalars_of
-from ...language._scalar import Scalar, constant
-from ...language._width import Width
+from ...language.operations._operation import (
+    Root,
+    SteppedMatMul,
+    SteppedParameter,
+    scalars_of,
+)
+from ...language.values._array import Value
+from ...language.values._scalar import Scalar, constant
+from ...language.values._width import Width
 from ...optim import MUON_SINGULAR_VALUE_RTOL, Coefficients, Rates
 from .._exceptions import ExactError, GrowingStepError
 

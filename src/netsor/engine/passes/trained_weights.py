@@ -18,9 +18,9 @@ import numpy as np
 
 from ..._array_api import array_namespace
 from ..._validate import LARGEST
-from ...activations import Function
-from ...language._array import Source, Value, VectorAccess
-from ...language._operation import (
+from ...functions.activations import Function
+from ...language.autodiff._tangent_kernel import pooled
+from ...language.operations._operation import (
     Acting,
     GradientTerm,
     MatMul,
@@ -29,12 +29,12 @@ from ...language._operation import (
     SteppedMatMul,
     steps_of,
 )
-from ...language._parameters import Weight
-from ...language._scalar import Scalar, applied
-from ...language._score import Pool
-from ...language._tangent_kernel import pooled
-from ...language._vector import Vector
-from ...language._width import Width
+from ...language.operations._score import Pool
+from ...language.values._array import Source, Value, VectorAccess
+from ...language.values._parameters import Weight
+from ...language.values._scalar import Scalar, applied
+from ...language.values._vector import Vector
+from ...language.values._width import Width
 from ...optim import (
     Arithmetic,
     Coefficients,
@@ -42,9 +42,8 @@ from ...optim import (
     entry_function_name,
     orthogonalised,
 )
-from .. import _cost_model
-from ._operations import MaterialisedMatMul
-from ._rewrite import (
+from ..graph._operations import MaterialisedMatMul
+from ..graph._rewrite import (
     Context,
     alike,
     asked,
@@ -53,6 +52,7 @@ from ._rewrite import (
     rewritten,
     uses_of,
 )
+from ..plan import _cost_model
 from .step_arithmetic import WidthFunction, rates_of
 
 

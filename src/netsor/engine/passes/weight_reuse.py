@@ -21,16 +21,16 @@ from functools import partial
 
 import numpy as np
 
-from ...language._array import Value
-from ...language._graph import topological_order
-from ...language._operation import Acting, Dot, MatMul, Root, Source
-from ...language._parameters import Weight
-from ...language._scalar import Scalar, constant
-from ...language._vector import Vector, mix
+from ...language.operations._operation import Acting, Dot, MatMul, Root, Source
+from ...language.values._array import Value
+from ...language.values._graph import topological_order
+from ...language.values._parameters import Weight
+from ...language.values._scalar import Scalar, constant
+from ...language.values._vector import Vector, mix
 from .._exceptions import ExactError
-from ._operations import AdjointCorrection, Append, Coefficients, Span
-from ._orders import Orders, SmallParts
-from ._rewrite import (
+from ..graph._operations import AdjointCorrection, Append, Coefficients, Span
+from ..graph._orders import Orders, SmallParts
+from ..graph._rewrite import (
     Context,
     alike,
     by_classes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..._validate import Rng
-from ...engine._parallel import Progress
+from ...runtime._parallel import Progress
 from ._study import Finished, LiteratureStudy, Request
 
 __all__ = ["literature"]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._mpl_style import BLUE, GREY, VERMILLION, new
 from ...laws import Estimate
+from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, derive_seed
 from .._significance import AGREES, DISAGREES, combine, decide_below
 from ._result import Claim, Numbers, Part, Picture, Result

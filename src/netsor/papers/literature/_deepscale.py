@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLUE, GREEN, GREY, MARKS, ORANGE, SKY, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
 from ...nn import attention, attention_std, mlp
+from ...programs._program import Program
+from ...report._mpl_style import BLUE, GREEN, GREY, MARKS, ORANGE, SKY, VERMILLION, new
 from ...studies import Arrays
 from .._significance import combine, decide_below, extrapolate
 from ._result import (

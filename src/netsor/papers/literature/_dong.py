@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..._decorator import program
-from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
 from ...language import (
     Scalar,
     Vector,
@@ -28,6 +26,8 @@ from ...language import (
     weight,
 )
 from ...nn import attention
+from ...programs._decorator import program
+from ...report._mpl_style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
 from ...studies import Arrays
 from .._significance import (
     ABSENT,

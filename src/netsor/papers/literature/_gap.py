@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLUE, GREY, MARK_OF, ORANGE, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
+from ...programs._program import Program
+from ...report._mpl_style import BLUE, GREY, MARK_OF, ORANGE, VERMILLION, new
 from ...studies import Arrays, derive_seed, slope_of
 from .._significance import combine, decide_below, decide_decreasing, extrapolate
 from ._result import (

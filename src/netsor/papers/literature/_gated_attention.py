@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLUE, GREEN, MARK_OF, ORANGE, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
 from ...nn import block, mlp
+from ...programs._program import Program
+from ...report._mpl_style import BLUE, GREEN, MARK_OF, ORANGE, VERMILLION, new
 from ...studies import Arrays
 from .._significance import combine, decide_below, decide_decreasing, extrapolate
 from ._depth import squares, stream

@@ -12,9 +12,9 @@ import numpy as np
 import scipy
 
 from ... import language as ns
-from ..._mpl_style import BLACK, BLUE, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
+from ...programs._program import Program
+from ...report._mpl_style import BLACK, BLUE, VERMILLION, new
 from ...studies import Arrays, derive_seed
 from .._significance import AGREES, DISAGREES, SIGMAS, combine
 from ._result import Array, Claim, Numbers, Part, Picture, Result

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from ...laws import Estimate
 from ...laws._estimate import student
 from ...nn import attention_std
+from ...report._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from ...studies import Arrays, derive_seed
 from .._significance import (
     AGREES,

@@ -10,8 +10,8 @@ import numpy as np
 import scipy
 
 from ... import language as ns
-from ..._program import Program
 from ...nn import Embedding, embedding, mlp
+from ...programs._program import Program
 from ._result import Array
 
 VARIANCE = 0.2  # of weights, times the fan-in

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..._decorator import program
-from ..._mpl_style import BLUE, GREY, VERMILLION, new
 from ...language import (
     Width,
     data,
@@ -26,6 +24,8 @@ from ...language import (
 )
 from ...laws import Estimate
 from ...nn import Attention
+from ...programs._decorator import program
+from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays
 from .._significance import AGREES, DISAGREES, combine, decide_below, extrapolate
 from ._result import (

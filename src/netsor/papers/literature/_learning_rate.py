@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
+from ...programs._program import Program
+from ...report._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
 from ...studies import Arrays, derive_seed, slope_of
 from .._significance import decide_below, extrapolate
 from ._result import (

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._decorator import program
-from ..._mpl_style import BLUE, GREEN, GREY, MARKS, PURPLE, VERMILLION, new
 from ...language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from ...laws import Estimate
+from ...programs._decorator import program
+from ...report._mpl_style import BLUE, GREEN, GREY, MARKS, PURPLE, VERMILLION, new
 from ...studies import Arrays, slope_of
 from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, combine, extrapolate
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLUE, GREEN, MARK_OF, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
 from ...nn import attention, block, mlp
+from ...programs._program import Program
+from ...report._mpl_style import BLUE, GREEN, MARK_OF, VERMILLION, new
 from ...studies import Arrays
 from .._significance import combine, decide_below, decide_decreasing, extrapolate
 from ._depth import exponent, mean_rows, readout, squares, stream

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
-from ..._mpl_style import BLUE, MARK_OF, ORANGE, VERMILLION, new
-from ..._program import Program
 from ...laws import Estimate
 from ...nn import attention, block, mlp
+from ...programs._program import Program
+from ...report._mpl_style import BLUE, MARK_OF, ORANGE, VERMILLION, new
 from ...studies import Arrays
 from .._significance import combine, decide_below, extrapolate
 from ._depth import exponent, mean_rows, readout, squares, stream

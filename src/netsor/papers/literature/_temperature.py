@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..._mpl_style import BLACK, BLUE, GREEN, GREY, MARK_OF, ORANGE, VERMILLION, new
 from ...laws import Estimate
 from ...nn import attention_std
+from ...report._mpl_style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    MARK_OF,
+    ORANGE,
+    VERMILLION,
+    new,
+)
 from ...studies import Arrays
 from .._significance import combine, decide_below, extrapolate
 from ._result import (

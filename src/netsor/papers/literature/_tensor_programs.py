@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._mpl_style import BLUE, GREY, VERMILLION, new
 from ...language import inf
 from ...laws import Estimate
+from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, slope_of
 from .._significance import AGREES, DISAGREES
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within

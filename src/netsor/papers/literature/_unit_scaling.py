@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._mpl_style import (
+from ...laws import Estimate
+from ...nn import attention_std
+from ...report._mpl_style import (
     BLUE,
     GREEN,
     GREY,
@@ -22,8 +24,6 @@ from ..._mpl_style import (
     VERMILLION,
     new,
 )
-from ...laws import Estimate
-from ...nn import attention_std
 from ...studies import Arrays
 from .._significance import AGREES, DISAGREES, combine
 from ._result import Claim, Numbers, Part, Picture, Result, estimates, near, within

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..._decorator import program
 from ...language import (
     Width,
     data,
@@ -30,6 +29,7 @@ from ...language import (
     stack,
     weight,
 )
+from ...programs._decorator import program
 
 Array = npt.NDArray[np.float64]
 # For each sequence its first token, and the one after its last.

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from ...engine._rng_keys import generator
 from ...engine.backends import Backend, Numpy
+from ...engine.run._rng_keys import generator
 from ...laws import Empirical, Estimate, HeadSum, Law, Mixture
 from ...laws._distance_estimator import kl_terms
 from ...laws._estimate import Replicated, jackknife

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ... import language as ns
-from ..._decorator import program
-from ..._program import Program
 from ...laws import HeadSum
+from ...programs._decorator import program
+from ...programs._program import Program
 from ._layer import layer
 
 WIDTHS = (16, 64, 256, 1024)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ... import language as ns
-from ..._decorator import program
 from ..._validate import SCALE, one_of, real, scale, whole
 from ...nn import attention
+from ...programs._decorator import program
 
 ACTIVATIONS: dict[str, Any] = {
     f.__name__: f for f in (ns.clip, ns.relu, ns.erf, ns.tanh, ns.gelu, ns.identity)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._mpl_style import (
+from ...laws import Estimate
+from ...report._mpl_style import (
     BLACK,
     BLUE,
     DOTTED,
@@ -21,7 +22,6 @@ from ..._mpl_style import (
     VERMILLION,
     new,
 )
-from ...laws import Estimate
 from .. import _figures
 from ._densities import Array
 from ._estimators import HEADS, Curve, Densities, Divergences, Heads, Scores

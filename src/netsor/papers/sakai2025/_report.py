@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from ..._mathml import mathml
 from ..._validate import counted
+from ...report._mathml import mathml
 from ...studies import (
     Block,
     Cell,

@@ -22,8 +22,9 @@ from ..._validate import (
     counted,
     whole,
 )
-from ...engine._memory import check_memory, in_bytes
 from ...engine.backends import Backend
+from ...runtime._memory import check_memory
+from ...runtime._units import in_bytes
 from ...studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
 from .._figures import FigureResult, file_names
 from ._claims import Row, Separation, judged, separations, separations_ahead

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from ..._program import Program
 from ..._validate import ArgumentError, Rng, counted
-from ...engine._draw_cost import BASE
-from ...engine._memory import check_memory, memory
-from ...engine._parallel import Progress, cores
-from ...engine._plan import in_time
-from ...engine._precision import DIGITS, resolve_precision
-from ...engine._quadrature_error import FEW
 from ...engine.backends import AUTO
+from ...engine.plan._draw_cost import BASE
+from ...engine.run._precision import DIGITS, resolve_precision
+from ...engine.run._quadrature_error import FEW
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
-from ...models._metric_program import ProgramModel
+from ...models.measure._metric_program import ProgramModel
+from ...programs._program import Program
+from ...runtime._memory import check_memory, memory
+from ...runtime._parallel import Progress, cores
+from ...runtime._units import in_time
 from .._cost import Cost, forward_bytes, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study

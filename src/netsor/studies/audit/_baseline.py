@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import scipy
 
-from ..._files import fields
 from ..._validate import ArgumentError, shown, whole
+from ...runtime._files import fields
 from ._cases import Model
 from ._findings import DECIDE, EQUALITY_RTOL, LEVEL, LOW, MAX_USEFUL_DRAWS
 from ._measurements import LengthResult, draws_of_ones

@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._bound_program import AtWidths
 from ...engine import ExactError, Plan
-from ...engine._draw_cost import Draw, planning_bytes
-from ...engine._parallel import Progress
-from ...engine._sampler import split
 from ...engine.backends import Backend, Numpy
+from ...engine.plan._draw_cost import Draw, planning_bytes
+from ...engine.run._sampler import split
 from ...language import TraceError, hyperparameter
-from ...language._graph import topological_order
+from ...language.values._graph import topological_order
 from ...models import Probes, Transformer
 from ...models._description import with_scalar_std
-from ...models._metric_program import ProgramModel
+from ...models.measure._metric_program import ProgramModel
+from ...programs._bound_program import AtWidths
+from ...runtime._parallel import Progress
 from .._cost import BACKWARD, at_depth
 from .._output_dir import Arrays
 from .._study import DrawTask, as_json, part_draws

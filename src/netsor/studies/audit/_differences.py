@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array_api import Floats
-from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ...models import Transformer
 from ...models._description import idle
+from ...report._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding
 from ._measurements import Draws, LengthResult
 from ._quantities import EVERY, join_words, number

@@ -1,5 +1,5 @@
 """An audit, or a comparison of several models, as a document: see
-`netsor._document`.
+`netsor.report._document`.
 """
 
 from __future__ import annotations
@@ -7,9 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ... import _document as doc
-from ..._bound_program import NEGLIGIBLE
-from ..._document import (
+from ..._validate import counted
+from ...models import RECIPES, Transformer
+from ...models._description import idle
+from ...models.measure._metrics import FORMATS
+from ...programs._bound_program import NEGLIGIBLE
+from ...report import _document as doc
+from ...report._document import (
     FLAG,
     NOT_APPLICABLE,
     OK,
@@ -20,11 +24,7 @@ from ..._document import (
     Section,
     Table,
 )
-from ..._html import COLOUR_CLASSES, provenance
-from ..._validate import counted
-from ...models import RECIPES, Transformer
-from ...models._description import idle
-from ...models._metrics import FORMATS
+from ...report._html import COLOUR_CLASSES, provenance
 from ._cases import Model
 from ._differences import (
     Differences,

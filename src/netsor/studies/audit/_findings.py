@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import Floats
-from ..._document import FLAG, OK, UNDECIDED, Document, Paragraph, Section
-from ..._html import to_cell
-from ...engine._precision import DIGITS
+from ...engine.run._precision import DIGITS
+from ...report._document import FLAG, OK, UNDECIDED, Document, Paragraph, Section
+from ...report._html import to_cell
 from ._quantities import join_words, number
 
 LOW, HIGH = 0.05, 0.95  # the band

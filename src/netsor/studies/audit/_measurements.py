@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array_api import Floats
-from ..._bound_program import NEGLIGIBLE
 from ...models import Transformer
-from ...models._metric_program import ProgramModel
-from ...models._metrics import BLOCK, ENDS, FORMATS
+from ...models.measure._metric_program import ProgramModel
+from ...models.measure._metrics import BLOCK, ENDS, FORMATS
+from ...programs._bound_program import NEGLIGIBLE
 from ._cases import AuditCase, Model
 from ._findings import DECIDE, Finding, above, band, within_error
 from ._quantities import BLOCKS, FINAL, at_embedding

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..._document import Figure
-from ..._mpl_style import (
+from ..._validate import ArgumentError
+from ...report._document import Figure
+from ...report._mpl_style import (
     BLACK,
     BLUE,
     GREEN,
@@ -22,7 +23,6 @@ from ..._mpl_style import (
     VERMILLION,
     new,
 )
-from ..._validate import ArgumentError
 from .._study import svg_figure
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity

@@ -14,13 +14,13 @@ from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
 from ..._validate import ArgumentError, check_fields, choice, counted, whole
-from ...engine._draw_cost import planning_bytes
-from ...engine._memory import check_memory
-from ...engine._precision import DIGITS, resolve_precision
 from ...engine.backends import AUTO, PRECISIONS, Backend, Numpy
+from ...engine.plan._draw_cost import planning_bytes
+from ...engine.run._precision import DIGITS, resolve_precision
 from ...models import Transformer
 from ...models._description import SCALAR_STDS
-from ...models._metric_program import ProgramModel
+from ...models.measure._metric_program import ProgramModel
+from ...runtime._memory import check_memory
 from .. import _study
 from .._cost import refuse_large
 from ._cases import AuditCase, AuditTask, Model

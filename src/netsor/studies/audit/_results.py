@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
+from ...report._document import FLAG, NOT_APPLICABLE, OK, STATUSES, Document
 from .._study import Several, TableResult
 from ._baseline import Baseline, Departure
 from ._differences import Differences, differences

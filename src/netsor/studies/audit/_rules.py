@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array_api import Floats
-from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ..._validate import ArgumentError
 from ...models import Transformer
+from ...report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from . import _remedies as remedies
 from ._findings import (
     EQUALITY_RTOL,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import Floats
-from ..._program import Program
 from ..._validate import ArgumentError, Rng, also_spelled
-from ...engine._parallel import Progress
 from ...models import Transformer
 from ...optim import NAMED
+from ...programs._program import Program
+from ...runtime._parallel import Progress
 from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request

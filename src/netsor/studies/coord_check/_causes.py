@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ...language import Value
-from ...language._operation import Dot, MatMul
+from ...language.operations._operation import Dot, MatMul
 from ...models._training import WeightUse
 from ...optim import NAMED
 from ._request import Network

@@ -19,11 +19,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..._array_api import Bools
-from ..._program import Program
 from ..._validate import ArgumentError, choice, real, shown, whole
 from ...engine import ExactError
-from ...engine._quadrature_error import node_bias
 from ...engine.backends import Numpy
+from ...engine.run._quadrature_error import node_bias
 from ...language import (
     Scalar,
     TraceError,
@@ -36,11 +35,12 @@ from ...language import (
     step,
     train,
 )
-from ...language._graph import topological_order
-from ...language._operation import MatMul, SteppedMatMul
+from ...language.operations._operation import MatMul, SteppedMatMul
+from ...language.values._graph import topological_order
 from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
 from ...optim import NAMED
+from ...programs._program import Program
 from .._idle_settings import refuse_idle_rates
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation

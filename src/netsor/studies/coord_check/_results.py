@@ -1,5 +1,5 @@
 """Results: exponents, verdicts and advice for each parametrisation, and the report (see
-`netsor._document`).
+`netsor.report._document`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import _document as doc
 from ..._array_api import Floats
-from ..._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
-from ..._html import COLOUR_CLASSES
-from ..._mpl_style import (
+from ...laws import Estimate
+from ...report import _document as doc
+from ...report._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from ...report._html import COLOUR_CLASSES
+from ...report._mpl_style import (
     BLACK,
     BLUE,
     GREEN,
@@ -27,7 +28,6 @@ from ..._mpl_style import (
     SKY,
     VERMILLION,
 )
-from ...laws import Estimate
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
 from .._training_report import ByParametrisation, panels, steps_text

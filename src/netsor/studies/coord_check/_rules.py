@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 
 from ..._array_api import Floats
-from ..._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from ...report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._causes import Scale
 from ._request import Entry
 

@@ -21,8 +21,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from ..._array_api import array_namespace
-from ..._executors import InlineExecutor
-from ..._program import Program
 from ..._validate import (
     ArgumentError,
     Rng,
@@ -33,11 +31,13 @@ from ..._validate import (
     shown,
 )
 from ...engine import ExactError, NoLimitError
-from ...engine._parallel import Progress
 from ...language import Scalar, apply, hyperparameter, train
 from ...models import Transformer
 from ...models._training import KINDS, training
 from ...optim import NAMED, Optimiser
+from ...programs._program import Program
+from ...runtime._executors import InlineExecutor
+from ...runtime._parallel import Progress
 from .._output_dir import Arrays
 from .._parametrisation import Parametrisation
 from .._study import DrawTask, Run

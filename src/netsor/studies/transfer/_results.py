@@ -17,9 +17,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array_api import Floats
-from ..._document import FLAG, OK, UNDECIDED, Cell, Document, Item, Row, Section, Table
-from ..._html import COLOUR_CLASSES
-from ..._mpl_style import MARKS
+from ...report._document import (
+    FLAG,
+    OK,
+    UNDECIDED,
+    Cell,
+    Document,
+    Item,
+    Row,
+    Section,
+    Table,
+)
+from ...report._html import COLOUR_CLASSES
+from ...report._mpl_style import MARKS
 from .._training import width_text
 from .._training_report import ByParametrisation, panels, steps_text
 

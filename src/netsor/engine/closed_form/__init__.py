@@ -1,0 +1,1 @@
+"""Laws and limits that need no expectation: formulas for whole programs."""

@@ -1,0 +1,1 @@
+"""Linear algebra of plans, for batches of matrices that may be singular."""

@@ -1,0 +1,1 @@
+"""Plans: instructions, the builder of plans, their cost, and how they run."""

@@ -1,0 +1,100 @@
+"""Time and memory of one draw according to its plan, and the memory that planning
+needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...language.operations._operation import Dot
+from ...language.values._array import Take, Value
+from ...language.values._graph import transposed
+from ...language.values._vector import Vector
+from ..backends import Backend
+from ..backends._numpy import NUMPY, replicas_per_block
+from ._plan import Plan
+
+# bytes of a worker before it does anything: about 50 MiB were measured
+BASE = 3 * 2.0**25
+MIN_DRAW_BYTES = 2.0**26  # bytes for draws, in addition to their arrays
+# times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the
+# largest ones
+TEMPORARY = 1.25
+# to plan an entry; 260 and 64 measured for vectors
+VECTOR_BYTES, FORWARD_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0
+# of a scalar at infinite width; of a pair of tokens, in tables that layers share
+SCALAR_BYTES = PAIR_BYTES = 75.0
+
+
+class Draw(NamedTuple):
+    """The cost of one draw on a backend, and the cost before the first one."""
+
+    seconds: float  # of one worker
+    compiling: float  # seconds, once in a process
+    planning: float  # seconds, once in a process
+    planning_bytes: float
+    numbers: float  # random ones
+    long_numbers: float  # those in long rows
+    bytes: float
+    steps: float
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        backend: Backend = NUMPY,
+        planning: float = 0.0,
+        planning_bytes: float = 0.0,
+    ) -> Draw:
+        """As a plan says it."""
+        compiling = backend.seconds(plan, 0)
+        # constants as large as the arrays of a draw are computed while the plan is made
+        if plan.expects:
+            planning_bytes = max(planning_bytes, plan.bytes)
+        before = (
+            backend.seconds(plan, 1) - compiling,
+            compiling,
+            planning,
+            planning_bytes,
+        )
+        return cls(
+            *before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps)
+        )
+
+    def block_bytes(self, draws: int) -> float:
+        """The bytes of the arrays of these draws that numpy computes together."""
+        long = 2 * self.long_numbers > self.numbers
+        return self.bytes * min(
+            draws, replicas_per_block(self.bytes, self.seconds, self.steps, long)
+        )
+
+    def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
+        """The bytes of a process that makes a plan, keeps it and makes these draws."""
+        block = (
+            TEMPORARY * self.block_bytes(draws)
+            if backend.threads
+            else backend.working_bytes(self.bytes)
+        )
+        return BASE + self.planning_bytes + MIN_DRAW_BYTES + block
+
+
+def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
+    """About the memory that it takes to plan a program, and to keep it; entries that
+    are taken have their positions.
+    """
+    vector = VECTOR_BYTES if infinite or transposed(values) else FORWARD_BYTES
+
+    def each(value: Value) -> float:
+        if isinstance(value, Vector):
+            return vector
+        return TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
+
+    pairs = max(
+        (math.prod(value.shape[-2:]) for value in values if isinstance(value.op, Dot)),
+        default=0,
+    )
+    return PAIR_BYTES * pairs + sum(
+        each(value) * math.prod(value.shape) for value in values
+    )

@@ -1,0 +1,229 @@
+"""The intermediate representation: the steps of a plan, and the loops among them.
+
+A plan is a list of steps without branches. A step names an instruction (see
+`_instructions`), the registers that it reads and the one that it writes (`_register`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._array_api import Ints
+from ...language.theorem._check_function import content
+from ._instructions import (
+    INSTRUCTIONS,
+    Instruction,
+    Integral,
+    UnknownInstructionError,
+)
+from ._register import Register, given_number
+
+__all__ = ["Loop", "Register", "Step", "given_number", "key_of", "loop_key", "loops"]
+
+
+# not frozen: a deep network has ten thousand, and frozen ones take three times as long
+# to create
+@dataclass(eq=False)
+class Step:
+    """One line of a plan: `out = kind(*args, **params)`.
+
+    A register is the result of one step only, and steps come after those whose results
+    they read; so a plan can be read and run from top to bottom.
+
+    Parameters
+    ----------
+    kind : str
+        The name of the instruction, one of `INSTRUCTIONS`.
+    out : Register
+        The result.
+    args : tuple of Register
+        The arrays that it reads, in the order of the instruction's rule.
+    params : dict
+        The other arguments of the rule: numbers, shapes, positions, functions. A step
+        that draws has the `key` of its random stream.
+    words : str
+        A description to print; steps without one are not printed.
+    operations : int
+        The entries of the result times the terms summed in each.
+
+    Examples
+    --------
+    >>> from netsor.engine.plan._ir import Register, Step
+    >>> a, b = Register((2, 3)), Register((3, 4))
+    >>> step = Step("product", Register((2, 4)), (a, b), {}, "A B", 24)
+    >>> step.random_numbers, step.seconds > 0
+    (0, True)
+    """
+
+    kind: str
+    out: Register
+    args: tuple[Register, ...]
+    params: dict[str, Any]
+    words: str
+    operations: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in INSTRUCTIONS:
+            raise UnknownInstructionError(self.kind)
+
+    @property
+    def instruction(self) -> Instruction:
+        """What the engine knows about its instruction."""
+        return INSTRUCTIONS[self.kind]
+
+    @property
+    def random_numbers(self) -> int:
+        """The random numbers it draws per replica, on average."""
+        instruction = self.instruction
+        if not instruction.draws:
+            return 0
+        return instruction.random_numbers(self.out, self.params)
+
+    @property
+    def temporary_numbers(self) -> int:
+        """The numbers that it stores per replica while it draws, if these are many."""
+        temporary_numbers = self.instruction.temporary_numbers
+        return (
+            0 if temporary_numbers is None else temporary_numbers(self.out, self.params)
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Roughly the seconds per replica, on one core, without numerical integrals.
+
+        For the time of the integrals see `Plan.integration_seconds`.
+        """
+        instruction = self.instruction
+        if instruction.draws:
+            return instruction.seconds_per_number * self.random_numbers
+        if self.integral is not None:
+            return 0.0
+        return instruction.seconds(self.out, self.args, self.operations)
+
+    @cached_property
+    def integral(self) -> Integral | None:
+        """What it integrates numerically in one replica, if anything."""
+        integral = self.instruction.integral
+        return None if integral is None else integral(self.args)
+
+
+# Loops: equal blocks of a deep network lower to equal steps, one block after the other.
+# The search looks at the steps only, not at how the program was written. A block is
+# printed and compiled once; loops never change a number.
+
+# steps: arguments farther back are not compared, as they may precede the loop
+MAX_ARGUMENT_DISTANCE = 64
+MIN_STEPS_SAVED = 16  # steps: shorter loops would not shorten the printed plan much
+# candidate periods: the most common distances between equal steps
+MAX_PERIODS_TRIED = 32
+# parameters that may differ between the blocks of a loop: random streams, and numbers
+# that depend on the block
+LOOP_VARIABLES = ("key", "by")
+
+
+class Loop(NamedTuple):
+    """Steps `start` to `start + period`, repeated `times` times in a row."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def stop(self) -> int:
+        """The first step after the loop."""
+        return self.start + self.period * self.times
+
+    @property
+    def saved(self) -> int:
+        """The steps that need not be printed or compiled again."""
+        return (self.times - 1) * self.period
+
+
+def loops(steps: Sequence[Hashable]) -> list[Loop]:
+    """The loops among hashable steps, in order, without overlap or nesting."""
+    numbers: dict[Hashable, int] = {}
+    step_numbers = np.array(
+        [numbers.setdefault(step, len(numbers)) for step in steps], dtype=np.intp
+    )
+
+    def loops_between(start: int, stop: int) -> list[Loop]:
+        """The loop that saves most steps, and the loops on both sides of it."""
+        best = _best_loop(step_numbers[start:stop])
+        if best is None:
+            return []
+        loop = best._replace(start=start + best.start)
+        return [
+            *loops_between(start, loop.start),
+            loop,
+            *loops_between(loop.stop, stop),
+        ]
+
+    return loops_between(0, len(step_numbers))
+
+
+def _best_loop(step_numbers: Ints) -> Loop | None:
+    """The loop that saves most steps; of several, that with the shortest period."""
+    best = None
+    most_saved = MIN_STEPS_SAVED - 1
+    for period in _candidate_periods(step_numbers):
+        loop = _longest_loop(step_numbers, period)
+        if loop.saved > most_saved:
+            best, most_saved = loop, loop.saved
+    return best
+
+
+def _candidate_periods(step_numbers: Ints) -> list[int]:
+    """The most common distances from a step to the next equal one, in order."""
+    order = np.argsort(step_numbers, kind="stable")
+    in_order = step_numbers[order]
+    distances = np.diff(order)[in_order[1:] == in_order[:-1]]
+    most_common = Counter(distances.tolist()).most_common(MAX_PERIODS_TRIED)
+    return sorted(period for period, _ in most_common)
+
+
+def _longest_loop(step_numbers: Ints, period: int) -> Loop:
+    """The longest run of steps that equal those one period later, as a loop."""
+    equal_later = step_numbers[period:] == step_numbers[:-period]
+    bounded = np.concatenate([[False], equal_later, [False]])
+    starts, stops = np.flatnonzero(np.diff(bounded)).reshape(-1, 2).T
+    longest = int(np.argmax(stops - starts))
+    run = int(stops[longest] - starts[longest])
+    return Loop(start=int(starts[longest]), period=period, times=run // period + 1)
+
+
+def key_of(kind: str, args: tuple[Hashable, ...], params: Mapping[str, Any]) -> Any:
+    """A key that is equal for steps with equal results.
+
+    It is None if a parameter is not hashable.
+    """
+    key = kind, args, tuple([(name, content(value)) for name, value in params.items()])
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def loop_key(step: Step, position: int, positions: Mapping[Register, int]) -> Any:
+    """A key that is equal for steps that repeat in a loop.
+
+    It ignores random streams and the values of constants; arguments are known by their
+    distance. `positions` are those of the steps that write the registers.
+    """
+    arguments = []
+    for register in step.args:
+        # 0 for a constant
+        distance = position - positions.get(register, position)
+        if distance > MAX_ARGUMENT_DISTANCE:
+            distance = -1
+        arguments.append((distance, register.shape))
+    params = {
+        name: value for name, value in step.params.items() if name not in LOOP_VARIABLES
+    }
+    return key_of(step.kind, tuple(arguments), params) or id(step), step.out.shape

@@ -1,0 +1,463 @@
+"""A plan: a list of small steps on arrays of known shapes, without branches; its cost,
+and how to run it.
+
+Lowering (see `lower`) makes the plan and takes every decision. Running it is a loop
+over the steps. The backend chooses the array library and draws the random numbers (see
+`backends`).
+"""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..._array_api import Array
+from ..._validate import counted
+from ...report._html import note, table, title
+from ...runtime._units import in_time
+from .._exceptions import UnplacedError
+from ..linalg import _gram_schmidt
+from ..run._rng_keys import CHUNK, NODE_SHIFTS
+from ._cost_model import CPU
+from ._expectation_cost import MAX_SECONDS
+from ._instructions import DRAWS, INSTRUCTIONS, VIEWS, Integral, instruction_named
+from ._ir import Loop, Register, Step, given_number, loop_key, loops
+
+# A law without other random numbers is averaged over node sets. One set costs as much
+# as a few hundred ordinary draws
+DRAWS_PER_NODE_SET = 256
+MIN_NODE_SETS = 16  # fewer node sets give no standard error
+# of the arrays of replicas computed together: little Python overhead, and they fit in a
+# cache
+BLOCK_BYTES = 2**21
+# replicas that measure the effect of errors of Gaussian expectations
+QUADRATURE_PROBE_REPLICAS = 32
+FEWEST_DRAWS = 100  # an error suggests no fewer draws: they would show little of a law
+PROBED_PLANS = 3  # the plan, and two whose expectations are shifted by their errors
+# entries: numpy loops efficiently over rows of this length, so replicas need not be
+# innermost
+MIN_INNERMOST_ROW = 32
+
+
+class Liveness(NamedTuple):
+    """What happens to the arguments of a step."""
+
+    dead: set[Register]  # arrays that no later step reads
+    overwritten: int | None  # the argument whose array the result may be written into
+
+
+def liveness(
+    steps: Sequence[Step], results: Sequence[Register]
+) -> Iterator[tuple[Step, Liveness]]:
+    """The steps that the results depend on, last step first."""
+    owner: dict[Register, Register] = {}  # view → the array whose memory it shares
+    for step in steps:
+        out = step.out
+        if step.kind in VIEWS:
+            out = owner.get(step.args[0], step.args[0])
+        owner[step.out] = out
+    # what this step or a later one reads: registers, and the arrays behind views
+    read = set(results)
+    read_memory = {owner.get(result, result) for result in results}
+
+    def overwritten(step: Step) -> int | None:
+        """The first argument that no later step reads, if the result may replace it."""
+        overwrites = INSTRUCTIONS[step.kind].overwrites
+        if overwrites is None or not overwrites(step.params):
+            return None
+        for i, arg in enumerate(step.args):
+            needed = owner.get(arg, arg) in read_memory
+            if arg.varies and arg.shape == step.out.shape and not needed:
+                return i
+        return None
+
+    for step in reversed(steps):
+        if step.out not in read:
+            continue
+        dead = {arg for arg in step.args if arg.value is None and arg not in read}
+        yield step, Liveness(dead, overwritten(step))
+        read.update(step.args)
+        read_memory.update([owner.get(arg, arg) for arg in step.args])
+
+
+@dataclass(eq=False)
+class Plan:
+    """The steps that sample each replica of a program at given widths.
+
+    A plan is a straight line: no step branches, each reads only constants and results
+    of earlier steps, and every shape is known. So its cost is known before it runs, and
+    every backend runs it by the same loop, `run`. Lowering has taken every decision.
+
+    Create it with `Program.plan`; `print(plan)` shows the steps. The attribute `bytes`
+    is the memory of one replica.
+
+    Parameters
+    ----------
+    title : str
+        The name of the program and its widths.
+    steps : list of Step
+        The steps, in order.
+    mean : Register
+        (entries,): the mean of one coordinate of each output, conditional on all random
+        numbers.
+    columns : Register
+        (entries, ·): its coefficients of independent N(0, 1) variables, which are
+        integrated out.
+    notes : tuple of str
+        Remarks on the law.
+    expects : bool
+        Whether the steps or constants contain Gaussian expectations.
+    nodes : bool
+        Whether some of them are means over quasi-random nodes.
+    tried : tuple of str
+        Functions known only by their values at points, which their expectations use.
+    place : str
+        The device that the plan is meant for, which decides the cheaper of two exact
+        methods.
+    independent : dict
+        The linearly independent directions of inputs at infinite width, shared with the
+        plans whose expectations are shifted.
+
+    Examples
+    --------
+    >>> plan = ns.paper.layer().plan(n=256)
+    >>> plan.random_numbers, plan.constant, plan.seconds(50_000) > 0
+    (23, False, True)
+    >>> x = ns.gaussian(64, 8)
+    >>> for _ in range(12):
+    ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+    ...
+    >>> [loop.times for loop in ns.Program(x).plan().loops]
+    [11]
+    """
+
+    title: str
+    steps: list[Step]
+    mean: Register
+    columns: Register
+    notes: tuple[str, ...] = ()
+    expects: bool = False
+    nodes: bool = False
+    tried: tuple[str, ...] = ()
+    place: str = CPU.place
+    # see `_ir_builder`
+    independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        needed = list(liveness(self.steps, (self.mean, self.columns)))[::-1]
+        self.steps = [step for step, _ in needed]
+        self.live = [liveness for _, liveness in needed]
+        stored = 0  # numbers of a replica
+        peak = 0  # bytes of a replica
+        for step, live in needed:
+            stored += step.out.size
+            peak = max(peak, 8 * (stored + step.temporary_numbers))
+            stored -= sum(register.size for register in live.dead)
+        self.bytes = peak
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Repeated blocks of equal steps.
+
+        Each has its first step, the steps per block, and the number of blocks.
+        """
+        positions = {step.out: k for k, step in enumerate(self.steps)}
+        keys = [loop_key(step, k, positions) for k, step in enumerate(self.steps)]
+        return loops(keys)
+
+    @property
+    def random_numbers(self) -> int:
+        """The random numbers per replica, on average."""
+        return sum(step.random_numbers for step in self.steps)
+
+    @property
+    def long_numbers(self) -> int:
+        """The random numbers in rows of 32 or more.
+
+        These are coordinates of vectors rather than entries of Gram matrices.
+        """
+        return sum(
+            step.random_numbers
+            for step in self.steps
+            if step.out.shape and step.out.shape[-1] >= MIN_INNERMOST_ROW
+        )
+
+    @property
+    def operations(self) -> int:
+        """Roughly the entries and products computed per replica."""
+        return sum(step.operations for step in self.steps)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the law depends on no random number: one replica is then the law."""
+        return not any(step.kind in DRAWS for step in self.steps)
+
+    def bind(self, numbers: Mapping[str, float]) -> Plan:
+        """The plan with values for its hyperparameters, by name."""
+        registers = {
+            name: given_number(name, number) for name, number in numbers.items()
+        }
+
+        def bound(register: Register) -> Register:
+            return registers.get(register.hyperparameter or "", register)
+
+        plan = copy.copy(self)
+        plan.mean = bound(self.mean)
+        plan.columns = bound(self.columns)
+        plan.steps = []
+        for step in self.steps:
+            if any(arg.hyperparameter for arg in step.args):
+                step = replace(step, args=tuple(map(bound, step.args)))
+            plan.steps.append(step)
+        return plan
+
+    @property
+    def averaged(self) -> bool:
+        """Whether random numbers only shift quadrature nodes.
+
+        The mean over replicas is then the law.
+        """
+        drawn = [step for step in self.steps if step.kind in DRAWS]
+        return bool(drawn) and all(
+            step.params["key"][-2] == NODE_SHIFTS for step in drawn
+        )
+
+    def replicas(self, draws: int) -> int:
+        """The replicas of a law with this many draws."""
+        if self.constant:
+            return 1
+        if self.averaged:
+            return max(MIN_NODE_SETS, draws // DRAWS_PER_NODE_SET)
+        return draws
+
+    def seconds(self, draws: int) -> float:
+        """Roughly the seconds for this many draws on one core of a current CPU."""
+        if self.constant:
+            return 0.0
+        sampling = self.replicas(draws) * self._replica_seconds
+        return sampling + self.integration_seconds(draws)
+
+    def integration_seconds(self, draws: int) -> float:
+        """The part of `seconds` for expectations of functions of several vectors.
+
+        It is 0 at finite widths.
+        """
+        replicas = self.replicas(draws)
+        block = max(1, min(replicas, CHUNK, BLOCK_BYTES // max(self.bytes, 1)))
+        block_seconds = sum(integral.seconds(block) for integral in self._integrals)
+        return replicas / block * block_seconds
+
+    @property
+    def _integrals(self) -> list[Integral]:
+        return [step.integral for step in self.steps if step.integral is not None]
+
+    @property
+    def probing_seconds(self) -> float:
+        """Roughly the seconds to measure the effect of errors of Gaussian expectations.
+
+        Every law measures it first.
+        """
+        if not self.expects:
+            return 0.0
+        return PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS)
+
+    def check_integration(self, draws: int) -> None:
+        """Reject draws whose expectations would take too long.
+
+        Only those of functions of several vectors take long.
+        """
+        probing = self.probing_seconds
+        seconds = probing + self.integration_seconds(draws)
+        if seconds <= MAX_SECONDS:
+            return
+        fewer = draws
+        while fewer >= FEWEST_DRAWS:
+            if probing + self.integration_seconds(fewer) <= MAX_SECONDS:
+                break
+            fewer //= 2
+        if fewer < FEWEST_DRAWS:
+            fewer = 0
+        raise UnplacedError(
+            slow_expectations(counted(draws, "draw"), seconds, fewer_draws=fewer)
+        )
+
+    @cached_property
+    def _replica_seconds(self) -> float:
+        """Roughly the seconds per replica."""
+        return sum(step.seconds for step in self.steps)
+
+    def __str__(self) -> str:
+        head, *lines = [
+            textwrap.fill(line, 80, subsequent_indent=4 * " ")
+            for line in (self.title, *self._summary())
+        ]
+        rows = printed_rows(self.steps, self.loops)
+        width = max((len(row.step) for row in rows), default=0)
+        for row in rows:
+            lines.append(f"{row.step:{width}}  {row.random_numbers:>12}  {row.shape}")
+        return "\n  ".join([head, *lines])
+
+    def _summary(self) -> list[str]:
+        """The lines on its cost."""
+        if self.constant:
+            time = (
+                "the law does not depend on random numbers: it is known without a draw"
+            )
+        elif self.averaged:
+            time = (
+                f"random numbers only shift quadrature nodes, {self.replicas(50_000)}"
+                " times for 50,000 draws"
+            )
+        else:
+            time = (
+                f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
+            )
+        integration = self.integration_seconds(50_000)
+        if integration > 1.0:
+            time += (
+                f", of which {in_time(integration)} for expectations of functions of"
+                " several vectors"
+            )
+        numbers = (
+            f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
+        )
+        lines = [f"{numbers} and {self.bytes:,} bytes per replica", time]
+        if self.place != CPU.place:
+            lines.append(f"made for {self.place}")
+        return lines + [f"note: {remark}" for remark in self.notes]
+
+    def _repr_html_(self) -> str:
+        steps = table(
+            printed_rows(self.steps, self.loops),
+            ("step", "random numbers", "shape"),
+            code=True,
+        )
+        return title(self.title) + "".join(map(note, self._summary())) + steps
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers per"
+            " replica>"
+        )
+
+
+class PrintedRow(NamedTuple):
+    """One row of a printed plan."""
+
+    step: str  # the instruction and its description
+    random_numbers: str = ""
+    shape: str = ""
+
+
+def printed_rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[PrintedRow]:
+    """The rows of the steps with a description; of a loop only the first block."""
+    rows: list[PrintedRow] = []
+    done = 0
+    for loop in found:
+        rows += printed_rows(steps[done : loop.start])
+        rows.append(
+            PrintedRow(f"{loop.times} times, with new random numbers each time:")
+        )
+        block = printed_rows(steps[loop.start : loop.start + loop.period])
+        rows += [row._replace(step=f"  {row.step}") for row in block]
+        done = loop.stop
+        if done < len(steps):
+            rows.append(PrintedRow("then:"))
+    rows += [_printed_row(step) for step in steps[done:] if step.words]
+    return rows
+
+
+def _printed_row(step: Step) -> PrintedRow:
+    numbers = step.random_numbers
+    return PrintedRow(
+        step=f"{step.kind:8} {step.words}",
+        random_numbers=f"{numbers:,}" if numbers else "",
+        shape=" × ".join(map(str, step.out.shape)) or "one number",
+    )
+
+
+def slow_expectations(what: str, seconds: float, fewer_draws: int = 0) -> str:
+    """The message of an error: `what` would take too long.
+
+    It suggests `fewer_draws`, unless 0.
+    """
+    less = f"at most {fewer_draws:,} draws, " if fewer_draws else ""
+    return (
+        f"expectations of functions of several vectors: {what} at width inf would take"
+        f" about {in_time(seconds)} of one core (allowed: {in_time(MAX_SECONDS)}); take"
+        f" {less}finite widths, which need no expectations, or net.law(…,"
+        " method='extrapolate'), which estimates the limit from exact laws at finite"
+        " widths"
+    )
+
+
+def run(
+    plan: Plan,
+    draw: Callable[[Step], Array],
+    constant: Callable[[Register], Array],
+    compute: Callable[[Step, Sequence[Array], int | None], Array],
+) -> tuple[Array, Array]:
+    """Mean and coefficients of one coordinate of the outputs, of a block of replicas.
+
+    Given all random numbers, a coordinate is mean + coefficients · N(0, I). The arrays
+    are (replicas or 1, entries) and (replicas or 1, entries, ·).
+
+    Parameters
+    ----------
+    plan : Plan
+        The steps to run.
+    draw : callable
+        `draw(step)` returns the random numbers (replicas, *shape) of a step.
+    constant : callable
+        `constant(register)` returns the array of a register with a value.
+    compute : callable
+        `compute(step, arrays, overwritten)` executes any other step; it may write the
+        result over the array with the index `overwritten`, unless that is None.
+    """
+    arrays: dict[Register, Array] = {}
+
+    for step, (dead, overwritten) in zip(plan.steps, plan.live, strict=True):
+        if step.kind in DRAWS:
+            arrays[step.out] = draw(step)
+        else:
+            inputs = [
+                arrays[arg] if arg.value is None else constant(arg) for arg in step.args
+            ]
+            arrays[step.out] = compute(step, inputs, overwritten)
+            del inputs  # so that dead arrays are freed now
+        for register in dead:
+            del arrays[register]
+    mean, columns = [
+        arrays[result] if result.value is None else constant(result)
+        for result in (plan.mean, plan.columns)
+    ]
+    return mean, columns
+
+
+def compute(
+    linalg: _gram_schmidt.LinalgBackend,
+    kind: str,
+    inputs: Sequence[Array],
+    params: Mapping[str, Any],
+) -> Array:
+    """Execute one instruction in the array library of `linalg`."""
+    return instruction_named(kind).compute(linalg, inputs, params)
+
+
+def in_numpy(step: Step, inputs: Sequence[Array], overwritten: int | None) -> Array:
+    """Execute one step with numpy.
+
+    The result is written over an argument that no later step reads, unless that is not
+    writeable or broadcast over replicas.
+    """
+    instruction = INSTRUCTIONS[step.kind]
+    if overwritten is not None:
+        out = inputs[overwritten]
+        replicas = max(map(len, inputs))
+        if out.flags.writeable and len(out) == replicas:
+            return instruction.overwrite(out, inputs, step.params)
+    return instruction.compute(_gram_schmidt.NUMPY, inputs, step.params)

@@ -1,0 +1,244 @@
+"""A request for a law, and how its plan is made: passes, lowering, and the cache."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from ..._array_api import one_blas_thread
+from ...language.operations._operation import (
+    Acting,
+    OptimiserStep,
+    SteppedMatMul,
+    SteppedParameter,
+)
+from ...language.operations._stop_gradient import without_stops
+from ...language.values._array import Operation, Value, composed_indices
+from ...language.values._graph import (
+    compose_indices,
+    names_of,
+    narrow_with_origins,
+    topological_order,
+)
+from ...language.values._vector import Vector
+from ..closed_form._relu_sign_patterns import with_sign_patterns
+from ..closed_form._very_wide import limit_of_products
+from ..graph._rewrite import Context
+from ..lower import lower
+from ..lower._analysis import ProgramAnalysis
+from ..lower._dual_rules import UnknownEpsilonPart
+from ..passes import SHORTCUTS, rewrite
+from ._cost_model import CPU, Prices
+from ._plan import Plan
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector, whose scans take 1/7 of the time of planning.
+
+    Planning creates many objects but no garbage.
+    """
+    enabled = gc.isenabled()
+    if enabled:  # if not, another thread may enable it at any time
+        gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
+    """The optimiser steps that the parameter of an operation has taken."""
+    if isinstance(op, SteppedMatMul):
+        return op.steps
+    if isinstance(op, SteppedParameter):
+        return (op.rule,)
+    return ()
+
+
+def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
+    """Whether a program needs only inner products of vectors of infinite width.
+
+    It does not if an operation needs their coordinates, as Adam does.
+    """
+
+    def infinitely_wide(value: Value) -> bool:
+        return isinstance(value, Vector) and math.isinf(value.width.bind(widths))
+
+    for value in values:
+        steps = optimiser_steps(value.op)
+        if steps:
+            asks_coordinates = any(step.optimiser.entrywise for step in steps)
+        else:
+            asks_coordinates = value.op.asks_coordinates
+        if asks_coordinates and any(map(infinitely_wide, value.op.inputs)):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class PlanQuery:
+    """A request for coordinates of the outputs of a program, at given widths.
+
+    It holds all that a plan depends on. Equal requests have equal plans, with the same
+    random streams, which is why plans can be cached by their requests.
+
+    Parameters
+    ----------
+    outputs : tuple of Value
+        The outputs.
+    widths : tuple of (str, float)
+        The widths by name; inf for a limit.
+    picked : tuple of int or None
+        The coordinates of vectors, None for any one of them.
+    without : tuple of str
+        The names of shortcuts to switch off: the law stays the same but costs more.
+    whole : tuple of Value
+        The outputs of the full program, if `outputs` are only some of them: they
+        determine the seeds.
+    prices : Prices
+        Those of the device that will run the plan.
+    numbers : tuple of (str, float)
+        The hyperparameters known now; the others are given when the plan runs.
+
+    Examples
+    --------
+    >>> from netsor.engine.plan._plan_query import PlanQuery
+    >>> n = ns.Width("n")
+    >>> h = ns.weight(n, n) @ ns.tanh(ns.gaussian(n, 2))
+    >>> query = PlanQuery(outputs=(ns.dot(h, h),), widths=(("n", 64),))
+    >>> plan = query.plan()
+    >>> plan.mean.shape  # the entries of the output
+    (4,)
+    >>> query.plan() is plan  # cached
+    True
+    """
+
+    outputs: tuple[Value, ...]
+    widths: tuple[tuple[str, float], ...]
+    picked: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()
+    whole: tuple[Value, ...] = field(default=())
+    prices: Prices = CPU
+    numbers: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """The widths by name."""
+        return dict(self.widths)
+
+    def plan(self, shift: int = 0) -> Plan:
+        """The plan of the request, cached.
+
+        For `shift` see `_expectation_ops`; shifted plans are made anew.
+        """
+        # At infinite width, planning computes most numbers, so it needs the
+        # hyperparameters. At finite widths one plan serves them all.
+        if math.inf in self.bound.values():
+            return _kept(self) if shift == 0 else self.made(shift)
+        plan = _kept(replace(self, numbers=()))
+        return plan.bind(dict(self.numbers)) if self.numbers else plan
+
+    @one_blas_thread()
+    @no_garbage_collection()
+    @composed_indices()
+    def made(self, shift: int) -> Plan:
+        """A new plan."""
+        unknown = set(self.without) - set(SHORTCUTS)
+        if unknown:
+            raise ValueError(
+                f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}"
+            )
+        one_limit = list(self.bound.values()).count(math.inf) == 1
+        values = topological_order(self.outputs)
+        if one_limit and asks_products_alone(values, self.bound):
+            return limit_of_products(
+                self.outputs[0],
+                lambda n: self._at_most(n)._planned(shift, small_parts=False),
+            )
+        try:
+            return self._planned(shift, small_parts=True)
+        except UnknownEpsilonPart:
+            return self._planned(shift, small_parts=False)
+
+    def _planned(self, shift: int, small_parts: bool) -> Plan:
+        """A new plan, by the rules of finite or of infinite width.
+
+        `small_parts` says whether the parts of scores that vanish like n^(−1/2) are
+        followed.
+        """
+        context = Context(
+            self.bound,
+            {},
+            prices=self.prices,
+            numbers=dict(self.numbers),
+            without=self.without,
+            small_parts=small_parts,
+        )
+        narrowed = self._narrowed(context)
+        matrices = [
+            value for value in context.ordered(narrowed) if isinstance(value.op, Acting)
+        ]
+        names = names_of(matrices)
+        rewritten = rewrite(narrowed, context)
+        # a shifted plan chooses the same directions as the plan it is compared with
+        independent = self.plan().independent if shift else {}
+        analysis = ProgramAnalysis(
+            rewritten, narrowed, context, names, frozenset(self.without), self.picked
+        )
+        plan = lower(analysis, context.notes, shift, independent)
+        if self.prices.ragged and "positive" not in self.without:
+            return with_sign_patterns(plan)
+        return plan
+
+    def _narrowed(self, context: Context) -> list[Value]:
+        """The outputs, computed from the entries that they need only.
+
+        The context learns the position of each value in the full program, which keys
+        its random numbers.
+        """
+        count = len(self.outputs)
+        forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
+        composed = compose_indices(forward)
+        outputs, whole = composed[:count], composed[count:]
+        positions = {
+            value: position for position, value in enumerate(context.ordered(whole))
+        }
+        narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
+        for value in context.ordered(narrowed):
+            original = made_from.get(value, value)
+            # an index added by narrowing draws nothing and needs no position
+            context.origin[value] = positions.get(original, len(positions))
+        return narrowed
+
+    def _at_most(self, width: float) -> PlanQuery:
+        """The same at a finite width.
+
+        It samples no matrix, which would be too large.
+        """
+        if math.isinf(width):
+            return self
+        widths = tuple((name, min(n, width)) for name, n in self.widths)
+        return replace(self, widths=widths, without=(*self.without, "drawn"))
+
+
+@lru_cache(maxsize=4)
+def _kept(query: PlanQuery) -> Plan:
+    """The cache of plans."""
+    return query.made(0)
+
+
+def make_plan(
+    outputs: Sequence[Value], bound: Mapping[str, float], shift: int = 0, **options: Any
+) -> Plan:
+    """The plan for the outputs of a program at some widths.
+
+    The options are fields of `PlanQuery`.
+    """
+    return PlanQuery(tuple(outputs), tuple(bound.items()), **options).made(shift)

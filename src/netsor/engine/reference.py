@@ -1,0 +1,479 @@
+"""The reference interpreter: it samples every weight matrix and runs the program.
+
+It is slow and simple, and it is the ground truth for everything else. It does not
+simplify a program: each operation has one rule in the table `LITERAL`, which computes
+the array of a value from the arrays of its inputs. The invariant is the shape: a vector
+of shape (i, j) is an array (replicas, i, j, width), a scalar of that shape an array
+(replicas, i, j).
+
+Users call it by `Program.simulate`:
+
+>>> n = ns.Width("n")
+>>> x = ns.tanh(ns.gaussian(n, 3))
+>>> h = ns.weight(n, n) @ x
+>>> net = ns.Program((h, ns.dot(h, h)))
+>>> vectors, products = net.simulate(n=64, draws=10, seed=0)
+>>> vectors.shape, products.shape
+((10, 3, 64), (10, 3, 3))
+>>> bool(np.allclose(products[:, 0, 1], (vectors[:, 0] * vectors[:, 1]).sum(-1) / 8))
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array_api import Floats, one_blas_thread
+from .._validate import shown
+from ..language.operations import _operation as ops
+from ..language.operations._operation import SteppedMatMul, SteppedParameter, scalars_of
+from ..language.operations._rotary import Rotate
+from ..language.operations._score import Pool
+from ..language.operations._stop_gradient import ScaledGradient
+from ..language.values._array import Operation, Source, Value, rule_for
+from ..language.values._graph import narrow, topological_order, weights_of
+from ..language.values._parameters import Weight
+from ..language.values._vector import Vector
+from ..optim import Rates, orthogonalised
+from ..runtime._memory import check_memory, memory
+from ..runtime._parallel import at_once
+from .run._rng_keys import chunks, generator
+from .run._sampler import Sampling
+
+Coordinates = int | slice | Sequence[int] | None
+CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
+
+
+class MovedParameter(NamedTuple):
+    """A parameter after some steps."""
+
+    array: Floats
+    states: Mapping[Any, Any]  # by optimiser: what it keeps from step to step
+
+
+def simulate(
+    outputs: Sequence[Value],
+    sources: Mapping[Source, int],
+    widths: Mapping[str, float],
+    sampling: Sampling,
+    coordinates: Coordinates = None,
+) -> list[Floats]:
+    """Draws of the outputs of a program, with every matrix sampled.
+
+    Parameters
+    ----------
+    outputs : sequence of Value
+        The values to draw.
+    sources : mapping
+        The number of each random source, which keys its generator.
+    widths : mapping
+        The widths by name; all are finite.
+    sampling : Sampling
+        The number of draws, the seed and the workers.
+    coordinates : int, slice, sequence of int, or None
+        The coordinates of vectors to return, all if None.
+
+    Returns
+    -------
+    list of array
+        For a vector (draws, *shape, coordinates), for a scalar (draws, *shape).
+    """
+    draws = sampling.draws
+    narrowed = narrow(outputs)
+    values = topological_order(narrowed)
+
+    def full_shape(value: Value) -> tuple[int, ...]:
+        """The shape of one draw of a value."""
+        if isinstance(value, Vector):
+            return (*value.shape, int(value.width.bind(widths)))
+        return value.shape
+
+    matrix_entries = int(
+        sum(
+            weight.out_width.bind(widths)
+            * weight.in_width.bind(widths)
+            * weight.members.size
+            for weight in weights_of(values)
+        )
+    )
+    numbers = matrix_entries + sum(math.prod(full_shape(value)) for value in values)
+    # per draw: a batch of matrices is in memory twice while it acts
+    draw_bytes = 16.0 * numbers
+    bound = ", ".join(f"{name}={width}" for name, width in widths.items())
+    remedy = "take smaller widths, or net.law, which draws no matrix"
+    check_memory(draw_bytes, f"one draw of all matrices at {bound}", remedy)
+    indices = []
+    shapes = []
+    for value in narrowed:
+        shape = full_shape(value)
+        index = _index(coordinates, shape[-1]) if isinstance(value, Vector) else ...
+        indices.append(index)
+        shapes.append(np.empty((1, *shape))[0][index].shape)
+    returned = sum(map(math.prod, shapes))
+    check_memory(
+        8.0 * draws * returned,
+        f"draws={draws} of {returned} numbers",
+        "take fewer draws, or coordinates=0",
+    )
+    # depends only on the program: workers cannot change the draws
+    chunk_draws = max(1, CHUNK_BYTES // (8 * numbers))
+    if sampling.executor is None:  # no more at a time than fit in memory
+        chunks_in_memory = max(1, int(memory() // (draw_bytes * chunk_draws)))
+        workers = min(at_once(sampling.workers, None), chunks_in_memory)
+        sampling = replace(sampling, workers=workers)
+    results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
+    work = _Chunk(
+        outputs=narrowed,
+        indices=indices,
+        values=values,
+        sources=sources,
+        widths=widths,
+        seed=sampling.seed,
+        size=chunk_draws,
+    )
+    for part, arrays in sampling.run(work, chunks(draws, chunk_draws)):
+        for result, array in zip(results, arrays, strict=True):
+            result[part.start : part.stop] = array
+    return results
+
+
+def _index(coordinates: Coordinates, width: int) -> Any:
+    """The index that selects coordinates of a vector of this width."""
+    if coordinates is None:
+        return ...
+    try:
+        positions: Any = coordinates
+        if not isinstance(coordinates, slice):
+            positions = np.asarray(coordinates)
+            if positions.ndim > 1 or positions.dtype.kind not in "iu":
+                raise TypeError("it must be an integer, a list of integers or a slice")
+        np.empty(width)[positions]
+    except Exception as error:  # from numpy, or from an object converted to an array
+        raise ValueError(
+            f"coordinates={shown(coordinates)}: {' '.join(str(error).split())}"
+        ) from None
+    return (..., coordinates)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The work on one chunk of replicas; a worker calls it, perhaps in a process."""
+
+    outputs: list[Value]
+    indices: list[Any]  # of the entries of each output to return
+    values: list[Value]  # in topological order
+    sources: Mapping[Source, int]
+    widths: Mapping[str, float]
+    seed: int
+    size: int  # replicas of a chunk; the last one may have fewer
+
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Floats]:
+        with one_blas_thread():
+            literal = _Literal(
+                sources=self.sources,
+                widths=self.widths,
+                seed=self.seed,
+                chunk=part.start // self.size,
+                replicas=len(part),
+            )
+            for value in self.values:
+                literal.evaluate(value)
+                tick(0)  # a chunk may be a single huge replica
+            return [
+                literal.drawn[value][index]
+                for value, index in zip(self.outputs, self.indices, strict=True)
+            ]
+
+
+@dataclass
+class _Literal:
+    """The arrays of one chunk of replicas, sampled value by value.
+
+    `evaluate` is called for the values of a program in topological order.
+    """
+
+    sources: Mapping[Source, int]
+    widths: Mapping[str, float]
+    seed: int
+    chunk: int
+    replicas: int
+    drawn: dict[Value, Floats] = field(default_factory=dict)
+    # standard normal entries, by source and member of a batch
+    matrices: dict[tuple[Source, int], Floats] = field(default_factory=dict)
+    # matrices, by their source, member and the steps taken
+    after: dict[tuple[object, ...], MovedParameter] = field(default_factory=dict)
+    # optimiser states of initial vectors
+    states: dict[Value, Mapping[Any, Any]] = field(default_factory=dict)
+
+    def normals(self, source: Source, member: int, *shape: int) -> Floats:
+        """Standard normals (replicas, *shape) of one member of a source."""
+        stream = generator(self.seed, self.sources[source], member, self.chunk)
+        return stream.standard_normal((self.replicas, *shape))
+
+    def matrix(self, weight: Weight, member: int) -> Floats:
+        """W with i.i.d. entries N(0, σ_W²/fan), (replicas, out, in).
+
+        It is sampled once, however often it acts.
+        """
+        key = weight.source, member
+        if key not in self.matrices:
+            drawn = weight.T if weight.transposed else weight
+            rows = int(drawn.out_width.bind(self.widths))
+            columns = int(drawn.in_width.bind(self.widths))
+            self.matrices[key] = self.normals(*key, rows, columns)
+        normals = self.matrices[key]
+        if weight.transposed:
+            normals = np.swapaxes(normals, -1, -2)
+        std = weight.std / np.sqrt(weight.fan.bind(self.widths))
+        return np.asarray(normals * std)
+
+    def moved(self, op: SteppedMatMul, member: int) -> Floats:
+        """W after its steps, (replicas, out, in), by explicit updates."""
+        key: tuple[object, ...] = (op.weight.source, member)
+        weight = MovedParameter(self.matrix(op.weight.drawn, member), {})
+        for number, rule in enumerate(op.steps):
+            key = (*key, rule)
+            if key not in self.after:
+                gradient = self._gradient(op, member, number)
+                if gradient is None:
+                    self.after[key] = weight
+                else:
+                    self.after[key] = _updated(weight, gradient, op, number, self)
+            weight = self.after[key]
+        return weight.array
+
+    def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Floats | None:
+        """Σ l r^T over the outer products of a step; None if it has none.
+
+        The step is the one with this number, of this member of a batch of matrices.
+        """
+        total = None
+        for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+            if part.step != number or member not in part.members:
+                continue
+            position = part.members.index(member)
+
+            def of_member(value: Value, position: int = position) -> Floats:
+                array = self.drawn[value]
+                return array[:, 0 if array.shape[1] == 1 else position]
+
+            outer = np.swapaxes(of_member(left), -1, -2) @ of_member(right)
+            term = part.size(self.widths) * outer
+            total = term if total is None else total + term
+        return total
+
+    def evaluate(self, value: Value) -> None:
+        """Compute a value from its inputs, which are already computed."""
+        rule = rule_for(value.op, LITERAL, "LITERAL of engine/_reference.py")
+        array = rule(self, value.op, value)
+        # constants and data have one replica for all
+        self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
+
+    def align_axes(self, value: Value, ndim: int) -> Floats:
+        """The array of a value with `ndim` axes, for broadcasting.
+
+        Axes of size 1 are inserted after the replicas.
+        """
+        array = self.drawn[value]
+        inserted = (1,) * (ndim - value.ndim)
+        return array.reshape(array.shape[0], *inserted, *array.shape[1:])
+
+
+# One rule per operation, `rule(run, op, value)`: the array of a value from those of its
+# inputs
+
+
+def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Floats:
+    """Correlated vectors: `factor` times independent ones, and the mean."""
+    independent = op.factor.shape[-1]
+    width = int(value.width.bind(run.widths))
+    e = run.normals(op.source, 0, independent, width)
+    combined: Floats = np.einsum("...k,rkm->r...m", op.factor, e)
+    return op.mean[..., None] + combined
+
+
+def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Floats:
+    members = op.weight.members.ravel().tolist()
+    w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)
+    return _acted(run, op, value, w)
+
+
+def _acted(
+    run: _Literal, op: ops.MatMul | SteppedMatMul, value: Vector, w: Floats
+) -> Floats:
+    """Matrices (replicas, members, out, in) times their vectors."""
+    x = run.drawn[op.x]
+    members = w.shape[1] if op.each else 1
+    vectors = x.reshape(len(w), members, -1, x.shape[-1])
+    return (vectors @ np.swapaxes(w, -1, -2)).reshape(len(w), *value.shape, -1)
+
+
+def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
+    """A matrix that has taken steps, times its vectors.
+
+    The steps move the matrix as it was drawn. It may act transposed, and its variance
+    may be 1 over another width: both are applied after the steps.
+    """
+    weight = op.weight
+    members = weight.members.ravel().tolist()
+    w = np.stack([run.moved(op, member) for member in members], axis=1)
+    drawn_fan = weight.drawn.in_width.bind(run.widths)
+    w = w * (drawn_fan / weight.fan.bind(run.widths)) ** 0.5
+    if weight.transposed:
+        w = np.swapaxes(w, -1, -2)
+    return _acted(run, op, value, w)
+
+
+def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
+    """An initial vector, or another parameter that is no matrix, after a step."""
+    sizes = op.sizes(run.widths)
+    gradient = sum(size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True))
+    before = MovedParameter(run.drawn[op.x], run.states.get(op.x, {}))
+    after = _updated(before, np.asarray(gradient), op, 0, run)
+    run.states[value] = after.states
+    return after.array
+
+
+# the operations of an optimiser's update, on arrays
+ON_ARRAYS: Any = SimpleNamespace(
+    elementwise=lambda f, *arrays: f(*arrays), orthogonalised=orthogonalised
+)
+
+
+def _updated(
+    before: MovedParameter,
+    gradient: Floats,
+    op: SteppedMatMul | SteppedParameter,
+    number: int,
+    run: _Literal,
+) -> MovedParameter:
+    """A parameter and its optimiser states after one step."""
+    rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
+
+    def number_of(scalar: Any) -> Any:
+        """A float, or a scalar of the program with axes to multiply the gradient."""
+        if isinstance(scalar, float):
+            return scalar
+        return run.drawn[scalar].reshape(-1, *(1,) * (gradient.ndim - 1))
+
+    lr, decay = map(number_of, scalars_of(op, number))
+    rates = Rates(
+        lr=rule.rate(run.widths) * lr,
+        adjusted=rule.adjusted(run.widths) * lr,
+        decay=rule.weight_decay * decay,
+        eps=rule.eps(run.widths),
+    )
+    state = before.states.get(rule.optimiser)
+    array, state = rule.optimiser._update(
+        ON_ARRAYS, before.array, gradient, state, rates
+    )
+    return MovedParameter(array, {**before.states, rule.optimiser: state})
+
+
+def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
+    arrays = [run.align_axes(v, value.ndim) for v in op.vectors]
+    arrays += [run.align_axes(p, value.ndim)[..., None] for p in op.scalars]
+    return np.asarray(op.f(*arrays))
+
+
+def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
+    """Rotate pairs of coordinates by angles t_i θ_f.
+
+    The pairs are (2f, 2f + 1) if they are interleaved, and (f, f + r/2) otherwise.
+    """
+    x = run.drawn[op.x]  # (replicas, …, tokens, width)
+    angles = op.angles(x.shape[-1])
+    coordinates = np.arange(2 * angles.shape[-1])
+    if op.interleaved:
+        real, imaginary = coordinates.reshape(-1, 2).T
+    else:
+        real, imaginary = coordinates.reshape(2, -1)
+    turned = (x[..., real] + 1j * x[..., imaginary]) * np.exp(1j * angles)
+    rotated: Floats = x.copy()
+    rotated[..., real] = turned.real
+    rotated[..., imaginary] = turned.imag
+    return rotated
+
+
+def _dot(run: _Literal, op: ops.Dot, value: Value) -> Floats:
+    q = run.align_axes(op.x, value.ndim - 1)
+    k = run.align_axes(op.y, value.ndim - 1)
+    scale: float = q.shape[-1] ** -op.power
+    return scale * (q @ np.swapaxes(k, -1, -2))
+
+
+def _apply(run: _Literal, op: ops.Apply, value: Value) -> Floats:
+    arguments = [run.align_axes(p, op.leading + op.axes) for p in op.scalars]
+    result = np.asarray(op.f(*arguments))
+    return np.broadcast_to(result, (result.shape[0], *value.shape))
+
+
+def _take(run: _Literal, op: ops.Take, value: Value) -> Floats:
+    array = run.drawn[op.x]
+    coordinates = array.shape[1 + op.x.ndim :]
+    flattened: Floats = array.reshape(run.replicas, op.x.size, *coordinates)
+    return flattened.take(op.flat, axis=1)
+
+
+def _add(run: _Literal, op: ops.Add, value: Value) -> Floats:
+    return run.align_axes(op.x, value.ndim) + run.align_axes(op.y, value.ndim)
+
+
+def _scale(run: _Literal, op: ops.Scale, value: Vector) -> Floats:
+    factors = run.align_axes(op.c, value.ndim)[..., None]
+    return factors * run.align_axes(op.x, value.ndim)
+
+
+def _mix(run: _Literal, op: ops.Mix, value: Vector) -> Floats:
+    coefficients = run.align_axes(op.a, value.ndim + 1)
+    return coefficients @ run.align_axes(op.x, value.ndim)
+
+
+def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Floats:
+    parts = np.moveaxis(run.drawn[op.x], 1 + op.axis, 0)
+    return np.concatenate(parts, axis=-1)
+
+
+def _split(run: _Literal, op: ops.Split, value: Vector) -> Floats:
+    parts = np.split(run.drawn[op.x], op.count, axis=-1)
+    return np.stack(parts, axis=1 + op.axis)
+
+
+def _join(run: _Literal, op: ops.Join, value: Value) -> Floats:
+    return np.concatenate([run.drawn[part] for part in op.parts], axis=1)
+
+
+def _pool(run: _Literal, op: Pool, value: Value) -> Floats:
+    return np.asarray(op.f(run.drawn[op.x].reshape(run.replicas, -1)))
+
+
+LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
+    ops.Gaussian: _gaussian,
+    ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
+    ops.Data: lambda run, op, value: op.vectors[None],
+    ops.Constant: lambda run, op, value: op.numbers[None],
+    ops.Hyperparameter: lambda run, op, value: np.array([run.widths[op.name]]),
+    ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
+    ops.MatMul: _matmul,
+    SteppedMatMul: _stepped,
+    SteppedParameter: _shifted,
+    ops.Nonlin: _nonlin,
+    ops.Add: _add,
+    ops.Scale: _scale,
+    ops.Mix: _mix,
+    ops.Concat: _concat,
+    ops.Split: _split,
+    ops.Dot: _dot,
+    ops.Apply: _apply,
+    ops.Take: _take,
+    ops.Join: _join,
+    Rotate: _rotate,
+    ScaledGradient: lambda run, op, value: run.drawn[op.x],
+    Pool: _pool,
+}

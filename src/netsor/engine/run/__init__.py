@@ -1,0 +1,1 @@
+"""Running a plan for many replicas: keys of the generators, chunks, precision."""

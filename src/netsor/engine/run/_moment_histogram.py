@@ -1,0 +1,245 @@
+"""Billions of replicas in bounded memory: a histogram of moments over the conditional
+mean and variance.
+
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, if
+means vary, of m/√v keeps its count and a few moments, and becomes two Gaussians.
+Moments are sums of integers, so the order of chunks is irrelevant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._array_api import Array, Floats
+
+HEIGHT = 0.01  # cell height in log v, if all replicas have the same mean
+# cell height in log v, if means vary: the grid is then two-dimensional
+CELL_LOG_VARIANCE_2D = 0.04
+# maximal number of cells in log v over the range of the first replicas; a wider range
+# has higher cells
+ROWS = 400
+STEPS = 16  # cells per conditional standard deviation, along the mean
+# all cells in log v, as a multiple of those over that range: later replicas may lie
+# outside it
+WINDOW = 10
+MAX_CELLS = 2**22  # bounds memory
+# positions within a cell are rounded to 1/UNIT: sums over 2^27 replicas are exact in
+# double precision
+UNIT = 2.0**26
+# maximal number of distinct (mean, variance) outside the grid, stored one by one;
+# mostly v = 0
+STRAY = 100_000
+
+
+@dataclass(frozen=True)
+class MomentGrid:
+    """The grid of cells: rows in log v, columns in the mean."""
+
+    height: float
+    first: int  # the cell floor(log v/height) of the first row
+    rows: int
+    columns: int  # 1 if all means are equal
+    centre: float  # of the means; the mean itself if all are equal
+
+    @property
+    def one_mean(self) -> bool:
+        """Whether all means are equal."""
+        return self.columns == 1
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return self.rows * self.columns
+
+    def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+        """For each replica: its cell, its contribution to the sums of the cell, and
+        whether it is outside the grid.
+        """
+        # The contribution is 1 and the moments, (sums, replicas). Outside the grid it
+        # is 0, and the cell is arbitrary.
+        row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
+        inside = (var > 0) & (row >= 0) & (row < self.rows)
+        unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
+        up = (var / unit - 1.0) / self.height
+        if self.one_mean:
+            inside = inside & (mean == self.centre)
+            cell, moments = row, [up, up * up, up * up * up]
+        else:
+            place = (mean - self.centre) / xp.sqrt(unit) * STEPS
+            column = xp.floor(place)
+            inside = (
+                inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
+            )
+            across = place - column - 0.5
+            cell = row * self.columns + column + self.columns // 2
+            moments = [up, up * up, across, across * across, across * up]
+        cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
+        weights = [
+            xp.where(inside, 1.0, 0.0),
+            *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments),
+        ]
+        return cell, xp.stack(weights), ~inside
+
+    def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
+        """Means, variances and counts of the Gaussians of the law, two per cell."""
+        # With one mean: two points that match the mean, variance and third moment of v.
+        # Otherwise v is its mean ± its standard deviation, m is its regression on v,
+        # and both v include the residual variance of m.
+        index = np.flatnonzero(sums[0])
+        count = sums[0, index].astype(np.float64)
+        up, up2, *more = sums[1:, index] / UNIT / count
+        unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
+        spread = np.maximum(up2 - up**2, 0.0)
+        mean, tilt, slope, rest = (
+            np.full_like(unit, self.centre),
+            *np.zeros((3, len(unit))),
+        )
+        if self.one_mean:
+            tilt = np.divide(
+                more[0] - 3 * up * up2 + 2 * up**3,
+                2 * spread,
+                out=tilt,
+                where=spread > 1e-9,
+            )
+        reach = np.sqrt(spread + tilt**2)
+        if not self.one_mean:
+            across, across2, both = more
+            std = np.sqrt(unit) / STEPS
+            slope = np.divide(both - across * up, reach, out=slope, where=reach > 1e-7)
+            rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+            mean, slope = (
+                mean + (index % self.columns - self.columns // 2 + 0.5 + across) * std,
+                slope * std,
+            )
+        share = np.divide(
+            reach - tilt, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0
+        )
+        variances = [
+            unit * (1.0 + self.height * (up + tilt + side)) + rest
+            for side in (reach, -reach)
+        ]
+        weights = [count * share, count * (1.0 - share)]
+        return (
+            np.concatenate([mean + slope, mean - slope]),
+            np.concatenate(variances),
+            np.concatenate(weights),
+        )
+
+
+def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
+    """A grid around the first replicas, with ample room on all sides for later ones."""
+    alive = var > 0
+    if not alive.any():
+        raise ValueError(
+            f"{what}: this law is known only from draws, which are stored one by one;"
+            " take fewer"
+        )
+    x, mean = np.log(var[alive]), mean[alive]
+    one_mean = np.ptp(mean) == 0
+    centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
+    height = HEIGHT if one_mean else CELL_LOG_VARIANCE_2D
+    while np.ptp(x) > ROWS * height:
+        height *= 2
+    rows, columns = WINDOW * ROWS, 1
+    if not one_mean:
+        rows = max(WINDOW * (int(np.ptp(x) / height) + 1), 64)
+        reach = float(np.max(np.abs(mean - centre) / np.sqrt(var[alive])))
+        columns = 2 * int(4 * STEPS * max(reach, 2.0))
+        rows = min(rows, max(MAX_CELLS // columns, 1))
+        if 1.5 * np.ptp(x) / height + 4 > rows:
+            raise ValueError(
+                f"{what}: conditional means spread over {reach:.3g} conditional"
+                " standard deviations, too far for a grid; take fewer draws"
+            )
+    middle = math.floor((x.min() + x.max()) / 2 / height)
+    return MomentGrid(height, middle - rows // 2, rows, columns, centre)
+
+
+class BlockMoments(NamedTuple):
+    """The summary of a block of replicas: sums (·, k) of some cells, and the replicas
+    outside the grid.
+    """
+
+    cells: Array
+    sums: Array
+    mean: Floats
+    var: Floats
+
+
+def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
+    """The sums of a block, with numpy."""
+    place, weights, outside = cells.placed(np, mean, var)
+    found, where = np.unique(place, return_inverse=True)
+    sums = np.stack([np.bincount(where, weight, len(found)) for weight in weights])
+    return BlockMoments(found, sums, mean[outside], var[outside])
+
+
+class MomentAccumulator:
+    """Sums over all replicas so far."""
+
+    def __init__(self, cells: MomentGrid) -> None:
+        self.cells = cells
+        self.total = np.zeros((4 if cells.one_mean else 6, cells.size), dtype=np.int64)
+        # (mean, variance) of replicas outside the grid
+        self.stray: Counter[tuple[float, float]] = Counter()
+
+    def add(self, found: BlockMoments) -> None:
+        """Add the sums of one block."""
+        self.total[:, found.cells] += found.sums.astype(np.int64)
+        if not (np.isfinite(found.mean).all() and np.isfinite(found.var).all()):
+            raise ValueError(
+                "the law is not finite: a function of the program gave NaN or infinity"
+            )
+        self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
+        if len(self.stray) > STRAY:
+            raise ValueError(
+                f"more than {STRAY} replicas lie outside the grid: the law is too wide;"
+                " take fewer draws"
+            )
+
+    def nodes(self) -> tuple[Floats, Floats, Floats]:
+        """Means, variances and counts of the Gaussians of the law (points, where the
+        variance is 0).
+        """
+        stray = np.array(
+            [(*pair, self.stray[pair]) for pair in sorted(self.stray)]
+        ).reshape(-1, 3)
+        mean, var, count = map(
+            np.concatenate, zip(self.cells.nodes(self.total), stray.T, strict=True)
+        )
+        return mean, var, count
+
+
+def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
+    """The error of the density from binning these replicas, relative to its largest
+    value.
+    """
+    tally = MomentAccumulator(cells)
+    tally.add(summed(cells, mean, var))
+    at, width, count = tally.nodes()
+    # some variances are positive: `cells_for` rejects a law of points only
+    kept, alive = var > 0, width > 0
+    centre = float(mean[kept].mean())
+    reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
+    y = centre + reach * np.linspace(-6.0, 6.0, 49)
+    exact = _density(y, mean[kept], var[kept])
+    return float(
+        np.abs(_density(y, at[alive], width[alive], count[alive]) - exact).max()
+        / exact.max()
+    )
+
+
+def _density(
+    y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0
+) -> Floats:
+    return np.array(
+        [
+            np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var))
+            for at in y
+        ]
+    )

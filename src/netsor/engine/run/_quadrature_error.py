@@ -1,0 +1,289 @@
+"""The effect of errors of Gaussian expectations on a law: replan with every expectation
+shifted by its error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ..._array_api import Bools, Floats, one_blas_thread
+from ..backends import Backend
+from ..backends._numpy import NUMPY, Streams
+from ..backends._numpy import block as numpy_block
+from ..plan._ir import Register
+from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
+from ..plan._plan_query import PlanQuery
+
+# error of the outputs, relative to their spread, that makes a law meaningless
+UNKNOWN = 1.0
+ROUNDING_RTOL = 1e-13  # the same, from rounding errors
+FEW = 2  # the same, to see whether there is any effect
+# effect in these, relative to the spread of an output, below which no more replicas are
+# tried
+NONE = 1e-6
+SMALL = 0.05  # largest draw of an output that may be 0, relative to its terms
+ZERO_MEAN = 5.0  # standard errors: bound on the mean of an output that is 0
+NODE_REPLICAS = 128  # replicas to compare an output with fewer nodes and with more
+# The least ratio of the median size of a 0 with a quarter of the nodes to that with
+# four times as many: errors of order NODES^(−1/2) to NODES^(−1) give 4 to 16. Nonzero
+# outputs give 1, or up to 3 if they are below 1.4 errors.
+NODE_GROWTH = 3.0
+MOST_BIAS_SETS = 256  # of a quarter of the nodes, to measure a bias
+# standard errors from which a change with the number of nodes counts as a bias
+BIAS_SHOWS = 2.0
+COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
+
+
+@one_blas_thread()
+def sample_block(
+    plan: Plan, seed: int, replicas: int, where: Backend = NUMPY
+) -> tuple[Floats, Floats]:
+    """Means and coefficients of a few replicas in double precision, by PyTorch on an
+    accelerator or by numpy.
+    """
+    # JAX would compile the plan first, which takes longer.
+    if where.kind == "cpu" or where.name != "torch":
+        mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    else:
+        where = replace(where, precision="float64", rounded=False)
+        # a small block has the same random numbers for every plan
+        size = where.fits(plan, min(replicas, 16))
+        made = where.sample(plan, seed, range(replicas), size, lambda count: None)
+        mean, columns = map(
+            np.concatenate, zip(*(map(where.numpy, each) for each in made), strict=True)
+        )
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(
+        columns, (replicas, *columns.shape[1:])
+    )
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The shifts of the outputs in a few replicas if every kernel shifts by its error:
+    upward, or with mixed signs.
+    """
+
+    mean: Floats  # (moves, replicas, entries): shifts of the conditional means
+    # (replicas, entries): the spread of each output, or its size if it is not random
+    scale: Floats
+    # (moves,): largest shift of a conditional covariance, relative to the spreads
+    cov: Floats
+
+    @property
+    def relative(self) -> float:
+        """The largest error of an output, relative to its spread."""
+        error = float(
+            np.max(
+                np.maximum(
+                    np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov
+                )
+            )
+        )
+        if np.isnan(error):  # a function is not defined there
+            return np.inf
+        return error if error > ROUNDING_RTOL else 0.0
+
+    @property
+    def signed(self) -> Floats:
+        """The shifts of the means over replicas, (moves, entries); the error is about
+        their root mean square.
+        """
+        return np.asarray(2**0.5 * self.mean.mean(axis=1))
+
+    @property
+    def each(self) -> Floats:
+        """The absolute error of the mean of every output over replicas, (entries,)."""
+        error: Floats = np.max(np.abs(self.mean).mean(axis=1), axis=0)
+        return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
+
+
+def checked_quadrature_error(found: Moves | None) -> float:
+    """The error of the law from Gaussian expectations; raises an exception if it is too
+    large.
+    """
+    error = 0.0 if found is None else found.relative
+    if error > UNKNOWN:
+        raise ValueError(
+            "Gaussian expectations are too inexact for this law at width inf: if they"
+            f" move by their errors, an output moves by {error:.1g} of its spread. It"
+            " rests on a difference that is small compared with its vectors, or on a"
+            " function that is hard to integrate; take a finite width, where vectors"
+            " have coordinates, or a larger difference"
+        )
+    return error
+
+
+def moves_of_draws(question: PlanQuery, where: Backend) -> Moves | None:
+    """`moves`, from a few replicas if these show almost no effect: a few draws stay
+    cheap.
+    """
+    found = moves(question, FEW, where)
+    return (
+        found
+        if found is None or found.relative < NONE
+        else moves(question, where=where)
+    )
+
+
+# every shift needs its own plan, and a program is often sampled more than once
+@lru_cache(maxsize=4)
+def moves(
+    question: PlanQuery,
+    replicas: int = QUADRATURE_PROBE_REPLICAS,
+    where: Backend = NUMPY,
+) -> Moves | None:
+    """The shifts of the outputs; None if there are no Gaussian expectations, or a
+    number is not finite.
+    """
+    plan = question.plan()
+    if not plan.expects:
+        return None
+    if plan.constant:
+        replicas = 1  # all are equal
+    with one_blas_thread():
+        mean, columns = sample_block(plan, 0, replicas, where)
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            return None  # reported when the law is made
+        variance = np.square(columns).sum(axis=-1)
+        scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
+        means, covs = [], []
+        for shift in (1, 2):
+            other_mean, other_columns = sample_block(
+                question.plan(shift), 0, replicas, where
+            )
+            means.append(other_mean - mean)
+            covs.append(
+                _moved(columns / scale[..., None], other_columns / scale[..., None])
+            )
+        # perhaps a limit of 0, where terms cancel
+        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:
+            scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
+    return Moves(np.array(means), scale, np.array(covs))
+
+
+def _largest_term(plan: Plan, replicas: int) -> float:
+    """The size of the terms of the last sums behind the outputs, which sets the size of
+    rounding errors.
+    """
+    made = {step.out: step for step in plan.steps}
+    pending, terms = [plan.mean], dict[Register, None]()
+    while pending:
+        step = made.get(pending.pop())
+        if step is None:
+            continue
+        if step.kind in ("add", "apply"):
+            terms |= dict.fromkeys(step.args)
+        elif step.instruction.keeps_entries:
+            pending += step.args
+    found = (sample_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
+    return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
+
+
+def node_bias(question: PlanQuery) -> Floats:
+    """The bias of each output's mean from the finite number of nodes, (entries,),
+    estimated with a quarter of them.
+    """
+    # Errors of single expectations average out over replicas, but their squares do not:
+    # the square of a zero is of order NODES^−2. The result is twice the extrapolated
+    # difference, to cover a 0.
+    plan = question.plan()
+    if not plan.nodes:
+        return np.zeros(plan.mean.shape)
+    found = [
+        sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0)
+        for each in (plan, question.plan(3))
+    ]
+    return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+
+
+def bias_beside(question: PlanQuery, means: Floats) -> Floats:
+    """The bias of each output's mean over sets of nodes (sets, entries) from their
+    number; 0 where none shows.
+
+    A function of a mean over nodes, such as its square, has errors of one sign, which
+    no number of sets reduces.
+    """
+    sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
+    plan, found = question.plan(3), []
+    for seed in range(-(-sets // QUADRATURE_PROBE_REPLICAS)):
+        found.append(sample_block(plan, seed, QUADRATURE_PROBE_REPLICAS)[0])
+    fewer = np.concatenate(found)
+    difference = np.abs(fewer.mean(axis=0) - means.mean(axis=0))
+    noise = np.hypot(
+        fewer.std(axis=0, ddof=1) / np.sqrt(len(fewer)),
+        means.std(axis=0, ddof=1) / np.sqrt(len(means)),
+    )
+    # a bias that falls like 1/nodes or faster is at most a third of its change from a
+    # quarter of the nodes to all
+    return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
+
+
+def bias_of_replicas(question: PlanQuery) -> Floats | None:
+    """`bias_beside` for outputs that are random beside their nodes, from a few
+    replicas; None without nodes.
+    """
+    plan = question.plan()
+    if not plan.nodes:
+        return None
+    with one_blas_thread():
+        many, few = (
+            sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0]
+            for each in (plan, question.plan(3))
+        )
+    change = few - many  # of replicas that agree in all but their nodes
+    noise = change.std(axis=0, ddof=1) / np.sqrt(len(change))
+    difference = np.abs(change.mean(axis=0))
+    return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
+
+
+def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
+    """Which outputs are 0 up to errors of nodes, given draws of conditional means and
+    covariances.
+    """
+    # Terms may cancel although the structure does not show it: ⟨∂f/∂x, x⟩ = 0 if f does
+    # not depend on |x|.
+    plan, size = question.plan(), np.abs(means).max(axis=0)
+    found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
+    found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(
+        len(means)
+    )
+    if not (plan.nodes and found.any()):
+        return np.zeros_like(found)
+    with one_blas_thread():
+        found &= size < SMALL * _largest_term(plan, FEW)
+        if found.any():
+            few, many = (
+                np.abs(sample_block(question.plan(shift), 0, NODE_REPLICAS)[0])
+                for shift in (3, 5)
+            )
+            found &= np.median(few, axis=0) > NODE_GROWTH * np.median(many, axis=0)
+    return found
+
+
+def relative_scale(mean: Floats, variance: Floats) -> Floats:
+    """The scale for relative errors: the spread; without randomness the output's size
+    or, if 0, that of others.
+    """
+    spread = np.sqrt(variance)
+    whole = (spread + np.abs(mean)).max() or 1.0
+    return np.where(
+        spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole)
+    )
+
+
+def _moved(columns: Floats, others: Floats) -> float:
+    """The largest difference of two covariances, a few rows at a time, because all rows
+    may not fit in memory.
+    """
+    replicas, entries, _ = columns.shape
+    if not (columns.any() or others.any()):
+        return 0.0
+    step, most = max(1, COVARIANCE_BYTES // (8 * replicas * entries)), 0.0
+    for at in range(0, entries, step):
+        rows = slice(at, at + step)
+        cov, other = (c[:, rows] @ np.swapaxes(c, 1, 2) for c in (columns, others))
+        most = max(most, float(np.abs(other - cov).max()))
+    return most

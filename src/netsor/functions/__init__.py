@@ -1,0 +1,1 @@
+"""The functions φ of nonlinearities, and their derivatives."""

@@ -1,0 +1,389 @@
+"""Functions φ and their known properties.
+
+A function is known by what it computes, not by its name: two functions called "relu"
+may differ. Pseudo-Lipschitz means |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for
+some k, so polynomials are allowed and e^x is not.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial, reduce
+from typing import Any
+
+import numpy as np
+import scipy
+from array_api_compat import is_jax_array, is_torch_array
+
+from .._array_api import Array, array_namespace
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A named function of arrays with its known properties, for `ns.nonlin` and
+    `ns.apply`.
+
+    Parameters
+    ----------
+    name : str
+        Printed.
+    f : callable
+        The function of numpy arrays.
+    bounded, lipschitz : bool, optional
+        Whether it is bounded, and pseudo-Lipschitz; None: not known.
+    parameters : tuple of float
+        Printed after the arguments, as in clip(x, 100).
+    breaks : tuple of float, optional
+        Where a function of one argument has a kink or a jump; None: not known.
+    smoothed : callable, optional
+        (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), of numpy arrays.
+    derivative : Function, callable or tuple, optional
+        As in `ns.nonlin` and `ns.apply`.
+    parity : int, optional
+        1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> square = ns.Function(
+    ...     "square", np.square, bounded=False, lipschitz=True, breaks=(), parity=1
+    ... )
+    >>> x = ns.nonlin(square, ns.weight(n, n) @ ns.gaussian(n))
+    >>> net = ns.Program(ns.weight(n, n) @ x)
+    >>> print(f"{net.law(n=ns.inf).var():.6f}")  # E[z⁴]
+    3.000000
+    """
+
+    name: str
+    f: Callable[..., Array]
+    bounded: bool | None = None
+    lipschitz: bool | None = None
+    parameters: tuple[float, ...] = ()
+    breaks: tuple[float, ...] | None = None
+    smoothed: Callable[[Array, Array], Array] | None = None
+    derivative: Any = None
+    parity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.breaks is not None and not all(
+            np.isfinite(point) for point in self.breaks
+        ):
+            raise ValueError(
+                f"breaks={self.breaks!r} of {self.name}: give the finite points of its"
+                " kinks and jumps"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Those of netsor itself are copied and sent by name: the engine knows them by
+        identity.
+        """
+        for module, there in list(sys.modules.items()):
+            if module.startswith("netsor."):
+                for name, value in list(vars(there).items()):
+                    if value is self:
+                        return pkgutil.resolve_name, (f"{module}:{name}",)
+        return super().__reduce_ex__(protocol)
+
+    def __call__(self, *arrays: Array) -> Array:
+        """φ of the arrays, in their precision: products of booleans or small integers
+        would be wrong.
+        """
+        y = self.f(*arrays)
+        if (
+            type(y) is np.ndarray
+            and y.dtype in (np.float64, np.float32)
+            and y.dtype == arrays[0].dtype
+        ):
+            return y
+        xp = array_namespace(*arrays)
+        y = xp.asarray(y)
+        if xp.isdtype(y.dtype, "complex floating"):
+            raise ValueError(
+                f"the function {self.name} gave complex numbers, which no vector or"
+                " scalar can hold"
+            )
+        real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
+        return xp.astype(y, real[0] if real else xp.float64)
+
+
+# no numpy scalar: that would make double precision of single
+ROOT = float(np.sqrt(2.0 / np.pi))
+
+
+def _special(name: str, x: Array) -> Array:
+    # special functions are not part of the array API, but every library has these
+    if is_jax_array(x):
+        from jax.scipy import special as in_jax
+
+        return getattr(in_jax, name)(x)
+    if is_torch_array(x):
+        from torch import special as in_torch
+
+        # single precision there is off by 1e-7: erf(1e-8) = 0
+        wide = x.double() if x.device.type == "cpu" else x
+        return getattr(in_torch, name)(wide).to(x.dtype)
+    return array_namespace(x).asarray(getattr(scipy.special, name)(np.asarray(x)))
+
+
+def _torch_or(
+    name: str, f: Callable[[Array], Array], **options: Any
+) -> Callable[[Array], Array]:
+    """PyTorch's own function of its tensors, which passes over them once; f of other
+    arrays.
+    """
+
+    def either(x: Array) -> Array:
+        if not is_torch_array(x):
+            return f(x)
+        from torch.nn import functional
+
+        return getattr(functional, name)(x, **options)
+
+    return either
+
+
+def row_softmax(p: Array, allowed: Array | None = None) -> Array:
+    """The softmax over the last axis, of the entries that are allowed."""
+    xp = array_namespace(p)
+    if allowed is not None:
+        p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
+    if is_torch_array(p):
+        return p.softmax(dim=-1)
+    if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
+        weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
+        weights /= xp.sum(weights, axis=-1, keepdims=True)
+        return weights
+    # one by one: numpy is slow at reducing short axes
+    columns = [p[..., j] for j in range(p.shape[-1])]
+    weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
+    return (
+        weights
+        * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[
+            ..., None
+        ]
+    )
+
+
+def _leaky_relu(x: Array, slope: float) -> Array:
+    return array_namespace(x).where(x > 0, x, slope * x)
+
+
+def _clip(x: Array, bound: float) -> Array:
+    return array_namespace(x).clip(x, -bound, bound)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 + 0.5 * array_namespace(x).tanh(0.5 * x)  # no overflow at either end
+
+
+def _gelu_tanh(x: Array) -> Array:
+    # and then in place: numpy passes over its temporary arrays as often as it makes
+    # them
+    y = x * x
+    y *= 0.044715 * ROOT
+    y += ROOT
+    y *= x
+    y = array_namespace(x).tanh(y)
+    y += 1.0
+    y *= x
+    y *= 0.5
+    return y
+
+
+# E[φ(m + s z)], z ~ N(0, 1): φ averaged over part of its argument.
+
+
+def _density(t: Array) -> Array:
+    return np.exp(-0.5 * t * t) / np.sqrt(2.0 * np.pi)
+
+
+def _ratio(m: Array, s: Array) -> Array:
+    """m/s; infinite where s is 0, or so small that a double sees no smoothing."""
+    m, s = np.broadcast_arrays(m, s)
+    return np.divide(
+        m, s, out=np.where(m > 0, np.inf, -np.inf), where=np.abs(m) < 40.0 * s
+    )
+
+
+def _relu_smoothed(m: Array, s: Array) -> Array:
+    t = _ratio(m, s)
+    return m * scipy.special.ndtr(t) + s * _density(t)
+
+
+def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
+    return slope * m + (1.0 - slope) * _relu_smoothed(m, s)
+
+
+def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
+    return m - _relu_smoothed(m - bound, s) + _relu_smoothed(-m - bound, s)
+
+
+def _erf_smoothed(m: Array, s: Array, scale: float = 1.0) -> Array:
+    """E[erf(x/scale)] for x = m + s z."""
+    return scipy.special.erf(m / np.sqrt(scale**2 + 2.0 * s * s))
+
+
+def _ramp_smoothed(m: Array, s: Array, scale: float) -> Array:
+    """E[x Φ(x/scale)] for x = m + s z."""
+    total = np.sqrt(scale**2 + s * s)
+    return m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total)
+
+
+@cache
+def _logistic() -> tuple[tuple[float, float], ...]:
+    """(weight, scale) with sigmoid(x) = Σ weight Φ(x/scale), to all digits of a double.
+
+    A logistic variable is 2 k z with z ~ N(0, 1) and k of Kolmogorov's law (Andrews and
+    Mallows 1974), whose density vanishes so fast at both ends that the trapezoidal rule
+    in log k is exact to rounding with 28 nodes.
+    """
+    t, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
+    k, j = np.exp(t), np.arange(1, 40)[:, None]
+    q = (2 * j - 1) ** 2 * np.pi**2 / 8
+    # the two series of the density are equal; the first converges fast for large k, the
+    # second for small k
+    tail = 8 * k * np.sum((-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2), axis=0)
+    head = np.sqrt(2 * np.pi) * np.sum(
+        np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2), axis=0
+    )
+    weights = np.where(k < 0.8, head, tail) * k * step
+    return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
+
+
+def logistic_mixture(
+    term: Callable[[Array, Array, float], Array],
+) -> Callable[[Array, Array], Array]:
+    """The function Σ weight · term(m, s, scale) over the scales of the logistic
+    function.
+    """
+    return lambda m, s: sum(weight * term(m, s, scale) for weight, scale in _logistic())
+
+
+@cache
+def _gelu_difference() -> tuple[tuple[float, float], ...]:
+    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to
+    1e-14, by least squares.
+
+    The difference is even, analytic, and vanishes beyond 8, so Gaussian bumps at half
+    their width apart fit it.
+    """
+    centres = 0.25 * np.arange(28)
+    x = np.linspace(0.0, 12.0, 1201)
+    bumps = np.exp(-2 * (x[:, None] - centres) ** 2) + np.exp(
+        -2 * (x[:, None] + centres) ** 2
+    )
+    weights = np.linalg.lstsq(bumps, GELU_TANH.f(x) - GELU.f(x), rcond=1e-15)[0]
+    return tuple(zip((*weights, *weights), (*centres, *-centres), strict=True))
+
+
+def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
+    total = _ramp_smoothed(m, s, 1.0)
+    widened = 1.0 / (1.0 + 4.0 * s * s)
+    for weight, centre in _gelu_difference():
+        total = total + weight * np.sqrt(widened) * np.exp(
+            -2.0 * widened * (m - centre) ** 2
+        )
+    return total
+
+
+# The functions. Those with a name in this module may be lambdas: they are sent to other
+# processes by that name.
+
+
+def _known(
+    name: str,
+    f: Callable[..., Array],
+    smoothed: Callable[..., Array],
+    bounded: bool,
+    **more: Any,
+) -> Function:
+    return Function(name, f, bounded, True, smoothed=smoothed, **{"breaks": (), **more})
+
+
+def _in_library(name: str) -> Callable[[Array], Array]:
+    return lambda x: getattr(array_namespace(x), name)(x)
+
+
+_TORCH_GELU_TANH = _torch_or("gelu", _gelu_tanh, approximate="tanh")
+# tanh(x) = 2 sigmoid(2 x) − 1
+_TANH_SMOOTHED = logistic_mixture(
+    lambda m, s, scale: _erf_smoothed(m, s, 0.5**0.5 * scale)
+)
+_SIGMOID_SMOOTHED = logistic_mixture(
+    lambda m, s, scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
+)
+
+IDENTITY = _known(
+    "identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1
+)
+_RELU = _torch_or("relu", lambda x: array_namespace(x).maximum(x, 0.0))
+RELU = _known("relu", _RELU, _relu_smoothed, bounded=False, breaks=(0.0,))
+ABS = _known(
+    "abs",
+    _in_library("abs"),
+    partial(_leaky_relu_smoothed, slope=-1.0),
+    False,
+    parity=1,
+    breaks=(0.0,),
+)
+ERF = _known(
+    "erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1
+)
+TANH = _known("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
+SIGMOID = _known("sigmoid", _sigmoid, _SIGMOID_SMOOTHED, bounded=True)
+GELU = _known(
+    "gelu",
+    _torch_or("gelu", lambda x: x * _special("ndtr", x)),
+    partial(_ramp_smoothed, scale=1.0),
+    False,
+)
+# the gelu_new of GPT-2
+GELU_TANH = _known("gelu_tanh", _TORCH_GELU_TANH, _gelu_tanh_smoothed, bounded=False)
+SILU = _known(
+    "silu",
+    _torch_or("silu", lambda x: x * _sigmoid(x)),
+    logistic_mixture(_ramp_smoothed),
+    bounded=False,
+)
+SIN = _known(
+    "sin",
+    _in_library("sin"),
+    lambda m, s: np.exp(-0.5 * s * s) * np.sin(m),
+    bounded=True,
+    parity=-1,
+)
+COS = _known(
+    "cos",
+    _in_library("cos"),
+    lambda m, s: np.exp(-0.5 * s * s) * np.cos(m),
+    bounded=True,
+    parity=1,
+)
+
+
+def leaky_relu(slope: float) -> Function:
+    """x for x > 0, slope · x below."""
+    f, smoothed = (
+        partial(_leaky_relu, slope=slope),
+        partial(_leaky_relu_smoothed, slope=slope),
+    )
+    return _known(
+        "leaky_relu", f, smoothed, bounded=False, breaks=(0.0,), parameters=(slope,)
+    )
+
+
+def clip(bound: float) -> Function:
+    """x cut off at ± bound."""
+    f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
+    return _known(
+        "clip",
+        f,
+        smoothed,
+        bounded=True,
+        parity=-1,
+        breaks=(-bound, bound),
+        parameters=(bound,),
+    )

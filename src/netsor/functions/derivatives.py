@@ -1,0 +1,348 @@
+"""Derivatives of the named functions, which are named functions themselves.
+
+Each activation belongs to a family that contains its derivatives of all orders. A
+function with kinks has a derivative that is constant between them, and its derivative
+is 0, since a Gaussian coordinate meets no kink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+import scipy
+from numpy.polynomial.polynomial import polyder
+
+from .._array_api import Array, array_namespace
+from . import activations
+from .activations import (
+    ROOT,
+    Function,
+    _density,
+    _gelu_difference,
+    _ratio,
+    _special,
+    logistic_mixture,
+)
+
+T = TypeVar("T")
+Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
+Table = tuple[Row, ...]  # [i][j] of x^i t^j
+
+SQRT_TWO_PI = float(np.sqrt(2.0 * np.pi))
+
+
+def derivative(f: Function, k: int = 0) -> Function | float | None:
+    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments or a
+    constant; None if it is not known.
+    """
+    declared = f.derivative
+    if declared is not None:
+        several = isinstance(declared, tuple)
+        chosen = declared[k] if several else declared
+        if chosen is None or isinstance(chosen, Function | float):
+            return chosen
+        return Function(f"{f.name}'_{k + 1}" if several else f"{f.name}'", chosen)
+    rule = None if k else known(RULES, f)
+    if rule is None or isinstance(rule, Function | float):
+        return rule
+    return rule(f"{f.name}'", f.parity and -f.parity, **f.f.keywords)  # type: ignore[attr-defined]
+
+
+def base(f: Function) -> Any:
+    """The function behind a Function, without its parameters: functions are recognised
+    by it, never by name.
+    """
+    return f.f.func if isinstance(f.f, partial) else f.f
+
+
+def known(table: Mapping[Any, T], f: Function) -> T | None:
+    """The entry of a function in a table."""
+    try:
+        return table.get(base(f))
+    except TypeError:  # an object without a hash is not ours
+        return None
+
+
+# Constant between breaks
+
+
+def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
+    """At a break, the smaller value of its two sides, as in the derivatives of
+    PyTorch's ReLU and hardtanh.
+    """
+    xp = array_namespace(x)
+    y = xp.asarray(values[0], dtype=x.dtype)
+    for at, before, value in zip(breaks, values, values[1:], strict=False):
+        y = xp.where(
+            x >= at if value < before else x > at, xp.asarray(value, dtype=x.dtype), y
+        )
+    return y
+
+
+def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
+    rises = zip(breaks, np.diff(values), strict=True)
+    return values[0] + sum(
+        rise * scipy.special.ndtr(_ratio(m - at, s)) for at, rise in rises
+    )
+
+
+def _steps(
+    name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
+) -> Function:
+    f, smoothed = (
+        partial(g, breaks=breaks, values=values)
+        for g in (_of_steps, _of_steps_smoothed)
+    )
+    return Function(
+        name,
+        f,
+        True,
+        False,
+        parameters,
+        breaks,
+        smoothed,
+        derivative=0.0,
+        parity=parity,
+    )
+
+
+def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
+    """Σ_k c_k x^k of numbers or arrays c_k, in place; a c_k that is 0 costs no pass
+    over the array.
+    """
+    total: Array = 0.0
+    for c in reversed(coefficients):
+        if isinstance(total, float):
+            total = total * x if total else 0.0
+        else:
+            total *= x
+        if isinstance(total, float):
+            total = c
+        elif not isinstance(c, float) or c:
+            total += c
+    return total
+
+
+# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
+
+
+def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
+    """Σ_i x^i q_i(t). For large x, q_i is small, and is computed before x^i multiplies
+    it.
+    """
+    t = array_namespace(x).tanh(_horner(x, (0.0, a, 0.0, b)))
+    return _horner(x, [_horner(t, row) for row in table])
+
+
+def _tanh_family(
+    name: str,
+    parity: int | None,
+    a: float,
+    b: float,
+    table: Table,
+    smoothed: Any = None,
+) -> Function:
+    f = partial(_of_tanh, a=a, b=b, table=table)
+    # t tends to ±1 so fast that the polynomial is bounded if all rows except the first
+    # are 0 there
+    ends = [
+        abs(sum(c * sign**j for j, c in enumerate(row)))
+        for row in table[1:]
+        for sign in (1, -1)
+    ]
+    return Function(
+        name,
+        f,
+        max(ends, default=0.0) < 1e-12,
+        True,
+        breaks=(),
+        smoothed=smoothed,
+        parity=parity,
+    )
+
+
+def _table_derivative(a: float, b: float, table: Table) -> Table:
+    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
+    slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
+    by_t = polyder(rows, axis=1)
+    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
+        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
+    # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding
+    # must be 0 there, since x^i amplifies it: its lowest coefficient is changed.
+    for row in slopes:
+        powers = np.flatnonzero(row)
+        if len({*(powers % 2)}) == 1 and abs(row.sum()) < 1e-12:
+            row[powers[0]] = -sum(row[powers[:0:-1]])
+    return tuple(map(tuple, slopes.tolist()))
+
+
+# A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
+
+
+def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
+    xp = array_namespace(x)
+    y = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
+    return y + _horner(x, first) * _special("ndtr", c * x) if any(first) else y
+
+
+def _normal_family(
+    name: str,
+    parity: int | None,
+    c: float,
+    first: Row,
+    second: Row,
+    smoothed: Any = None,
+) -> Function:
+    f = partial(_of_normal, c=c, first=first, second=second)
+    return Function(
+        name, f, len(first) < 2, True, breaks=(), smoothed=smoothed, parity=parity
+    )
+
+
+def _derivative_of_normal(
+    name: str, parity: int | None, c: float, first: Row, second: Row
+) -> Function:
+    # A' and B'
+    a, b = (tuple(k * p for k, p in enumerate(row))[1:] for row in (first, second))
+    terms = [c * p for p in first], b, [0.0, *(-c * c * p for p in second)]
+    return _normal_family(
+        name, parity, c, a, tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
+    )
+
+
+# c x^k, derivatives of functions of numpy
+
+
+def _monomial(x: Array, c: float, k: float) -> Array:
+    return c * x**k
+
+
+def _monomials(name: str, c: float, k: float) -> Function:
+    polynomial = k >= 0 and float(k).is_integer()
+    return Function(
+        name,
+        partial(_monomial, c=c, k=k),
+        False,
+        polynomial,
+        breaks=() if polynomial else None,
+    )
+
+
+# E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
+
+
+def _bump(m: Array, s: Array, scale: float) -> Array:
+    """Of E[Φ(x/scale)], x = m + s z."""
+    total = np.sqrt(scale**2 + s * s)
+    return _density(m / total) / total
+
+
+def _ramp(m: Array, s: Array, scale: float) -> Array:
+    """Of E[x Φ(x/scale)]."""
+    total = np.sqrt(scale**2 + s * s)
+    return scipy.special.ndtr(m / total) + m / total * (
+        1.0 - (s / total) ** 2
+    ) * _density(m / total)
+
+
+def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
+    total, widened = _ramp(m, s, 1.0), 1.0 / (1.0 + 4.0 * s * s)
+    for weight, centre in _gelu_difference():
+        bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
+        total = total - 4.0 * widened * (m - centre) * bump
+    return total
+
+
+_BEND = ROOT * 0.044715  # of x³ in gelu_tanh
+_HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
+_GATES = (
+    _table_derivative(0.5, 0.0, _HALF_GATE),
+    _table_derivative(ROOT, _BEND, _HALF_GATE),
+)
+
+STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
+SIGN = replace(
+    _steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=lambda x: array_namespace(x).sign(x)
+)
+# erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
+ERF = _normal_family(
+    "erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5)
+)
+GELU = _normal_family(
+    "gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0)
+)
+_LOGISTIC = logistic_mixture(_bump)
+TANH = _tanh_family(
+    "tanh'",
+    1,
+    1.0,
+    0.0,
+    ((1.0, 0.0, -1.0),),
+    lambda m, s: 4.0 * _LOGISTIC(2.0 * m, 2.0 * s),
+)
+SIGMOID = _tanh_family("sigmoid'", 1, 0.5, 0.0, ((0.25, 0.0, -0.25),), _LOGISTIC)
+SILU = _tanh_family("silu'", None, 0.5, 0.0, _GATES[0], logistic_mixture(_ramp))
+GELU_TANH = _tanh_family(
+    "gelu_tanh'", None, ROOT, _BEND, _GATES[1], _gelu_tanh_smoothed
+)
+
+
+def _minus(name: str, f: Any) -> Function:
+    return Function(
+        name,
+        lambda x: -f.f(x),
+        True,
+        True,
+        (),
+        (),
+        lambda m, s: -f.smoothed(m, s),
+        parity=f.parity,
+    )
+
+
+MINUS_SIN, MINUS_COS = _minus("cos'", activations.SIN), _minus("cos''", activations.COS)
+
+# Functions and numbers, or rules of the name and parity of a derivative and of the
+# keywords of the function
+RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
+    base(activations.IDENTITY): 1.0,
+    base(activations.RELU): STEP,
+    base(activations.ABS): SIGN,
+    base(activations.leaky_relu(0.5)): lambda name, parity, slope: _steps(
+        name, parity, (0.0,), (slope, 1.0)
+    ),
+    base(activations.clip(1.0)): lambda name, parity, bound: _steps(
+        name, parity, (-bound, bound), (0.0, 1.0, 0.0), (bound,)
+    ),
+    base(activations.ERF): ERF,
+    base(activations.GELU): GELU,
+    base(activations.TANH): TANH,
+    base(activations.SIGMOID): SIGMOID,
+    base(activations.SILU): SILU,
+    base(activations.GELU_TANH): GELU_TANH,
+    base(activations.SIN): activations.COS,
+    base(activations.COS): MINUS_SIN,
+    base(MINUS_SIN): MINUS_COS,
+    base(MINUS_COS): activations.SIN,
+    _of_tanh: lambda name, parity, a, b, table: _tanh_family(
+        name, parity, a, b, _table_derivative(a, b, table)
+    ),
+    _of_normal: _derivative_of_normal,
+    _monomial: lambda name, parity, c, k: (
+        c if k == 1 else _monomials(name, c * k, k - 1)
+    ),
+    np.tanh: TANH,
+    np.sin: activations.COS,
+    np.cos: MINUS_SIN,
+    np.absolute: SIGN,
+    np.exp: Function("exp", np.exp, False, False),
+    np.log: _monomials("log'", 1.0, -1.0),
+    np.sqrt: _monomials("sqrt'", 0.5, -0.5),
+    np.square: _monomials("square'", 2.0, 1.0),
+    np.reciprocal: _monomials("reciprocal'", -1.0, -2.0),
+}

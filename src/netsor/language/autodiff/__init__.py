@@ -1,0 +1,1 @@
+"""Derivatives of programs: gradients, tangent kernels and steps of optimisers."""

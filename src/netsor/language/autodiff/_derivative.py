@@ -1,0 +1,333 @@
+"""Derivatives: a rule per operation, from the cotangent of its result to its inputs'.
+
+Cotangents are scaled to order 1: δ_x = √n ∂p/∂x for a vector x in R^n, and d[None] =
+∂p/∂q for a scalar q. If q depends on means over R^n, the rules also carry it in the
+unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c the scale of a norm,
+∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n divides it by √n on the way to x. So
+⟨δ_y, x⟩/n is enough, and derivatives of norms contain only mean products. `Reverse`
+determines which units each scalar needs.
+
+A rule is `rule(op, result, d, wants)`: the operation restricted to the entries that
+matter, its result, the cotangent of the result, and `wants(k)`, the units in which
+input k is needed (empty if no leaf depends on it). It returns pairs: the index of an
+input and its cotangent (by unit, for a scalar), in the shape of the input or of the
+result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..._validate import TraceError
+from ...functions.activations import Function, row_softmax
+from ...functions.derivatives import base, derivative, known
+from ..operations import _operation as ops
+from ..operations._apply import apply, nonlin
+from ..operations._rotary import Rotate
+from ..operations._score import concat, dot, mean_dot, rsqrt, split
+from ..operations._stop_gradient import ScaledGradient
+from ..theorem._check_function import infer_output_shape
+from ..values._array import Operation
+from ..values._scalar import (
+    ADD,
+    INVERSE,
+    MATMUL,
+    MEAN,
+    MULTIPLY,
+    SUBTRACT,
+    SUM,
+    Scalar,
+    constant,
+    power,
+)
+from ..values._vector import Vector, mix, ones
+from ..values._width import Width
+
+Unit = str | None  # None for 1, the name of a width n for √n
+Units = dict[Unit, Scalar]
+Wants = Callable[[int], tuple[Unit, ...]]
+Cotangents = Iterable[tuple[int, Any]]  # the index of an input, and its cotangent
+Rule = Callable[[Any, Any, Any, Wants], Cotangents]
+
+
+def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
+    """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
+    numerator = math.prod(float(width.factor) for width in over)
+    denominator = math.prod(float(width.factor) for width in under)
+    number = math.sqrt(numerator / denominator)
+    top = Counter(width.name for width in over if width.name is not None)
+    bottom = Counter(width.name for width in under if width.name is not None)
+    if top == bottom:
+        return number
+    symbols = ops.Root(
+        over=tuple(map(Width, (top - bottom).elements())),
+        under=tuple(map(Width, (bottom - top).elements())),
+    )
+    root: Scalar = scale(number, Scalar(symbols, ()))
+    return root
+
+
+def scale(c: Scalar | float, x: Any) -> Any:
+    """c x; for c = 1, x itself."""
+    return x if isinstance(c, float) and c == 1.0 else c * x
+
+
+def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
+    """n^(−1/2) ⟨δ_i, x_j⟩ in the given units, for the same pairs as `dot`."""
+    products: Units = {}
+    for unit in units:
+        if unit is None:
+            products[unit] = dot(d, x)
+        else:
+            ratio = width_ratio((d.width,), (Width(unit),))
+            products[unit] = scale(ratio, mean_dot(d, x))
+    return products
+
+
+def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
+    """The same for matching vectors: n^(−1/2) ⟨δ_i, x_i⟩."""
+    pairs = inner(d[..., None], x[..., None], units)
+    return {unit: p[..., 0, 0] for unit, p in pairs.items()}
+
+
+def _matmul(op: ops.Acting, result: Vector, d: Vector, wants: Wants) -> Cotangents:
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b.
+
+    Steps of an optimiser count as constants.
+    """
+    weight = op.weight
+    batch_axes = len(weight.batch)
+    adjoint = replace(op, weight=weight.adjoint, x=d, each=batch_axes > 0)
+    back = Vector(adjoint, d.shape, weight.in_width)
+    back = scale(width_ratio((weight.in_width,), (weight.fan,)), back)
+    if batch_axes and not op.each:  # all matrices of the batch act on the same x
+        back = back.sum(tuple(range(batch_axes)))
+    yield 0, back
+
+
+def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangents:
+    """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
+    arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
+    for k in range(len(arguments)):
+        if not wants(k):
+            continue
+        if op.f is MULTIPLY:  # a gate
+            yield k, arguments[1 - k] * d
+            continue
+        slope = _slope(op.f, k, "nonlin")
+        if isinstance(slope, Function):
+            derivatives = nonlin(slope, *arguments)
+        elif slope == 0:
+            continue
+        elif k < len(op.vectors):
+            yield k, scale(float(slope), d)
+            continue
+        else:
+            derivatives = scale(float(slope), ones(d.width))
+        if k < len(op.vectors):
+            yield k, derivatives * d
+        else:
+            yield k, along(d, derivatives.broadcast_to(d.shape), wants(k))
+
+
+def _mix(op: ops.Mix, result: Vector, d: Vector, wants: Wants) -> Cotangents:
+    """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
+    return [(0, inner(d, op.x, wants(0))), (1, mix(_swapped(op.a), d))]
+
+
+def _concat(op: ops.Concat, result: Vector, d: Vector, wants: Wants) -> Cotangents:
+    """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
+    count = op.x.shape[op.axis]
+    return [(0, scale(count**-0.5, split(d, count, op.axis)))]
+
+
+def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
+    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j.
+
+    For a mean it is n^(−1/2) times that.
+    """
+    coefficients = d[dot_unit(op)]
+    if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
+        coefficients = scale(op.x.width.factor**-0.5, coefficients)
+    yield 0, _mixed(coefficients, op.y)
+    yield 1, _mixed(_swapped(coefficients), op.x)
+
+
+def _mixed(a: Scalar, x: Vector) -> Vector:
+    """Σ_j a_ij x_j; x itself, if it is a single vector times the number 1."""
+    is_number = isinstance(a.op, ops.Constant) and a.shape[-2:] == (1, 1)
+    if is_number and a.ndim - 1 <= x.ndim and (a.op.numbers == 1).all():  # type: ignore[attr-defined]
+        return x
+    return mix(a, x)
+
+
+def dot_unit(op: ops.Dot) -> Unit:
+    """The unit of the cotangent that a dot passes on."""
+    return op.x.width.name if op.power == 1.0 else None
+
+
+def _apply(op: ops.Apply, result: Scalar, d: Units, wants: Wants) -> Cotangents:
+    for unit, part in d.items():
+        for k in range(len(op.scalars)):
+            if unit not in wants(k):
+                continue
+            cotangent = _cotangent_of_argument(op, result, part, k)
+            if cotangent is not None:
+                yield k, {unit: cotangent}
+
+
+def _cotangent_of_argument(
+    op: ops.Apply, result: Scalar, d: Scalar, k: int
+) -> Scalar | None:
+    """The cotangent of argument k of a function of scalars; None for 0."""
+    rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
+    if rule is not None:
+        return rule(op, result, d, k)
+    if op.axes:
+        return _pulled_back(op, d, k)
+    slope = _slope(op.f, k, "apply")
+    if isinstance(slope, Function):
+        return d * apply(slope, *op.scalars)
+    cotangent: Scalar | None = scale(float(slope), d) if slope else None
+    return cotangent
+
+
+def _scaled_gradient(
+    op: ScaledGradient, result: Any, d: Any, wants: Wants
+) -> Cotangents:
+    factors = constant(op.factors)
+    if isinstance(d, dict):
+        yield 0, {unit: factors * part for unit, part in d.items()}
+    else:
+        yield 0, factors * d
+
+
+def _power(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    (exponent,) = op.f.parameters
+    if exponent == 0:
+        return 0.0 * d
+    return exponent * (op.scalars[0] ** (exponent - 1.0) * d)
+
+
+# Rules of built-in functions: from the function, its result, the cotangent d of the
+# result and the number k of an argument to the cotangent of that argument.
+FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
+    ADD: lambda op, result, d, k: d,
+    SUBTRACT: lambda op, result, d, k: -d if k else d,
+    MULTIPLY: lambda op, result, d, k: op.scalars[1 - k] * d,
+    MATMUL: lambda op, result, d, k: (
+        _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1])
+    ),
+    INVERSE: lambda op, result, d, k: -1.0 * (result * result * d),
+    SUM: lambda op, result, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
+    MEAN: (
+        lambda op, result, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(
+            op.scalars[0].shape
+        )
+    ),
+    base(power(2.0)): _power,
+    rsqrt: lambda op, result, d, k: -0.5 * (result * result * result * d),
+    # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0
+    row_softmax: lambda op, result, d, k: (
+        result * (d - (result * d).sum(-1)[..., None])
+    ),
+}
+
+
+def _swapped(a: Scalar) -> Scalar:
+    return a.transpose(*range(a.ndim - 2), a.ndim - 1, a.ndim - 2)
+
+
+def _slope(f: Function, k: int, operation: str) -> Function | float:
+    slope = derivative(f, k)
+    if slope is None:
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is unknown: give ns.{operation}(…,"
+            " derivative=g)",
+        )
+    return slope
+
+
+def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
+    """The user's derivative of a function of whole axes.
+
+    It is applied to the arguments and to d = ∂p/∂f.
+    """
+    f, axes = op.f, op.axes
+    declared = f.derivative
+    if isinstance(declared, tuple | list):
+        declared = declared[k]
+    if declared is None:
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes},"
+            " derivative=g)",
+        )
+    core = d.shape[op.leading :]
+    cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
+    # checks the function
+    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)
+    # give d as many axes as the arguments
+    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)
+    pulled = Function(
+        f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes)
+    )
+    return apply(pulled, *op.scalars, flat, axes=axes)
+
+
+def _with_axes(
+    *arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int
+) -> Any:
+    """Call a user's derivative, with the cotangent in the shape of its function."""
+    *scalars, d = arguments
+    return f(*scalars, d.reshape((*d.shape[: d.ndim - axes], *core)))
+
+
+RULES: dict[type[Operation], Rule] = {
+    ops.MatMul: _matmul,
+    ops.SteppedMatMul: _matmul,
+    ops.SteppedParameter: lambda op, result, d, wants: [],  # gradients stop at a step
+    ops.Nonlin: _nonlin,
+    ops.Add: lambda op, result, d, wants: [(0, d), (1, d)],
+    # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
+    ops.Scale: lambda op, result, d, wants: [
+        (0, along(d, op.x.broadcast_to(d.shape), wants(0))),
+        (1, op.c * d),
+    ],
+    ops.Mix: _mix,
+    ops.Concat: _concat,
+    ops.Split: lambda op, result, d, wants: [
+        (0, scale(op.count**0.5, concat(d, op.axis)))
+    ],
+    Rotate: lambda op, result, d, wants: [
+        (0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))
+    ],
+    ops.Dot: _dot,
+    ops.Apply: _apply,
+    ScaledGradient: _scaled_gradient,
+}
+
+
+def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
+    """Sum over the axes along which an input of this shape was broadcast."""
+    lead = d.ndim - len(shape)
+    axes = list(range(lead))
+    for axis, size in enumerate(shape, start=lead):
+        if size == 1 and d.shape[axis] > 1:
+            axes.append(axis)
+    if axes:
+        d = d.sum(tuple(axes))
+    return d.reshape(shape)
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros of the same kind and shape."""
+    return constant(np.zeros(x.shape)) if isinstance(x, Scalar) else 0.0 * x

@@ -1,0 +1,1 @@
+"""Operations, one file for each family."""

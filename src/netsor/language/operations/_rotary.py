@@ -1,0 +1,175 @@
+"""Rotary positions, which make scores depend on the distance between tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._validate import LARGEST, TraceError, numbers, real, refused, shown
+from ..values._array import Entrywise, Keep, VectorAccess
+from ..values._scalar import Floats
+from ..values._vector import Vector, as_vector
+
+
+class Stretch(NamedTuple):
+    """RoPE scaling as in Llama 3.1.
+
+    It divides low frequencies of rotary positions by `factor`, and keeps high ones. A
+    frequency θ makes c = θ · original / 2π turns in the original context. It is kept
+    if c > high, divided by `factor` if c < low, and interpolated linearly in c
+    otherwise.
+
+    Parameters
+    ----------
+    factor, original : float
+        The divisor of low frequencies, and the length of the original context.
+    low, high : float
+        Turns below which a frequency is low, and above which it is high.
+
+    Examples
+    --------
+    >>> of_llama = ns.models.Stretch(factor=8.0, low=1.0, high=4.0, original=8192.0)
+    >>> print(of_llama.of(np.array([1.0, 1e-4])))
+    [1.00e+00 1.25e-05]
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: float
+
+    def of(self, theta: Any) -> Any:
+        """The scaled frequencies."""
+        turns = theta * self.original / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
+        return theta * (kept + (1.0 - kept) / self.factor)
+
+
+class Rotate(Entrywise):
+    """V: y[…, i] = R_{t_i} x[…, i] for token i at position t_i = positions[i].
+
+    R_t rotates the pair of coordinates (f, f + r/2) among the first r = fraction·n by
+    the angle t θ_f, with θ_f = base^(−2f/r), scaled by `stretch` if given. It leaves
+    the others unchanged. With `interleaved`, the pair is (2f, 2f + 1). Both have the
+    same law until coordinates are grouped or meet numbers that differ between them.
+    """
+
+    acts = VectorAccess.ON_PLACES
+    kind = "rotation"
+    x: Vector
+    positions: Floats
+    base: float
+    fraction: float
+    stretch: Stretch | None = None
+    interleaved: bool = False
+
+    def angles(self, width: int) -> Floats:
+        """t_i θ_f, of shape (tokens, r/2), at a finite width.
+
+        Raises ValueError if r is odd, or not an integer up to rounding.
+        """
+        r = round(self.fraction * width)
+        if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
+            rotated = f"width {width}"
+            if self.fraction != 1:
+                rotated = f"{self.fraction:g} of {rotated}"
+            raise ValueError(
+                f"rotary rotates pairs of coordinates, but {rotated} is not an even"
+                " number: bind an even width"
+            )
+        theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
+        if self.stretch is not None:
+            theta = self.stretch.of(theta)
+        return np.outer(self.positions, theta)
+
+    def at(self, keep: Keep) -> Rotate:
+        """Select tokens."""
+        return replace(self, positions=self.positions[keep[-1]])
+
+
+def rotary(
+    x: Vector,
+    positions: npt.ArrayLike | None = None,
+    base: float = 10000.0,
+    fraction: float = 1.0,
+    stretch: Stretch | None = None,
+) -> Vector:
+    """Rotate each vector by the position of its token, along the last axis of x.
+
+    At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r),
+    among the first r = fraction · width coordinates; r must be even at every width that
+    you bind. For a law at infinite width, keep the width of x finite (other widths may
+    be infinite), or extrapolate (``method="extrapolate"``).
+
+    Parameters
+    ----------
+    x : Vector
+        Queries or keys, (…, tokens).
+    positions : array_like of float, optional
+        One position per token; 0, 1, … by default.
+    base : float
+        The base of the frequencies.
+    fraction : float
+        The fraction of coordinates to rotate, above 0 and at most 1.
+    stretch : Stretch, optional
+        Scaling of low frequencies, as in Llama 3.1; needs a base above 1.
+
+    Examples
+    --------
+    >>> ns.rotary(ns.gaussian(ns.Width("d"), (2, 5))).shape
+    (2, 5)
+    """
+    as_vector(x, "rotary")
+    if not x.shape:
+        raise TraceError(
+            "rotary", "needs an axis of tokens, got one vector: x[None] has one token"
+        )
+    if positions is None:
+        positions = np.arange(x.shape[-1])
+    times = numbers(positions, "rotary", "positions")
+    if times.shape != x.shape[-1:]:
+        raise TraceError(
+            "rotary",
+            f"positions of shape {times.shape} must have shape {x.shape[-1:]}, one per"
+            " token",
+        )
+    base = real(base, "base", "rotary", above=0)
+    if stretch is not None:
+        stretch = checked_stretch(stretch, "stretch", "rotary")
+        if base <= 1:
+            raise TraceError(
+                "rotary", f"base={base:g} must be above 1 with stretch={shown(stretch)}"
+            )
+    fraction = real(fraction, "fraction", "rotary", above=0, most=1)
+    op = Rotate(x=x, positions=times, base=base, fraction=fraction, stretch=stretch)
+    if np.abs(times).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
+        raise TraceError(
+            "rotary",
+            f"positions={shown(positions)} with base={base:g} make angles above 2^53",
+        )
+    if x.width.name is None:
+        try:
+            op.angles(x.width.factor)
+        except ValueError as error:
+            raise TraceError("rotary", str(error)) from None
+    return Vector(op, x.shape, x.width)
+
+
+def checked_stretch(stretch: Any, name: str, operation: str = "") -> Stretch:
+    """Check the numbers of a RoPE scaling."""
+    if isinstance(stretch, tuple) and len(stretch) == 4:
+        checked = Stretch(
+            *(real(number, name, operation, above=0) for number in stretch)
+        )
+        if checked.low < checked.high:
+            return checked
+    raise refused(
+        name,
+        stretch,
+        "four positive numbers (factor, low, high, original) with low below high",
+        operation,
+    )

@@ -1,0 +1,1 @@
+"""Programs and their limit laws as text and as LaTeX."""

@@ -1,0 +1,497 @@
+"""How operations are written: a program as text, and formulas in LaTeX.
+
+Text has one line per operation, in the terms of the paper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._validate import Shape
+from ...functions.activations import Function
+from ..operations import _operation as ops
+from ..operations._operation import (
+    Acting,
+    Constant,
+    Floats,
+    MatMul,
+    Source,
+    SteppedMatMul,
+    Take,
+    steps_of,
+)
+from ..operations._rotary import Rotate
+from ..operations._score import Pool
+from ..operations._stop_gradient import ScaledGradient
+from ..values._array import Value
+from ..values._graph import names_of, narrow, topological_order, widths_of
+from ..values._parameters import Weight
+from ..values._probe import Probe
+from ..values._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ..values._vector import Vector
+from ..values._width import Width
+
+LETTERS = "ijklmabcdefgh"  # of indices, in the order in which formulas take them
+MAX_MATRIX_ROWS = 4  # more rows of a covariance do not fit on a line of LaTeX
+MAX_LISTED_POSITIONS = 24  # more positions do not fit on a line of LaTeX
+
+
+class InfixOperator(NamedTuple):
+    """The sign between the two arguments of a function."""
+
+    text: str
+    latex: str
+
+
+# Keys are these functions themselves, since users may have functions with their names.
+INFIX = {
+    ADD: InfixOperator("+", "+"),
+    SUBTRACT: InfixOperator("−", "-"),
+    MULTIPLY: InfixOperator("·", r"\cdot"),
+    MATMUL: InfixOperator("@", ""),
+}
+# How operations are written as text, with {0} for the name of the first input.
+TEMPLATES: dict[type[ops.Operation], str] = {
+    ops.Data: "given vectors in R^{value.width}",
+    ops.Constant: "given numbers of shape {value.shape}",
+    ops.Hyperparameter: "{op.name}",
+    ops.Root: "{op}",
+    ops.Add: "{0} + {1}",
+    ops.Scale: "{0} {1}",
+    ops.Mix: "{0} @ {1}",
+    ops.Concat: "concat({0}, axis={op.axis})",
+    ops.Split: "split({0}, {op.count}, axis={op.axis})",
+    Rotate: "rotary({0})",
+    Pool: "{op.f.name}({0})",
+}
+
+
+class ProgramText(NamedTuple):
+    """The text of a program, before it is laid out."""
+
+    head: str  # its name and widths
+    # for each operation and weight: its equation, its kind and its shape
+    rows: list[tuple[str, str, str]]
+    last: str  # the lines of the probes and of the outputs
+
+
+def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
+    """The program as it is evaluated: one line per operation, with kind and shape."""
+    head, rows, last = parts(name, outputs, probes)
+    equation_width = max((len(equation) for equation, _, _ in rows), default=0)
+    kind_width = max((len(kind) for _, kind, _ in rows), default=0)
+    lines = []
+    for equation, kind, shape in rows:
+        line = f"  {equation:{equation_width}}   {kind:{kind_width}}   {shape}"
+        lines.append(line.rstrip())
+    return "\n".join([head, *lines, last])
+
+
+def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> ProgramText:
+    """The parts of the text of a program."""
+    results = narrow([*outputs, *(probe.value for probe in probes)])
+    values = topological_order(results)
+    names = names_of(values)
+    rows: list[tuple[str, str, str]] = []
+    introduced: set[Source] = set()
+    for value in values:
+        if isinstance(value.op, Acting) and value.op.weight.source not in introduced:
+            weight = value.op.weight.drawn
+            introduced.add(weight.source)
+            rows.append((names[weight.source], _weight_law(weight), ""))
+        if not _is_single_number(value):
+            equation = f"{names[value]} = {expression(value, names)}"
+            kind = value.op.kind or type(value.op).__name__.lower()
+            rows.append((equation, kind, _shape_text(value)))
+
+    head = f"program {name}"
+    symbols = [str(width.name) for width in widths_of(values) if width.name is not None]
+    if symbols:
+        head += f", widths {', '.join(dict.fromkeys(symbols))}"
+
+    references = [_reference(value, names) for value in results]
+    returned, watched = references[: len(outputs)], references[len(outputs) :]
+    last = [
+        f"probe {probe.name}: {reference}"
+        for probe, reference in zip(probes, watched, strict=True)
+    ]
+    last.append(f"return {', '.join(returned)}")
+    return ProgramText(head, rows, "\n".join(last))
+
+
+def _weight_law(weight: Weight) -> str:
+    count = weight.members.size
+    matrices = "matrix" if count == 1 else f"{count} matrices"
+    size = f"{weight.out_width}×{weight.in_width}"
+    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan})"
+
+
+def _shape_text(value: Value) -> str:
+    shape = "×".join(map(str, value.shape)) or "1"
+    return f"{shape} in R^{value.width}" if isinstance(value, Vector) else shape
+
+
+def _is_single_number(value: Value) -> bool:
+    return isinstance(value.op, Constant) and value.size == 1
+
+
+def _reference(value: Value, names: dict[Value | Source, str]) -> str:
+    """The name of a value; single numbers are written out."""
+    if isinstance(value.op, Constant) and value.size == 1:
+        return f"{value.op.numbers.ravel()[0]:g}"
+    return names[value]
+
+
+def expression(value: Value, names: dict[Value | Source, str]) -> str:
+    """The right-hand side of the line of a value.
+
+    An operation without a case or a template is a function of its inputs.
+    """
+    op = value.op
+    inputs = [_reference(x, names) for x in op.inputs]
+    match op:
+        case MatMul() | SteppedMatMul():
+            return _product_text(op, inputs, names[op.weight.source])
+        case ops.Nonlin(f) | ops.Apply(f) if f in INFIX:
+            return f" {INFIX[f].text} ".join(inputs)
+        case ops.Nonlin(f, vectors):
+            return _call_text(f, inputs[: len(vectors)], inputs[len(vectors) :])
+        case ops.Apply(f):
+            return _call_text(f, inputs, [])
+        case ops.Gaussian(_, mean, factor):
+            return initial_law(mean, factor)
+        case ops.Normal(std=std):
+            return f"N(0, {std**2:g})"
+        case ops.Dot(x, _, power):
+            exponent = "-1/2" if power == 0.5 else "-1"
+            return f"{x.width}^({exponent}) <{', '.join(inputs)}>"
+        case ScaledGradient() if op.stops:
+            return f"stop_gradient({inputs[0]})"
+        case ScaledGradient():
+            return f"{inputs[0]}, its gradient times given numbers"
+        case ops.Take():
+            indices = taken_indices(op, LETTERS, 0)
+            if indices is None:
+                return f"selected from {inputs[0]}"
+            return f"{inputs[0]}[{', '.join(indices)}]" if indices else inputs[0]
+    function = f"{type(op).__name__.lower()}({', '.join(inputs)})"
+    return TEMPLATES.get(type(op), function).format(*inputs, op=op, value=value)
+
+
+def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) -> str:
+    """A matrix times vectors; the inputs after the first are those of its steps."""
+    weight = op.weight
+    steps = steps_of(op)
+    matrix += "'" * len(steps)
+    if weight.transposed:
+        matrix += ".T"
+    if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
+        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+    if weight.frozen:
+        matrix = f"stop_gradient({matrix})"
+    product = f"{matrix}.each({inputs[0]})" if op.each else f"{matrix} {inputs[0]}"
+    if steps:
+        product += f", moved along {', '.join(inputs[1:])}"
+    return product
+
+
+def _call_text(f: Function, arguments: list[str], scalars: list[str]) -> str:
+    """A call `f(x, y, parameter; p, q)`, with the scalars p and q of a `nonlin`."""
+    listed = ", ".join([*arguments, *(f"{number:g}" for number in f.parameters)])
+    if scalars:
+        listed += f"; {', '.join(scalars)}"
+    return f"{f.name}({listed})"
+
+
+def taken_indices(
+    op: ops.Take, index_letters: Sequence[str], first: int
+) -> list[str] | None:
+    """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
+
+    Positions count from `first`, 0 or 1. The result is None if no formula fits.
+    """
+    if not op.x.shape:
+        return []
+    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
+    indices: list[str] = []
+    for positions in np.unravel_index(op.flat, op.x.shape):
+        start = int(np.ravel(positions)[0])
+        if (positions == start).all():
+            indices.append(str(start + first))
+            continue
+        for letter, ramp in zip(index_letters, ramps, strict=False):
+            if (positions == start + ramp).all():
+                indices.append(f"{letter}+{start}" if start > 0 else letter)
+                break
+        else:
+            return None
+    return indices
+
+
+def initial_law(mean: Floats, factor: Floats) -> str:
+    """N(mean, cov) over the vectors of an initial value.
+
+    Numbers stand for constant means and for multiples of the identity.
+    """
+    factor = factor.reshape(mean.size, factor.shape[-1])
+    cov = factor @ factor.T
+    mean_text = f"{mean.ravel()[0]:g}" if (mean == mean.ravel()[0]).all() else "mean"
+    if not cov.any():
+        return f"{mean_text}·(1, …, 1)"
+    is_multiple = np.array_equal(cov, cov[0, 0] * np.eye(len(cov)))
+    cov_text = f"{cov[0, 0]:g}" if is_multiple else "cov"
+    return f"N({mean_text}, {cov_text})"
+
+
+# LaTeX
+
+Indices = Sequence[str]
+
+# The preamble of a document. What stands between $$ is also shown by MathJax and KaTeX,
+# and so uses only those commands of amsmath that both support.
+DOCUMENT = r"""\documentclass{article}
+\usepackage{amsmath,amssymb}
+\allowdisplaybreaks
+\sloppy
+\begin{document}
+%s
+\end{document}
+"""
+
+
+def gathered(lines: list[str]) -> str:
+    """Stack formulas vertically."""
+    return "\\begin{gather*}\n" + " \\\\\n".join(lines) + "\n\\end{gather*}"
+
+
+def letters(shape: Shape) -> list[str]:
+    """An index letter per axis; 1 for an axis of length 1."""
+    unused = iter(LETTERS)
+    return ["1" if size == 1 else next(unused) for size in shape]
+
+
+def primed(indices: Indices) -> list[str]:
+    """The indices of another entry of the same array."""
+    return [i if i == "1" else f"{i}'" for i in indices]
+
+
+def below(indices: Indices, shape: Shape) -> str:
+    """Indices as a subscript; axes of length 1 have none."""
+    if len(indices) == len(shape):  # otherwise one formula stands for all axes
+        indices = [i for i, size in zip(indices, shape, strict=True) if size != 1]
+    return f"_{{{','.join(indices)}}}" if indices else ""
+
+
+def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[str]]:
+    """The indices that entry i of a value reads from each input.
+
+    `whole` stands for an axis that is read whole.
+    """
+
+    def index_of(size: int, result_axis: int | None) -> str:
+        if result_axis is None:
+            return whole
+        return "1" if size == 1 else i[result_axis]
+
+    return [
+        [index_of(size, axis) for size, axis in zip(x.shape, axes, strict=True)]
+        for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
+    ]
+
+
+def escape(text: str) -> str:
+    """Escape text for LaTeX, in ASCII."""
+    replacements = {"−": "-", "·": " ", "…": "...", "\\": r"\textbackslash "}
+    for character, replacement in replacements.items():
+        text = text.replace(character, replacement)
+    text = re.sub(r"([_&%$#{}])", r"\\\1", text)
+    text = re.sub(r"[\^~]", r"\\\g<0>{}", text)
+    return re.sub(r"[<>]", r"$\g<0>$", text).encode("ascii", "replace").decode()
+
+
+def decimal(number: float) -> str:
+    """A number, with an exponent written as a power of ten."""
+    mantissa, _, exponent = f"{number:g}".partition("e")
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
+
+
+def gaussian_law(mean: Floats, factor: Floats) -> str:
+    """The law of the coordinates of initial vectors.
+
+    The covariance matrix of a few vectors is written out.
+    """
+    rows = factor.reshape(mean.size, factor.shape[-1])
+    cov = rows @ rows.T
+    centre = numbers(mean.ravel(), r"\mu")
+    if np.array_equal(cov, cov[0, 0] * np.eye(mean.size)):
+        return rf"\mathcal N({centre}, {decimal(cov[0, 0])})"
+    if mean.size > MAX_MATRIX_ROWS:
+        return rf"\mathcal N({centre}, \Sigma) \text{{ with a given }} \Sigma"
+    entries = r" \\ ".join(" & ".join(map(decimal, row)) for row in cov)
+    return rf"\mathcal N({centre}, \begin{{pmatrix}} {entries} \end{{pmatrix}})"
+
+
+def numbers(array: Floats, symbol: str) -> str:
+    """One number if all are equal, a few numbers as a list, and a symbol for more."""
+    if (array == array[0]).all():
+        return decimal(array[0])
+    if len(array) <= MAX_MATRIX_ROWS:
+        return f"({', '.join(map(decimal, array))})"
+    return symbol
+
+
+def constant_vectors(mean: Floats, i: Indices) -> tuple[str, str]:
+    """The factor of (1, …, 1) in initial vectors that are not random.
+
+    With it comes the text that defines it, "" for a number.
+    """
+    if (mean == mean.ravel()[0]).all():
+        return decimal(mean.ravel()[0]), ""
+    listed = numbers(mean.ravel(), "")
+    name = r"\mu" + below(i, mean.shape)
+    return name, rf", \quad \mu = {listed}" if listed else r", \quad \mu \text{ given}"
+
+
+def normal(std: float) -> str:
+    """The law of random scalars."""
+    return rf"\sim \mathcal N(0, {decimal(std**2)}) \text{{ independent}}"
+
+
+def dimension(width: Width) -> str:
+    """A width in a formula."""
+    if width.name is None:
+        return str(width.factor)
+    name = width.name if len(width.name) == 1 else rf"\mathit{{{escape(width.name)}}}"
+    return name if width.factor == 1 else f"{width.factor}{name}"
+
+
+def variance(weight: Weight) -> str:
+    """σ² in/fan, the factor from E[Z^x Z^x'] to the covariance of W x; "" for 1."""
+    factors = ""
+    if weight.std != 1:
+        factors += rf"{decimal(weight.std**2)} \,"
+    in_width, fan = dimension(weight.in_width), dimension(weight.fan)
+    if in_width != fan:
+        factors += rf"\frac{{{in_width}}}{{{fan}}} \,"
+    return factors
+
+
+def matrix_source(x: Value) -> Source | None:
+    """The source of the matrices that made x, or the array that x indexes.
+
+    None if it is not a MatMul output.
+    """
+    op = x.op.x.op if isinstance(x.op, Take) else x.op
+    return op.weight.source if isinstance(op, MatMul) else None
+
+
+# How a formula writes an entry of an input: as a value, or as its limit.
+Reference = Callable[[Value, Indices], str]
+LATEX = {
+    ops.Add: "{0} + {1}",
+    ops.Scale: r"{0} \, {1}",
+    ops.Mix: r"\sum_{{{k}}} {0} \, {1}",
+}
+
+
+def selection(op: ops.Take, name: str) -> str:
+    """The definition of π, the positions that an index selects.
+
+    They are in numpy's order and count from 1.
+    """
+    subscript = _varying(letters(op.flat.shape))
+    if op.flat.size > MAX_LISTED_POSITIONS:
+        return rf"{name} \text{{ given}}"
+    axes = [axis for axis, size in enumerate(op.x.shape) if size > 1]
+    positions = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))[axes].T + 1
+    entries = [",".join(map(str, position)) for position in positions]
+    if len(axes) != 1:
+        entries = [f"({entry})" for entry in entries]
+    listed = ", ".join(entries)
+    if not subscript:
+        return rf"{name} = {listed}"
+    return rf"({name}({subscript}))_{{{subscript}}} = ({listed})"
+
+
+def _varying(indices: Indices) -> str:
+    """The indices of axes that are longer than 1."""
+    return ",".join(index for index in indices if index != "1")
+
+
+def formula(
+    value: Value,
+    i: Indices,
+    ref: Reference,
+    positions: Callable[[ops.Take], str] = lambda op: r"\pi",
+) -> str:
+    """Entry i of a value; an operation without a case is a function of its inputs.
+
+    `positions` names the selection of an index that no formula describes.
+    """
+    op = value.op
+    match op:
+        case ops.Take(x):
+            known = taken_indices(op, i, 1)
+            if known is not None:
+                return ref(x, known)
+            name = positions(op)
+            subscript = _varying(i)
+            return ref(x, [f"{name}({subscript})" if subscript else name])
+        case ops.Join(joined):
+            entries = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in joined)
+            return f"({entries})_{{{i[0]}}}"
+        case ops.Concat(x, axis):
+            first = ref(x, read_indices(value, i, "1")[0])
+            last = ref(x, read_indices(value, i, str(x.shape[axis]))[0])
+            return rf"({first}; \dots; {last})"
+    summation_index = LETTERS[len(i)]
+    whole = summation_index if isinstance(op, ops.Mix) else r"\cdot"
+    inputs = [
+        ref(x, indices)
+        for x, indices in zip(op.inputs, read_indices(value, i, whole), strict=True)
+    ]
+    match op:
+        case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in INFIX:
+            return f" {INFIX[f].latex} ".join(inputs)
+        case ops.Add() | ops.Scale() | ops.Mix():
+            return LATEX[type(op)].format(*inputs, k=summation_index)
+        case ops.Split(_, axis):
+            return rf"({inputs[0]})_{{\text{{part }} {i[axis]}}}"
+        case ops.Dot(x, _, power):
+            exponent = "-1/2" if power == 0.5 else "-1"
+            scale = rf"{dimension(x.width)}^{{{exponent}}}"
+            return rf"{scale} \langle {inputs[0]}, {inputs[1]} \rangle"
+        case Rotate():
+            return rf"{_rotation(op, i)} \, {inputs[0]}"
+    return _function_call(value, i, inputs)
+
+
+def _rotation(op: Rotate, i: Indices) -> str:
+    """R with its base and position; primed for interleaved pairs."""
+    symbol = "R" if op.fraction == 1 else rf"R^{{({decimal(op.fraction)})}}"
+    if op.interleaved:
+        symbol += "'"
+    subscript = [decimal(op.base)]
+    if op.stretch is not None:
+        subscript += map(decimal, op.stretch)
+    subscript.append(f"t({i[-1]})")
+    return f"{symbol}_{{{', '.join(subscript)}}}"
+
+
+def _function_call(value: Value, i: Indices, inputs: Sequence[str]) -> str:
+    """An operation as a named function of its inputs."""
+    op = value.op
+    f: Function | None = getattr(op, "f", None)
+    name = type(op).__name__.lower() if f is None else f.name
+    parameters = () if f is None else f.parameters
+    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(inputs)
+    arguments = ", ".join([*inputs[:vectors], *map(decimal, parameters)])
+    if vectors < len(inputs):
+        arguments += f"; {', '.join(inputs[vectors:])}"
+    call = rf"\operatorname{{{escape(name)}}}({arguments})"
+    entry = [i[axis] for axis in op.whole(value.ndim)]
+    return f"{call}_{{{','.join(entry)}}}" if entry else call

@@ -1,0 +1,1 @@
+"""The checker: whether the paper's theorem covers a program."""

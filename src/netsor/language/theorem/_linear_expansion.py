@@ -1,0 +1,187 @@
+"""Vectors of a program as linear combinations, with fixed coefficients, of columns.
+
+Columns are irreducible vectors: outputs W x of matrices that never act
+transposed, the standard Gaussian vectors E_k of initial vectors, (1, …, 1), data, and
+the results of all other operations. This reveals cancellations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy  # loads scipy.sparse on first use
+
+from ..operations._operation import (
+    Add,
+    Constant,
+    Data,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Scale,
+    Source,
+    Take,
+)
+from ..values._array import Ints, Value
+from ..values._graph import transposed
+from ..values._vector import Vector
+
+
+class Table(NamedTuple):
+    """The nonzero coefficients of an array of vectors, as a sparse matrix."""
+
+    positions: Ints  # flat, of vectors in the array
+    keys: Ints  # of columns
+    coefficients: npt.NDArray[np.float64]
+
+
+class Expansion:
+    """The columns, and the rows (coefficients) of each vector. Column 0 is (1, …, 1).
+
+    `matrix` is the number of the matrix of each column, or −1. E_k has one too: it has
+    the law of W (1, …, 1).
+    """
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.transposed = transposed(values)
+        vectors = [value for value in values if isinstance(value, Vector)]
+        total = 1 + sum(value.size for value in vectors)
+        tables = self._columns(vectors, total)
+        keys = np.unique(
+            np.concatenate([[-total], *(table.keys for table in tables.values())])
+        )
+        self.matrix: Ints = keys // total
+        self.combinations = {value for value in vectors if value not in tables}
+        self.rows: dict[Value, scipy.sparse.csr_array] = {}
+        for value in vectors:
+            if value in self.combinations:
+                self.rows[value] = self._combination(value)
+            else:
+                table = tables[value]
+                columns = np.searchsorted(keys, table.keys)
+                self.rows[value] = scipy.sparse.csr_array(
+                    (table.coefficients, (table.positions, columns)),
+                    shape=(value.size, len(keys)),
+                )
+
+    def columns(self, value: Value) -> Ints:
+        """The columns that occur in any vector of the array."""
+        return np.unique(self.rows[value].indices).astype(np.intp)
+
+    def matrices(self, value: Value) -> Ints:
+        """The matrices of these columns, with −1 if some column has none."""
+        return np.unique(self.matrix[self.columns(value)])
+
+    def used(self, value: Value) -> scipy.sparse.csr_array:
+        """Which matrices occur in the columns of each vector, (vectors, matrices)."""
+        rows = self.rows[value].tocoo()
+        matrix = self.matrix[rows.col]
+        has_matrix = matrix >= 0
+        entries = rows.row[has_matrix], matrix[has_matrix]
+        shape = value.size, int(self.matrix.max()) + 1
+        return scipy.sparse.csr_array(
+            (np.ones(int(has_matrix.sum())), entries), shape=shape
+        )
+
+    def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
+        """The irreducible vectors.
+
+        W x has the key matrix·total + x, with x a number per vector; (1, …, 1) is 0.
+        """
+        tables: dict[Value, Table] = {}
+        # number of the first matrix of a weight, or of E_0 of an initial vector
+        first: dict[Source, int] = {}
+        # a number per vector, unchanged by indexing and stacking
+        identity: dict[Value, Ints] = {}
+        count, matrices = 1, 0
+        for value in vectors:
+            identity[value] = count + np.arange(value.size).reshape(value.shape)
+            count += value.size
+            match value.op:
+                case Take(x, flat):
+                    identity[value] = identity[x].ravel()[flat]
+                    continue
+                case Join(parts):
+                    identity[value] = np.concatenate([identity[part] for part in parts])
+                    continue
+                case Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
+                    continue
+                case Gaussian(source, mean, factor):
+                    if source not in first:
+                        first[source] = matrices
+                        matrices += factor.shape[-1]
+                    # mean · (1, …, 1) + Σ_k factor_k E_k
+                    coefficients = np.column_stack(
+                        [mean.ravel(), factor.reshape(value.size, -1)]
+                    )
+                    position, column = np.nonzero(coefficients)
+                    numbers = first[source] + np.arange(factor.shape[-1])
+                    keys = total * np.append(-1, numbers)
+                    tables[value] = Table(
+                        position, keys[column], coefficients[position, column]
+                    )
+                    continue
+                case MatMul(weight, x) if weight.source not in self.transposed:
+                    if weight.source not in first:
+                        first[weight.source] = matrices
+                        matrices += weight.count
+                    further_axes = (1,) * (value.ndim - len(weight.batch))
+                    members = weight.members.reshape(weight.batch + further_axes)
+                    matrix = first[weight.source] + members
+                    keys = matrix * total + np.broadcast_to(identity[x], value.shape)
+                    nonzero: Any = np.full(value.shape, weight.std > 0)
+                case Data(coordinates):
+                    keys = identity[value] - total
+                    nonzero = coordinates.any(axis=-1)
+                case _:
+                    keys = identity[value] - total
+                    nonzero = np.ones(value.shape, dtype=bool)
+            position = np.flatnonzero(nonzero)
+            tables[value] = Table(
+                position, keys.ravel()[position], np.ones(len(position))
+            )
+        return tables
+
+    def _combination(self, value: Vector) -> scipy.sparse.csr_array:
+        """The rows of a combination, from the rows of the vectors in it."""
+        rows, csr = self.rows, scipy.sparse.csr_array
+        match value.op:
+            case Take(x, flat):
+                return csr(rows[x][flat.ravel()])
+            case Join(parts):
+                return csr(scipy.sparse.vstack([rows[part] for part in parts]))
+            case Add(x, y):
+                total = csr(
+                    rows[x][_positions(x, value.shape)]
+                    + rows[y][_positions(y, value.shape)]
+                )
+            case Scale(Value(op=Constant(numbers)), x):
+                factors = np.broadcast_to(numbers, value.shape).ravel()
+                total = csr(
+                    scipy.sparse.diags_array(factors)
+                    @ rows[x][_positions(x, value.shape)]
+                )
+            case Mix(Value(op=Constant(numbers)), x):
+                coefficients = np.broadcast_to(
+                    numbers, (*value.shape, numbers.shape[-1])
+                )
+                mixed = np.broadcast_to(
+                    np.arange(x.size).reshape(x.shape)[..., None, :], coefficients.shape
+                )
+                to = np.repeat(np.arange(value.size), numbers.shape[-1])
+                matrix = csr(
+                    (coefficients.ravel(), (to, mixed.ravel())),
+                    shape=(value.size, x.size),
+                )
+                total = csr(matrix @ rows[x])
+        total.eliminate_zeros()
+        return total
+
+
+def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
+    """The flat position in x of each entry after broadcasting x to this shape."""
+    return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()

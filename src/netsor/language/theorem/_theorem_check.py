@@ -1,0 +1,565 @@
+"""The checker: does the theorem of the paper prove the limit of this program?
+
+It checks Assumption 3.1 of the paper point by point. If a point fails, or is not known
+to hold, the limit law is a conjecture. If an output depends on a score of correlated
+factors, no limit exists.
+
+The theorem covers dots of two MatMul outputs. The points below extend it with three
+identities. ⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs with fixed
+coefficients (scaled queries, for example) are combinations of such dots. A standard
+Gaussian vector with no other use (a bias) has the law of W (1, …, 1) with a fresh W.
+And W Σ_j a_j x_j is a combination of the W x_j, even if the a_j depend on scores.
+Random scalars (`ns.normal`) are independent of everything else: conditional on them
+they are fixed numbers, and the theorem holds.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ..._array_api import Bools
+from ...report._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
+from ..operations import _operation as ops
+from ..operations._operation import (
+    Add,
+    Apply,
+    Constant,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Normal,
+    Scale,
+    Take,
+)
+from ..operations._readout import functions_of_outputs, readouts
+from ..operations._rotary import Rotate
+from ..operations._stop_gradient import ScaledGradient, without_stops
+from ..values._array import Operation, Value
+from ..values._graph import asked_entries, compose_indices, names_of, topological_order
+from ..values._vector import Vector
+from ._linear_expansion import Expansion
+
+PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
+# What a report writes before each point, in order: the worst verdict comes last.
+MARKS = {PROVED: "holds", CONJECTURED: "open", NO_LIMIT: "fails"}
+COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a `Report`.
+
+    Parameters
+    ----------
+    name, verdict : str
+        What the point requires, and what follows from it: `proved`, `conjectured` or
+        `no limit`.
+    findings : tuple of str
+        One sentence for each violation.
+    """
+
+    name: str
+    verdict: str
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The verdict on a program, point by point; `print` shows it.
+
+    Parameters
+    ----------
+    program, theorem : str
+        The name of the program, and the theorem that applies if all points hold.
+    points : tuple of Point
+        The points of the assumption.
+
+    Examples
+    --------
+    >>> report = ns.paper.layer().check()
+    >>> report.verdict, report.points[0].name, report.points[0].findings
+    ('proved', 'factors of scores are MatMul outputs', ())
+    """
+
+    program: str
+    points: tuple[Point, ...]
+    theorem: str
+
+    @property
+    def verdict(self) -> str:
+        """`proved`, `conjectured` or `no limit`: the worst verdict of any point."""
+        return max((point.verdict for point in self.points), key=list(MARKS).index)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The findings behind the verdict; empty if the limit is proved."""
+        return tuple(chain.from_iterable(point.findings for point in self._decisive()))
+
+    def _decisive(self) -> list[Point]:
+        """The points that the verdict rests on."""
+        return [point for point in self.points if point.verdict == self.verdict]
+
+    def _summary(self) -> str:
+        """The verdict and its reason."""
+        if self.verdict == PROVED:
+            return f"limit proved ({self.theorem})"
+        names = ", ".join(point.name for point in self._decisive())
+        if self.verdict == CONJECTURED:
+            return f"limit conjectured; open: {names}"
+        return f"no limit; fails: {names}"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Report on {self.program}: {self._summary()}; print it for every point>"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            _wrapped(f"{self.program}: {self._summary()}", "  "),
+            "",
+            "Assumption 3.1",
+        ]
+        indent = " " * 11  # below the name of a point
+        for point in self.points:
+            lines.append(f"  {MARKS[point.verdict]:6} {point.name}")
+            lines += [_wrapped(indent + finding, indent) for finding in point.findings]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(_html_row(point) for point in self.points)
+        return (
+            f"{title(self.program)}<div><strong>{verdict_of(self)}</strong></div>"
+            "<div>Assumption 3.1</div>"
+            f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
+        )
+
+
+def _html_row(point: Point) -> str:
+    mark = verdict(MARKS[point.verdict], COLOURS[point.verdict])
+    text = "<br>".join(map(html.escape, (point.name, *point.findings)))
+    return (
+        f'<tr><td style="{CELL}">{mark}</td>'
+        f'<td style="{TEXT_CELL_STYLE}">{text}</td></tr>'
+    )
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """Wrap text at 80 columns."""
+    return textwrap.fill(
+        text,
+        80,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def verdict_of(report: Report) -> str:
+    """The verdict of a report as HTML."""
+    return verdict(report._summary(), COLOURS[report.verdict])
+
+
+# The operations that the theorems of the paper and of Yang (2019, 2020) cover, directly
+# or by the identities above. Membership claims a proof: any operation outside this set
+# makes a program conjectured.
+COVERED: frozenset[type[Operation]] = frozenset(
+    {
+        Gaussian,
+        ops.Data,
+        Constant,
+        ops.Hyperparameter,
+        Normal,
+        ops.Root,
+        MatMul,
+        Nonlin,
+        Dot,
+        Apply,
+        Add,
+        Scale,
+        Mix,
+        ops.Concat,
+        ops.Split,
+        Take,
+        Join,
+        ScaledGradient,
+    }
+)
+
+
+def _function_is_bounded(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
+    if op.f.lipschitz and inputs:  # pseudo-Lipschitz: bounded on bounded sets
+        return True
+    return op.f.bounded
+
+
+# Whether the result of an operation is bounded: `rule(op, inputs)`, where `inputs` says
+# whether all its inputs are. None means unknown, also for an operation without a rule.
+# A bounded result does not imply that a theorem applies.
+BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
+    **dict.fromkeys(COVERED | {Rotate}, lambda op, inputs: inputs),
+    Gaussian: lambda op, inputs: not op.factor.any(),
+    MatMul: lambda op, inputs: False,
+    Dot: lambda op, inputs: inputs if op.power == 1 else False,
+    Nonlin: _function_is_bounded,
+    Apply: _function_is_bounded,
+}
+
+# The points of Assumption 3.1, by the names that the code below uses.
+POINTS = {
+    "matmul": "factors of scores are MatMul outputs",
+    "tied": "the two factors of a score have different matrices",
+    "correlated": "the two factors of a score are uncorrelated",
+    "elsewhere": "matrices of score factors are used for nothing else",
+    "bounded": "inputs of score factors are bounded",
+    "lipschitz": "functions are pseudo-Lipschitz",
+    "transposed": "no matrix acts with its transpose if there are scores",
+    "deep": "a vector that depends on a score is not multiplied again",
+    "mean": "no mean enters a program with scores",
+    "alike": "coordinates are treated alike",
+    "widths": "every width goes to infinity",
+    "unknown": "every operation is one that the theorems speak of",
+}
+LISTED_ONLY_IF_IT_FAILS = "unknown"
+
+Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
+
+
+def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
+    """Check Assumption 3.1 for a program.
+
+    `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0.
+    """
+    checker = _Checker(compose_indices(without_stops(outputs)))
+    findings = checker.check_all_but_correlations()
+    if not findings["unknown"]:
+        findings["correlated"] = checker.correlation_findings(correlated)
+    points = []
+    for key, violations in findings.items():
+        if violations:
+            verdict_if_violated = NO_LIMIT if key == "correlated" else CONJECTURED
+            points.append(Point(POINTS[key], verdict_if_violated, tuple(violations)))
+        elif key != LISTED_ONLY_IF_IT_FAILS:
+            points.append(Point(POINTS[key], PROVED))
+    return Report(name, tuple(points), checker.theorem)
+
+
+class _Checker:
+    """Facts about a program, and the findings against each point that follow."""
+
+    def __init__(self, outputs: Sequence[Value]) -> None:
+        self.outputs = outputs
+        self.values = topological_order(outputs)
+        self.names = names_of(self.values)
+        self.readouts = readouts(
+            self.values, outputs, functions_of_outputs(self.values)
+        )
+        self.scores: dict[Value, Dot] = {}
+        for value in self.values:
+            op = value.op
+            if not isinstance(op, Dot) or value in self.readouts:
+                continue
+            if op.power == 0.5:
+                self.scores[value] = op
+        self.expansion = Expansion(self.values)
+        self.depends_on_score = self._dependence_on_scores()
+        self.linear_in_scores = self._linearity_in_scores()
+        self.bounded = self._boundedness()
+        self.fixed = self._fixed_values()
+        self.used = self._used_values()
+
+        factors = list(chain.from_iterable(op.inputs for op in self.scores.values()))
+        columns = (self.expansion.columns(x) for x in factors)
+        self.factor_columns = set(chain.from_iterable(c.tolist() for c in columns))
+        self.factor_matrices = self._matrices_of(factors) - {-1}
+        # E_k has the law of W (1, …, 1), so that the expansion gives it a matrix
+        self.initial_matrices = self._matrices_of(
+            [v for v in self.values if isinstance(v.op, Gaussian)]
+        )
+        self.score_inputs = self._score_inputs()
+        self.findings: dict[str, list[str]] = {point: [] for point in POINTS}
+
+    @property
+    def theorem(self) -> str:
+        """The theorem that proves the limit if all points hold."""
+        if self.scores:
+            return "Theorem 3.1"
+        if self.expansion.transposed:
+            return "Yang 2020, Netsor with transposes: there are no scores"
+        return "Yang 2019: there are no scores"
+
+    # Facts
+
+    def _dependence_on_scores(self) -> dict[Value, bool]:
+        """Whether each value depends on a score, or is one."""
+        depends: dict[Value, bool] = {}
+        for value in self.values:
+            inherited = any(depends[x] for x in value.op.inputs)
+            depends[value] = inherited or value in self.scores
+        return depends
+
+    def _linearity_in_scores(self) -> dict[Value, bool]:
+        """Whether no nonlinearity lies between a score and each vector.
+
+        Such a vector is linear in vectors that do not depend on scores.
+        """
+        linear: dict[Value, bool] = {}
+        for value in self.values:
+            if isinstance(value, Vector) and self.depends_on_score[value]:
+                vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+                inherited = all(linear[x] for x in vectors)
+                linear[value] = inherited and not isinstance(value.op, Nonlin)
+            else:
+                linear[value] = True
+        return linear
+
+    def _boundedness(self) -> dict[Value, bool | None]:
+        """Whether each value is bounded; None if that is not known."""
+        bounded: dict[Value, bool | None] = {}
+        for value in self.values:
+            known = {bounded[x] for x in value.op.inputs}
+            inputs_bounded: bool | None = True
+            if False in known:
+                inputs_bounded = False
+            elif None in known:
+                inputs_bounded = None
+            rule = BOUNDED.get(type(value.op))
+            bounded[value] = rule(value.op, inputs_bounded) if rule else None
+        return bounded
+
+    def _fixed_values(self) -> set[Value]:
+        """Data, numbers, and functions of only these."""
+        fixed: set[Value] = set()
+        for value in self.values:
+            random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
+            if not random and fixed.issuperset(value.op.inputs):
+                fixed.add(value)
+        return fixed
+
+    def _used_values(self) -> set[Value]:
+        """Values that an operation other than indexing reads."""
+        used: set[Value] = set()
+        for value in reversed(self.values):
+            is_index = isinstance(value.op, Take | Join)
+            if not is_index or value in used:
+                used.update(value.op.inputs)
+        return used
+
+    def _matrices_of(self, vectors: Sequence[Value]) -> set[int]:
+        """The matrices that made the vectors, with −1 if one has another origin."""
+        numbers = (self.expansion.matrices(x).tolist() for x in vectors)
+        return set(chain.from_iterable(numbers))
+
+    def _score_inputs(self) -> dict[Value, None]:
+        """The inputs x of the factors W x of all scores, in order."""
+        inputs: dict[Value, None] = {}
+        for value in self.values:
+            if not isinstance(value.op, MatMul):
+                continue
+            columns = self.expansion.columns(value).tolist()
+            if not self.factor_columns.isdisjoint(columns):
+                inputs[value.op.x] = None
+        return inputs
+
+    @cached_property
+    def _asked(self) -> dict[Value, Bools]:
+        """For each value, the entries that the outputs depend on."""
+        return asked_entries(self.outputs)
+
+    # Findings
+
+    def check_all_but_correlations(self) -> dict[str, list[str]]:
+        """The findings against each point; those against "correlated" are not there."""
+        for x in self.score_inputs:
+            self._check_bounded(x)
+        for value in self.values:
+            self._check_operation(value)
+            self._check_inputs(value)
+        for output in self.outputs:
+            if self._shares_matrix_with_factors(output):
+                origin = self._shared_origin(output)
+                self._add("elsewhere", output, f" is an output, {origin}")
+        return self.findings
+
+    def correlation_findings(self, correlated: Correlated) -> list[str]:
+        """The findings against uncorrelated factors, as the engine finds them."""
+        diverging = correlated(self.outputs, list(self.scores))
+        return [
+            f"{self._located(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and"
+            " n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
+            for score in self.scores
+            if score in diverging
+        ]
+
+    def _located(self, value: Value) -> str:
+        """The name of a value, and the line that made it."""
+        return f"{self.names[value]} ({value.where})"
+
+    def _add(self, point: str, value: Value, finding: str) -> None:
+        self.findings[point].append(f"{self._located(value)}{finding}")
+
+    def _check_bounded(self, x: Value) -> None:
+        """Check the input of a score factor."""
+        if self.bounded[x] is True:
+            return
+        if self.bounded[x] is False:
+            property_ = "bounded"
+        else:
+            property_ = "known to be bounded (declare bounded=)"
+        why = "the paper assumes it for convenience, and uses ReLU itself"
+        self._add("bounded", x, f" is not {property_}; {why}")
+
+    def _check_operation(self, value: Value) -> None:
+        op = value.op
+        match op:
+            case Dot() if value in self.readouts:
+                # the same as a product W y, which is an output
+                y = self.readouts[value].y
+                self._check_multiplication(value, y, for_score=False)
+            case Dot(power=0.5):
+                self._check_score(value, op)
+            case Dot():
+                self._check_mean(value)
+            case MatMul(x=x):
+                self._check_transpose(value, op)
+                for_score = x in self.score_inputs
+                self._check_multiplication(value, x, for_score)
+            case Nonlin(f) | Apply(f) if f.lipschitz is not True:
+                if f.lipschitz is False:
+                    problem = "is not"
+                else:
+                    problem = "is not known to be (declare lipschitz=)"
+                self._add("lipschitz", value, f": {f.name} {problem} pseudo-Lipschitz")
+            case Rotate():
+                self._add(
+                    "alike",
+                    value,
+                    " rotates pairs of coordinates, which the paper does not cover",
+                )
+            case _ if type(op) not in COVERED:
+                self._add(
+                    "unknown",
+                    value,
+                    f" is made by {type(op).__name__}, which no theorem of the checker"
+                    " covers",
+                )
+
+    def _check_multiplication(self, value: Value, x: Value, for_score: bool) -> None:
+        """Check a product W x.
+
+        W Σ_j a_j x_j = Σ_j a_j W x_j, so the output matrix of attention is not a second
+        multiplication. A product after a nonlinearity, or for the factors of another
+        score, is.
+        """
+        if self.depends_on_score[x] and (for_score or not self.linear_in_scores[x]):
+            self._add(
+                "deep",
+                value,
+                f": multiplies {self.names[x]}, which depends on a score (the deep"
+                " case)",
+            )
+
+    def _check_score(self, score: Value, op: Dot) -> None:
+        for factor in dict.fromkeys((op.x, op.y)):
+            # a vector made by a matrix that acts transposed counts as none of these
+            if -1 in self.expansion.matrices(factor):
+                self._add(
+                    "matmul",
+                    score,
+                    f": the factor {self.names[factor]} is not a combination of MatMul"
+                    " outputs by fixed numbers; the score has a limit only if its"
+                    " factors are uncorrelated",
+                )
+        if self._tied(score, op):
+            self._add(
+                "tied",
+                score,
+                ": tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0",
+            )
+
+    def _check_mean(self, mean: Value) -> None:
+        if self.scores and mean in self.used:
+            self._add(
+                "mean",
+                mean,
+                ": a mean used by the program; Yang (2019) covers it only without"
+                " scores",
+            )
+        elif self.depends_on_score[mean] and self.bounded[mean] is not True:
+            self._add(
+                "mean",
+                mean,
+                ": a mean that depends on a score, of vectors not known to be bounded",
+            )
+
+    def _check_transpose(self, value: Value, op: MatMul) -> None:
+        if self.scores and op.weight.transposed:
+            matrix = self.names[op.weight.source]
+            self._add(
+                "transposed",
+                value,
+                f": made by the transpose of {matrix}; Yang (2020) covers it only"
+                " without scores",
+            )
+
+    def _check_inputs(self, value: Value) -> None:
+        """Check what else reads the factors of scores, and sums over finite widths."""
+        # the uses of a score and of a combination are checked instead of their own
+        passes_on = value in self.scores or value in self.expansion.combinations
+        sums_coordinates = isinstance(value.op, MatMul | Dot)
+        for x in dict.fromkeys(value.op.inputs):
+            if not passes_on and self._shares_matrix_with_factors(x):
+                origin = self._shared_origin(x)
+                self._add("elsewhere", value, f" uses {self.names[x]}, {origin}")
+            # A finite width only matters if its coordinates are summed over. A readout
+            # into R^1 is harmless.
+            if not sums_coordinates or not isinstance(x, Vector) or x in self.fixed:
+                continue
+            if x.width.name is None:
+                self._add(
+                    "widths",
+                    value,
+                    f" sums over the coordinates of {self.names[x]} in R^{x.width},"
+                    " which is finite",
+                )
+
+    def _tied(self, score: Value, op: Dot) -> bool:
+        """Whether one matrix made both factors of an entry that the outputs need."""
+        x, y = op.x, op.y
+        common = np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y))
+        if not (common >= 0).any():
+            return False
+        asked = self._asked[score]
+        if not asked.any():
+            return False
+        share_a_matrix = self.expansion.used(x) @ self.expansion.used(y).T
+        rows = np.arange(x.size).reshape(x.shape)[..., :, None]
+        columns = np.arange(y.size).reshape(y.shape)[..., None, :]
+        asked_rows = np.broadcast_to(rows, score.shape)[asked]
+        asked_columns = np.broadcast_to(columns, score.shape)[asked]
+        return bool(share_a_matrix[asked_rows, asked_columns].any())
+
+    def _shares_matrix_with_factors(self, x: Value) -> bool:
+        """Whether a vector was made by a matrix that also made factors of scores."""
+        if not isinstance(x, Vector):
+            return False
+        return not self.factor_matrices.isdisjoint(self._matrices_of([x]))
+
+    def _shared_origin(self, x: Value) -> str:
+        """What a vector has in common with factors of scores, in words."""
+        shared = self._matrices_of([x]) & self.factor_matrices
+        if not shared <= self.initial_matrices:
+            return "made by a matrix of a score factor"
+        if isinstance(x.op, Gaussian):
+            return "an initial vector that scores use"
+        return "made of an initial vector of a score"

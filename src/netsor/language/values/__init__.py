@@ -1,0 +1,1 @@
+"""Values: arrays, vectors, scalars, widths, parameters, and the graph of them all."""

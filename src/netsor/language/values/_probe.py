@@ -1,0 +1,111 @@
+"""Probes: names for values inside a program, for audits to measure. They are not
+operations and change no law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._validate import TraceError, shown
+from ..operations._softmax import checked_mask
+from ._array import V, Value
+from ._scalar import Scalar
+from ._vector import Vector
+
+TOKENS = Vector, 1, True, "vectors (tokens,)"
+INSIDE = Vector, 1, False, "vectors (…, tokens)"
+SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
+# For each name: the kind of value, its number of last axes, whether leading axes are
+# forbidden, and a description
+NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
+    **dict.fromkeys(
+        ("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS
+    ),
+    **dict.fromkeys(("query", "key", "value", "hidden"), INSIDE),
+    **dict.fromkeys(("scores", "weights"), SCORES),
+    "experts": (Scalar, 2, True, "scalars (tokens, experts)"),
+    "logits": (Scalar, 2, True, "scalars (tokens, words)"),
+    "loss": (Scalar, 0, True, "one scalar, which gradients are of"),
+}
+
+
+class Probe(NamedTuple):
+    """A named value."""
+
+    name: str
+    value: Value
+    # scores that take part (None: those of the softmax), or correct words
+    mask: npt.NDArray[np.bool_] | None = None
+
+
+_open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
+
+
+def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
+    """Name a value of a program for `ns.audit` to measure, and return it unchanged.
+
+    Parameters
+    ----------
+    name : str
+        What the value is. "embedding" is the stream before the first block. In each
+        block, "attention", "cross" (attention to an encoder) and "mlp" are the outputs
+        of the branches; "middle" is the stream between them if a norm follows each sum;
+        "query", "key", "value" and "hidden" are vectors, "scores", "weights" and
+        "experts" scalars; "stream" ends the block. "logits" or "loss" comes last. A
+        second "embedding" begins a decoder.
+    x : Vector or Scalar
+        The value.
+    mask : array_like or str, optional
+        Which scores or weights take part, as in `ns.softmax`; by default the mask of
+        the softmax.
+
+    Examples
+    --------
+    >>> @ns.program
+    ... def net(tokens=3):
+    ...     x = ns.probe("embedding", ns.gaussian(64, tokens))
+    ...     return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
+    ...
+    >>> [watched.name for watched in net().probes]
+    ['embedding', 'stream']
+    """
+    probes = _open.get()
+    if not isinstance(name, str) or name not in NAMES:
+        raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
+    kind, axes, alone, words = NAMES[name]
+    if not isinstance(x, kind) or x.ndim < axes or (alone and x.ndim > axes):
+        raise TraceError("probe", f"{name} must be {words}, got {shown(x)}")
+    if not isinstance(probes, list):
+        outside = (
+            "must be called in a function that @ns.program decorates, while that is"
+            " called"
+        )
+        raise TraceError("probe", f"{name} {probes or outside}")
+    if mask is not None and name not in ("scores", "weights"):
+        raise TraceError("probe", f"mask is for scores and weights, not for {name}")
+    shape = x.shape[-2:]
+    allowed = (
+        None
+        if mask is None
+        else np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
+    )
+    probes.append(Probe(name, x, allowed))
+    return x
+
+
+@contextmanager
+def watching(probes: list[Probe] | str) -> Iterator[None]:
+    """Collect the probes set inside the context in a list, or reject them with the
+    given reason.
+    """
+    before = _open.set(probes)
+    try:
+        yield
+    finally:
+        _open.reset(before)

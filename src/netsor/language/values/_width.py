@@ -1,0 +1,148 @@
+"""Widths, the dimensions of vectors. They are bound when a program is evaluated."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..._validate import LARGEST, TraceError, as_number, shown, whole
+
+inf = math.inf
+
+# Keywords of the methods that bind widths: no width can have such a name.
+RESERVED = {
+    "self",
+    "draws",
+    "seed",
+    "workers",
+    "executor",
+    "progress",
+    "coordinates",
+    "backend",
+    "device",
+    "precision",
+}
+
+
+def bindable(name: Any, operation: str) -> str:
+    """Normalise a name as Python normalises keywords: law(µ=4) passes μ."""
+    normal = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
+    if not normal.isidentifier() or keyword.iskeyword(normal) or normal in RESERVED:
+        others = ", ".join(sorted(RESERVED))
+        raise TraceError(
+            operation,
+            "name",
+            name,
+            f"a Python identifier other than Python's own words and {others}",
+        )
+    return normal
+
+
+@dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
+class Width:
+    """The dimension of a space: `Width("n")`, `4 * Width("d")` or `Width(64)`.
+
+    Parameters
+    ----------
+    name : str or int
+        A symbol, which you bind by name when you evaluate a program, or a number.
+    factor : int
+        A multiple of the symbol.
+
+    Examples
+    --------
+    >>> d = ns.Width("d")
+    >>> 4 * d, ns.Width(64)
+    (Width('4d'), Width('64'))
+    >>> ns.Program(ns.concat(ns.gaussian(d, 4))).widths
+    ('d',)
+    """
+
+    name: str | None
+    factor: int
+
+    __array_ufunc__ = None  # leaves number * Width of numpy to Width.__rmul__
+
+    def __init__(self, name: str | int, factor: int = 1) -> None:
+        self.name, self.factor = None, whole(factor, "factor", "Width")
+        if isinstance(name, str):
+            self.name = bindable(name, "Width")
+        else:
+            size = whole(name, "name", "Width", why=" for a fixed width, or a string")
+            self.factor = whole(self.factor * size, "factor", "Width")
+
+    def __mul__(self, factor: int) -> Width:
+        product = self.factor * whole(factor, "factor", "Width")
+        return Width(product) if self.name is None else Width(self.name, product)
+
+    __rmul__ = __mul__
+
+    def _no_arithmetic(self, other: object) -> NoReturn:
+        remedy = (
+            'for its half, make the smaller one the symbol, d = ns.Width("d"), and'
+            " write 2 * d"
+        )
+        raise TraceError(
+            "Width", f"{self} can only be multiplied by positive integers: {remedy}"
+        )
+
+    __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
+    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = (
+        _no_arithmetic
+    )
+
+    def __str__(self) -> str:
+        if self.name is None:
+            return str(self.factor)
+        return self.name if self.factor == 1 else f"{self.factor}{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Width({str(self)!r})"
+
+    def bind(self, widths: Mapping[str, float]) -> float:
+        """This width for the bound symbols: a positive integer or infinity."""
+        return self.factor if self.name is None else self.factor * widths[self.name]
+
+
+def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
+    """A Width from a Width or an integer."""
+    if isinstance(width, Width):
+        return width
+    return Width(whole(width, name, operation, why=" or a Width"))
+
+
+def bind_widths(
+    used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool
+) -> dict[str, float]:
+    """Check the user's numbers for the widths of a program, as int or inf."""
+    used = list(used)
+    or_inf = " or inf" if allow_inf else ""
+    names = sorted({width.name for width in used if width.name is not None})
+    known = "this program has no width to bind"
+    if names:
+        known = f"this program's widths are {', '.join(names)}"
+    bound: dict[str, float] = {}
+    for name, number in widths.items():
+        if name not in names:
+            raise ValueError(f"width {name}={shown(number)} is not used; {known}")
+        if allow_inf and as_number(number) == inf:
+            bound[name] = inf
+        else:
+            bound[name] = whole(number, f"width {name}", why=or_inf)
+    missing = [name for name in names if name not in bound]
+    if missing:
+        raise ValueError(
+            f"width {', '.join(missing)} is not bound: give {missing[0]}=…, a positive"
+            f" integer{or_inf}"
+        )
+    for width in used:
+        if LARGEST <= width.bind(bound) < inf:
+            raise ValueError(
+                f"width {width} at {width.name}={bound[str(width.name)]} must be below"
+                " 2^53, or inf"
+            )
+    return bound

@@ -1,0 +1,412 @@
+"""The laws of one attention layer at infinite width, given the kernel of its tokens.
+
+They are the paper's and two older ones.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._array_api import one_blas_thread
+from ..._validate import (
+    TraceError,
+    as_floats,
+    as_whole,
+    one_of,
+    real,
+    scale,
+    scaled,
+    shown,
+    whole,
+)
+from ...functions.activations import row_softmax
+from ...language.operations._softmax import checked_mask
+from .. import Estimate, HeadSum, Joint, Provenance
+from .._estimate import Replicas
+from .._law_base import checked_heads
+from ._attention_head import SETS, lazy_head, normals
+
+Array = npt.NDArray[np.float64]
+MAX_QMC_POINTS = 2**31  # quasi-random points: more take days
+# With more tokens a warning is raised: the linear algebra alone takes minutes.
+MANY_TOKENS = 4000
+WORK = 2e10  # multiplications for E[A K A^T] with the default number of points
+# Rounding errors of the kernel, relative to its largest entry.
+KERNEL_RTOL = 1e-9
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention layer at infinite width, given the kernel of its tokens.
+
+    The kernel is K_ij = E[Z^{x^i} Z^{x^j}].
+
+    Parameters
+    ----------
+    kernel : array_like
+        K, (tokens, tokens), symmetric and positive semidefinite.
+    sigma_q, sigma_k, sigma_v, sigma_o : float
+        The standard deviations of the matrices, σ in entries N(0, σ²/fan-in).
+    mask : array_like or str, optional
+        The keys that each query sees, as in `ns.softmax`: "causal", or a boolean array
+        (queries, keys).
+    function : callable
+        The function applied to rows of scores; by default the softmax.
+
+    Examples
+    --------
+    >>> layer = ns.Attention(np.eye(4))
+    >>> print(f"{layer.law(heads=2).var():.8f}")
+    0.39197144
+    >>> two = ns.Attention(np.eye(2))
+    >>> print(np.round(two.infinite_heads(points=2**12).cov()[0], 2))
+    [0.64 0.5 ]
+    >>> print(two.linear_scaling().cov()[0])
+    [0.5 0.5]
+    """
+
+    kernel: npt.ArrayLike
+    sigma_q: float = 1.0
+    sigma_k: float = 1.0
+    sigma_v: float = 1.0
+    sigma_o: float = 1.0
+    mask: npt.ArrayLike | str | None = None
+    function: Callable[[Array], Array] = row_softmax
+
+    def __post_init__(self) -> None:
+        k = self._checked_kernel()
+        object.__setattr__(self, "kernel", (k + k.T) / 2)
+        for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
+            sigma = scale(getattr(self, name), name, "Attention")
+            if sigma == 0 and name in ("sigma_v", "sigma_o"):
+                raise TraceError(
+                    "Attention",
+                    name,
+                    sigma,
+                    "a positive number (sigma_q and sigma_k may be 0)",
+                )
+            object.__setattr__(self, name, sigma)
+        if not callable(self.function):
+            raise TraceError(
+                "Attention", "function", self.function, "a function of rows of scores"
+            )
+        if self.mask is not None:
+            mask = checked_mask(self.mask, k.shape, "Attention")
+            object.__setattr__(self, "mask", np.broadcast_to(mask, k.shape))
+
+    def _checked_kernel(self) -> Array:
+        """The kernel, if it is symmetric and semidefinite up to rounding errors."""
+        k = as_floats(self.kernel)
+        if k is None or k.ndim != 2 or k.shape[0] != k.shape[1] or not k.size:
+            raise TraceError(
+                "Attention", "kernel", self.kernel, "a real square matrix over tokens"
+            )
+        k = scaled(k, "Attention", "kernel", power=2)
+        if len(k) > MANY_TOKENS:
+            warnings.warn(
+                f"kernel of {len(k)} tokens: its law may take minutes, and memory",
+                stacklevel=4,
+            )
+        tolerance = KERNEL_RTOL * np.abs(k).max()
+        valid = bool(np.abs(k - k.T).max() <= tolerance)
+        # Is every eigenvalue at least −tolerance? A Cholesky factorisation costs less
+        # than eigenvalues.
+        try:
+            np.linalg.cholesky(k + (tolerance or 1.0) * np.eye(len(k)))
+        except np.linalg.LinAlgError:
+            valid = False
+        if not valid:
+            raise TraceError(
+                "Attention",
+                "kernel",
+                self.kernel,
+                "a symmetric positive semidefinite matrix over tokens",
+            )
+        return k
+
+    @one_blas_thread()
+    def law(self, heads: int, token: int = 0, points: int | None = None) -> HeadSum:
+        """The law of one coordinate of one token.
+
+        Parameters
+        ----------
+        heads : int
+            The number of heads.
+        token : int
+            The index of the token.
+        points : int, optional
+            The number of quasi-random points, a power of 2; by default at most 2^21.
+            For eight different tokens the density then has an error of about 1e-6. With
+            2^25 points it is below 1e-7, in half a minute.
+        """
+        heads = checked_heads(heads, "law")
+        k: Array = np.asarray(self.kernel)
+        token = whole(token, "token", "law", -len(k), most=len(k) - 1)
+        points = _checked_points(points, "law", 2**10)
+        seen = np.ones(len(k), bool)
+        if self.mask is not None:
+            seen = np.asarray(self.mask)[token]
+        keys = k[np.ix_(seen, seen)]
+        scores = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys
+        factor = (self.sigma_o * self.sigma_v) ** 2
+        largest_score = float(np.diag(scores).max())
+        largest_key = float(np.diag(keys).max())
+        if not largest_key:
+            raise TraceError(
+                "law",
+                f"token={token} sees only tokens with kernel 0: its output is 0,"
+                " without a density",
+            )
+        if not math.isfinite(largest_score * factor):
+            raise TraceError(
+                "law",
+                f"kernel and sigmas make scores of variance {largest_score:g}: a double"
+                " cannot hold the law",
+            )
+        at_zero = np.asarray(self.function(np.zeros((1, len(keys)))))[0]
+        if largest_score == 0 and at_zero @ keys @ at_zero <= 1e-14 * largest_key:
+            raise TraceError(
+                "law",
+                "scores are 0 by sigma_q, sigma_k or kernel, and at 0 function makes"
+                f" the tokens that token={token} sees cancel: it has no density",
+            )
+        origin = Provenance("proved", "convolution over heads at infinite width")
+        head = lazy_head(scores, keys, self.function, points)
+        return HeadSum(head, heads, factor, origin)
+
+    @one_blas_thread()
+    def infinite_heads(self, points: int | None = None) -> Joint:
+        """The Gaussian of infinitely many heads over all tokens.
+
+        Its covariance is σ_O²σ_V² E[A K A^T]. `points` is the number of quasi-random
+        points, a power of 2; by default at most 2^15.
+        """
+        k: Array = np.asarray(self.kernel)
+        eigenvalues, vectors = np.linalg.eigh(k)
+        root = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
+        s = len(k)
+        if points is None:
+            points = 2 ** int(np.clip(math.log2(WORK / (6 * s**3)), 6, 15))
+        points = _checked_points(points, "infinite_heads", SETS) or 0
+        means = []
+        for number in range(SETS):
+            total = np.zeros((s, s))
+            for noise in normals(s * s, points // SETS, number):
+                # P = σ_Q σ_K L N L^T
+                scaled_root = self.sigma_q * self.sigma_k * root
+                scores = scaled_root @ noise.reshape(-1, s, s) @ root
+                a = self.function(self._masked(scores))
+                total += (a @ k @ np.swapaxes(a, 1, 2)).sum(axis=0)
+            means.append(total / (points // SETS))
+        value = np.mean(means, axis=0)
+        # relative to the root of the variances: an error ε of the diagonal bounds the
+        # error of any combination
+        size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
+        spread = Replicas(SETS).spread(np.array(means))
+        relative = np.divide(spread, size, out=np.zeros_like(size), where=size > 0)
+        origin = Provenance(
+            "proved",
+            "infinitely many heads (Hron et al. 2020)",
+            quadrature_error=float(np.max(relative)),
+        )
+        cov = (self.sigma_o * self.sigma_v) ** 2 * value[None]
+        return Joint(np.zeros((1, s)), cov, origin)
+
+    @one_blas_thread()
+    def linear_scaling(self, tied: bool = False) -> Joint:
+        """The Gaussian of 1/n scaling over all tokens.
+
+        Scores are 0, or σ_Qσ_K K_ij if queries and keys are `tied`.
+        """
+        k: Array = np.asarray(self.kernel)
+        scores = self.sigma_q * self.sigma_k * k if tied else np.zeros_like(k)
+        a = self.function(self._masked(scores))
+        cov = (self.sigma_o * self.sigma_v) ** 2 * a @ k @ a.T
+        origin = Provenance("proved", "1/n scaling (Yang 2019)")
+        return Joint(np.zeros((1, len(k))), cov[None], origin)
+
+    def _masked(self, scores: Array) -> Array:
+        """The scores, −∞ where the mask forbids them."""
+        if self.mask is None:
+            return scores
+        return np.where(np.asarray(self.mask), scores, -np.inf)
+
+
+def _checked_points(points: Any, operation: str, least: int) -> int | None:
+    """Check a number of points: Sobol points are balanced if it is a power of 2."""
+    if points is None:
+        return None
+    count = as_whole(points)
+    is_power_of_2 = count is not None and count & (count - 1) == 0
+    if count is None or not is_power_of_2 or not least <= count <= MAX_QMC_POINTS:
+        raise TraceError(
+            operation, "points", points, f"a power of 2, {least} or more, at most 2^31"
+        )
+    return count
+
+
+# The standard deviation of the output of one head, from one-dimensional integrals, for
+# any number of tokens s. Given a query q, its scores are independent normals with
+# standard deviation τ = scale·|q|·√(1 − c), plus a term that all keys share and that
+# cancels in the softmax. So the output has variance (1 − c) E Σ_j a_j² + c, and since
+# 1/S² = ∫ t e^{−tS} dt,
+#     E Σ_j a_j² = s ∫ E[f_2(u + τz)] E[f_0(u + τz)]^{s−1} du,  f_2(x) = e^{2x − e^x},
+#     f_0(x) = exp(−e^x), t = e^u.
+# The integrands are analytic in a strip of half-width π/2, so equally spaced points
+# converge exponentially.
+
+# Steps of u and of τz in a rough and a fine rule. The error of a rule is exp(−π²/step);
+# the difference of the two rules is the reported error.
+STEPS = (0.5, 0.35)
+NODES = (12, 16)  # of the two rules for the norm of a query
+TRUNCATION_STD = 9.0  # normals are truncated at this many standard deviations
+# The largest standard deviation of scores: with a larger one the softmax is one-hot.
+MAX_SCORE_STD = 100.0
+STD_RTOL = 1e-13  # relative rounding error of the result
+
+
+def attention_std(
+    tokens: int,
+    head_dim: float,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    correlation: float = 0.0,
+) -> Estimate:
+    """The exact standard deviation of an attention head's output at initialisation.
+
+    Queries, keys and values have independent normal coordinates with variance 1.
+
+    Parameters
+    ----------
+    tokens
+        The number of keys, or the length of a causal input.
+    head_dim
+        The dimension of the head. At `ns.inf`, scores are normal with standard
+        deviation 1, and `scale` must be None.
+    scale
+        The factor of ⟨q, k⟩; by default 1/√head_dim. For u-µP it is mult/head_dim.
+    causal
+        Whether each token sees only itself and earlier ones; the variance is then the
+        mean over all tokens.
+    correlation
+        The correlation of the keys, and of the values, of any two tokens, from 0 to 1.
+
+    Examples
+    --------
+    >>> ns.attention_std(256, 64, scale=8 / 64)  # u-µP with mult = 8
+    Estimate(value=0.102..., error=...)
+    >>> causal = ns.attention_std(4096, 128, causal=True)  # scaled as in PyTorch
+    >>> round(causal.value, 6)
+    0.068493
+    """
+    count = whole(tokens, "tokens", "attention_std")
+    if isinstance(head_dim, float) and head_dim == math.inf:
+        if scale is not None:
+            raise TraceError(
+                "attention_std",
+                "scale",
+                scale,
+                "None at head_dim=inf: scores have variance 1",
+            )
+        factor, sizes = 1.0, [(np.ones(1), np.ones(1))] * 2
+    else:
+        width = whole(head_dim, "head_dim", "attention_std")
+        scale_of_scores = width**-0.5 if scale is None else scale
+        scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
+        factor = width**0.5 * scale_of_scores
+        sizes = [_squares(width, nodes) for nodes in NODES]
+    common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
+    one_of(causal, "causal", "attention_std", (True, False))
+    largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
+    if largest > MAX_SCORE_STD:
+        problem = (
+            f"scale={shown(scale)} makes scores of standard deviation {largest:.3g},"
+            f" above {MAX_SCORE_STD:g}"
+        )
+        raise TraceError("attention_std", problem)
+    estimates = []
+    for step, (squares, weights) in zip(STEPS, sizes, strict=True):
+        share = 0.0
+        for square, weight in zip(squares.tolist(), weights.tolist(), strict=True):
+            tau = factor * math.sqrt((1 - common) * square)
+            share += weight * _share(count, tau, step, bool(causal))
+        estimates.append(math.sqrt((1 - common) * share + common))
+    rough, value = estimates
+    return Estimate(value, abs(value - rough) + STD_RTOL * value)
+
+
+def _squares(width: int, nodes: int) -> tuple[Array, Array]:
+    """Nodes and weights of a Gauss rule for |q|²/d ~ χ²_d/d.
+
+    By Golub and Welsch, the nodes are eigenvalues of the Jacobi matrix, which has the
+    recurrence of the Laguerre polynomials.
+    """
+    alpha = width / 2 - 1
+    k = np.arange(1.0, nodes)
+    diagonal = 2 * np.arange(nodes) + 1 + alpha
+    off_diagonal = np.sqrt(k * (k + alpha))
+    jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    eigen = np.linalg.eigh(jacobi)
+    weights = eigen.eigenvectors[0] ** 2
+    kept = weights > 1e-17  # a share is at most 1
+    return eigen.eigenvalues[kept] / (width / 2), weights[kept]
+
+
+def _share(s: int, tau: float, step: float, causal: bool) -> float:
+    """E Σ_j a_j² over s keys, or its mean over the tokens of a causal input."""
+    if s == 1:
+        return 1.0
+    low = -20.0 - TRUNCATION_STD * tau - math.log(s)
+    high = 5.0 + TRUNCATION_STD * tau
+    count = math.ceil((high - low) / step)
+    spacing = step / max(tau, 0.5)
+    half = math.ceil(TRUNCATION_STD / spacing)
+    z = spacing * np.arange(-half, half + 1, dtype=np.float64)
+    weight = np.exp(-(z**2) / 2)
+    weight /= weight.sum()
+    # The points x = u + τz. Unless τ is small, they are on the grid of the u, and sums
+    # over z are convolutions.
+    on_grid = tau >= 0.5
+    if on_grid:
+        x = low + step * np.arange(-half, count + half)
+    else:
+        x = low + step * np.arange(count)[:, None] + tau * z
+    x = np.minimum(x, 700.0)  # exp(−e^x) is 0 well before
+
+    def expectation(f: Array) -> Array:
+        return np.convolve(f, weight, "valid") if on_grid else f @ weight
+
+    f2 = expectation(np.exp(2 * x - np.exp(x)))
+    less = expectation(-np.expm1(-np.exp(x)))  # 1 − f_0, without cancellation
+    others = _causal(s, less) if causal else s * _power(less, s - 1)
+    return float(step * np.sum(f2 * others))
+
+
+def _power(less: Array, exponent: float) -> Array:
+    """(1 − less)^exponent."""
+    with np.errstate(divide="ignore"):
+        return np.exp(exponent * np.log1p(-np.minimum(less, 1.0)))
+
+
+def _causal(s: int, less: Array) -> Any:
+    """(1/s) Σ_{i ≤ s} i r^{i−1} with r = 1 − less.
+
+    In closed form, or by its series if that would cancel.
+    """
+    small = s * less < 1e-2
+    series: Any = 0.0
+    term = np.full_like(less, (s + 1) / 2)  # C(s + 1, 2)/s
+    for k in range(6):
+        series = series + (k + 1) * term
+        term = -term * less * (s - 1 - k) / (k + 3)
+    safe = np.where(small, 1.0, less)
+    closed = (1 - _power(safe, s) * (1 + s * safe)) / (s * safe**2)
+    return np.where(small, series, closed)

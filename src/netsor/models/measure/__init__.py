@@ -1,0 +1,1 @@
+"""What an audit measures in a model, forward and backward."""

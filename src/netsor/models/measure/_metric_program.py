@@ -1,0 +1,447 @@
+"""The quantities of an audit, block by block, sampled from their law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property, partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..._array_api import Floats
+from ..._validate import counted, flag
+from ...engine import Plan
+from ...engine.plan._plan_query import no_garbage_collection
+from ...language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
+from ...language.values._graph import topological_order, widths_of
+from ...language.values._scalar import constant
+from ...language.values._width import bind_widths
+from ...programs._program import Program
+from ._gradients import Gradients
+from ._loss_gradient import End, ModelEnd, program_loss
+from ._metrics import (
+    effective_rank,
+    of_attention,
+    of_experts,
+    of_gram,
+    of_logits,
+    of_shares,
+    ranges,
+)
+from ._probed_program import Block, ProbedProgram, mask_of, value_of
+
+STREAM = ("mean_square", "cosine", "effective_rank")  # also of the embeddings
+ATTENTION = {
+    "scores": ("score_std", "score_max"),
+    "weights": ("entropy", "largest_weight"),
+}
+BRANCHES = ("attention", "cross", "mlp")
+ROUTED = ("largest_load", "least_load")  # if there are experts
+
+
+def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
+    """The row of a block; `branches` has the branches of all blocks."""
+    row = [of_stream(value_of(block, "stream"))]
+    if "scores" in block or "weights" in block:
+        row.append(_attention_numbers(block))
+    if branches:
+        row.append(_shares(before, block, branches))
+    if "experts" in block:
+        experts = _joined([probe.value for probe in block["experts"]], axis=1)
+        row.append(apply(of_experts, experts, axes=2))
+    return join(row)
+
+
+def _attention_numbers(block: Block) -> Scalar:
+    """The numbers of `ATTENTION` for the probed ones of scores and weights."""
+    allowed = mask_of(block)
+    probed = [name for name in ATTENTION if name in block]
+    # If only one of scores and weights is probed, it replaces the other, whose half of
+    # the numbers is dropped.
+    scores_and_weights = []
+    for name in (probed[0], probed[-1]):
+        heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
+        scores_and_weights.append(_joined(heads))
+    numbers = apply(
+        partial(of_attention, allowed=allowed),
+        *scores_and_weights,
+        axes=3,
+        name="of_attention",
+    )
+    if len(probed) == 2:
+        return numbers
+    return numbers[:2] if probed == ["scores"] else numbers[2:]
+
+
+def _shares(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
+    """How much each branch adds to the stream, 0 for those that the block lacks."""
+    in_block = [name for name in branches if name in block]
+    if not in_block:
+        return constant(np.zeros(len(branches)))
+    vectors = [before, *(value_of(block, name) for name in in_block)]
+    arguments = [stack([_square(x) for x in vectors])]
+    if "middle" in block:
+        arguments.append(stack([_square(value_of(block, "middle"))]))
+    shares = apply(of_shares, *arguments, axes=1)
+    if len(in_block) == len(branches):
+        return shares
+    # no attention to an encoder
+    padded = []
+    for name in branches:
+        in_row = name in in_block
+        padded.append(shares[in_block.index(name)] if in_row else 0.0 * shares[0])
+    return stack(padded)
+
+
+def _joined(values: Sequence[Value], axis: int = 0) -> Any:
+    """Values joined along an axis; a single one as it is."""
+    return values[0] if len(values) == 1 else join(values, axis=axis)
+
+
+def of_stream(x: Vector) -> Scalar:
+    """The numbers of `STREAM`."""
+    gram = mean_dot(x, x)
+    return join([apply(of_gram, gram, axes=2), apply(effective_rank, gram, axes=2)])
+
+
+def _square(x: Vector) -> Scalar:
+    """The mean square of vectors."""
+    each_vector = x[..., None]
+    return mean_dot(each_vector, each_vector)[..., 0, 0].mean()
+
+
+class Section(NamedTuple):
+    """Some outputs of the metric program."""
+
+    part: str  # "block", "input", "end" or "ranges"
+    names: tuple[str, ...]  # of the numbers in a row
+    rows: list[Scalar]  # one for each block, or one for the network
+    whole: bool  # whether it is one for the network
+
+
+class Probes:
+    """Quantities of a model on given inputs, or of a program with probes.
+
+    Create it with `Transformer.probes`. It has two programs that compute all
+    quantities, one for finite widths and one for n = ∞. Their outputs are the rows of
+    `Section`s, in the same order.
+
+    The audit reference in the documentation explains each quantity. Names such as
+    `mean_square` or `entropy` are for every block, `input_cosine` or
+    `decoder_input_cosine` for the embeddings, and `logit_std`, `loss` and
+    `max_probability` for the tokens that have a target.
+
+    Parameters
+    ----------
+    source : ModelEnd
+        The network of a model on its inputs, with its logits, or a program with its
+        widths.
+    gradients : bool
+        Whether to include gradients of the loss, or of a random readout of every token
+        if there are no logits: `grad_mean_square` for the stream, `grad_query` and
+        `grad_query_ratio` for the matrices, and so on.
+    ranges : bool
+        Whether to include, at finite widths, the range of every activation:
+        `query_largest` is the largest absolute value, `query_below_fp16` the share of
+        nonzero numbers below the smallest number of a format, and `query_scaled_fp16`
+        that share after scaling the largest value to the end of the format by a power
+        of two.
+
+    Examples
+    --------
+    >>> gpt2 = ns.models.read("gpt2")
+    >>> model = gpt2.replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> measured = model.probes(tokens=4).measure(5, progress=False)
+    >>> measured["cosine"].shape  # draws, blocks
+    (5, 2)
+    """
+
+    def __init__(
+        self,
+        source: ModelEnd | ProgramModel,
+        gradients: bool = False,
+        ranges: bool = False,
+    ) -> None:
+        self.source = source
+        self.gradients = flag(gradients, "gradients")
+        self.ranges = flag(ranges, "ranges")
+        self.model = source.model if isinstance(source, ModelEnd) else source
+        if gradients and self.model.experts:
+            raise ValueError(
+                f"gradients=True of {self.model.name}, with"
+                f" experts={self.model.experts}: the choice of a router has no gradient"
+            )
+
+    @cached_property
+    def program(self) -> Program:
+        """The program for finite n, with one output for each row of each section."""
+        return self._program(self._sections)
+
+    @cached_property
+    def limit(self) -> Program:
+        """The program for n = ∞.
+
+        Tied logits keep their fluctuation at the width of the model.
+        """
+        return self._program(self._build(limit=True))
+
+    @cached_property
+    def _sections(self) -> list[Section]:
+        return self._build(limit=False)
+
+    def _program(self, sections: Sequence[Section]) -> Program:
+        rows = tuple(row for section in sections for row in section.rows)
+        program = Program(rows, f"probes of {self.model.name}")
+        program._gaussian = self._gaussian
+        return program
+
+    @property
+    def _gaussian(self) -> bool:
+        """Whether the weights that the model stands for are Gaussian."""
+        if isinstance(self.source, ModelEnd):
+            return self.source.model.distribution == "gaussian"
+        return self.source.program._gaussian
+
+    def _names(self, part: str) -> tuple[str, ...]:
+        names: list[str] = []
+        for section in self._sections:
+            if section.part == part:
+                names += section.names
+        return tuple(names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The quantities of a block, except ranges."""
+        return self._names("block")
+
+    @property
+    def final(self) -> tuple[str, ...]:
+        """The quantities of the logits, and the gradients outside the blocks."""
+        return self._names("end")
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """The quantities of the embeddings."""
+        return self._names("input")
+
+    @property
+    def uniform_loss(self) -> float | None:
+        """ln V, the loss of uniform probabilities; None without logits."""
+        return math.log(self.model.vocabulary) if self.model.vocabulary else None
+
+    @no_garbage_collection()
+    def plan(self, **options: Any) -> Plan:
+        """The plan of `measure`, without sampling.
+
+        The arguments are as in `Program.plan`, and widths.
+        """
+        options = self.model.widths() | options
+        return self._at(options).plan(**options)
+
+    def measure(self, draws: int, **options: Any) -> dict[str, Floats]:
+        """Draws of every quantity by name.
+
+        They are (draws, layers), or (draws,) for quantities of the whole network.
+
+        Parameters
+        ----------
+        draws : int
+            The number of initialisations.
+        **options
+            Arguments of `Program.draw`, such as `seed` and `workers`, and widths that
+            override those of the model: `measure(100, n=inf, d=inf, m=inf)` is the
+            limit.
+        """
+        options = self.model.widths() | options
+        draws_of_rows: Any = self._at(options).draw(draws=draws, **options)
+        return self.named(draws_of_rows)
+
+    def named(self, outputs: Sequence[Floats]) -> dict[str, Floats]:
+        """Name the outputs of `program.draw` or `limit.draw`, as `measure` does."""
+        measured: dict[str, Floats] = {}
+        remaining = list(outputs)
+        for section in self._sections:
+            if not remaining:  # ranges come last, and only at finite widths
+                break
+            rows = remaining[: len(section.rows)]
+            remaining = remaining[len(section.rows) :]
+            columns = rows[0] if section.whole else np.stack(rows, axis=1)
+            for i, name in enumerate(section.names):
+                measured[name] = np.ascontiguousarray(columns[..., i])
+        return measured
+
+    @no_garbage_collection()
+    def _at(self, widths: Mapping[str, Any]) -> Program:
+        """The program for these widths."""
+        infinite = math.isinf(self.source.net.width.bind(widths))
+        return self.limit if infinite else self.program
+
+    def _build(self, limit: bool) -> list[Section]:
+        """The sections of the program for finite n, or for n = ∞."""
+        net = self.source.net
+        with_ranges = self.ranges and not limit
+        end = self.source.end(limit, self.gradients, with_ranges)
+        sections = [self._blocks()]
+        prefixes = ("input_", "decoder_input_")
+        for prefix, start in zip(prefixes, net.starts, strict=False):
+            names = tuple(prefix + name for name in STREAM)
+            sections.append(Section("input", names, [of_stream(start)], whole=True))
+        if end.row:
+            row = stack(list(end.row.values()))
+            sections.append(Section("end", tuple(end.row), [row], whole=True))
+        if end.loss is not None:
+            gradients = Gradients(
+                net,
+                end.loss,
+                widths=self.model.widths(),
+                vocabulary=self.model.vocabulary,
+                copies=isinstance(self.source, ModelEnd) and self.source.model.shared,
+            )
+            sections.append(
+                Section("block", gradients.names, gradients.rows, whole=False)
+            )
+            sections.append(
+                Section("end", gradients.final_names, [gradients.final], whole=True)
+            )
+        if with_ranges:
+            of_blocks, of_ends = ranges(net, end.logits)
+            sections.append(Section("ranges", *of_blocks, whole=False))
+            sections.append(Section("ranges", *of_ends, whole=True))
+        return sections
+
+    def _blocks(self) -> Section:
+        """The forward quantities of each block."""
+        net = self.source.net
+        probed = {name for block in net.blocks for name in block}
+        branches = [name for name in BRANCHES if name in probed]
+        names = [*STREAM]
+        for probe, attention_names in ATTENTION.items():
+            if probe in probed:
+                names += attention_names
+        names += [f"{branch}_share" for branch in branches]
+        if "experts" in probed:
+            names += ROUTED
+        rows = [
+            _forward_row(before, block, branches)
+            for before, block in zip(net.before, net.blocks, strict=True)
+        ]
+        return Section("block", tuple(names), rows, whole=False)
+
+
+class ProgramModel:
+    """A program with its widths, as a model for an audit of its probes.
+
+    `longer` are the same network on more tokens, and `ids` are the token ids that a
+    user gave for a module.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        widths: Mapping[str, float],
+        longer: Sequence[Program] = (),
+        ids: Sequence[int] | None = None,
+    ) -> None:
+        self.program, self.name = program, program.name
+        self.ids = None if ids is None else tuple(map(int, ids))
+        self.values = topological_order(
+            [*program.outputs, *(watched.value for watched in program.probes)]
+        )
+        bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
+        self._widths = {width: int(size) for width, size in bound.items()}
+        self.net = net = ProbedProgram(program)
+        self.layers = net.layers
+        self.decoder_layers = len(net.blocks) - net.layers
+        self.tokens = net.tokens
+        self.vocabulary = None
+        if "logits" in net.ends:
+            self.vocabulary = value_of(net.ends, "logits").shape[-1]
+        experts = net.blocks[0].get("experts", ())
+        self.experts = sum(probe.value.shape[-1] for probe in experts) or None
+        if self.tokens < 2:
+            raise ValueError(
+                f"{self.name} has one token: quantities of an audit need two or more"
+            )
+        others = [ProgramModel(each, widths) for each in longer]
+        self._lengths = {model.tokens: model for model in (self, *others)}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The available numbers of tokens."""
+        return tuple(self._lengths)
+
+    def on(self, tokens: int) -> ProgramModel:
+        """The same network on this many tokens."""
+        return self._lengths[tokens]
+
+    def widths(self) -> dict[str, int]:
+        """Its widths, by name."""
+        return dict(self._widths)
+
+    def status(self, **widths: float) -> str:
+        """How its law at these widths relates to that of the network."""
+        if any(math.isinf(width) for width in widths.values()):
+            return "conjectured"
+        return "exact" if self.program._gaussian else "same limit"
+
+    def replace(self, name: str) -> ProgramModel:
+        """The same model with another name."""
+        renamed = copy(self)
+        renamed.name = name
+        return renamed
+
+    @property
+    def sizes(self) -> str:
+        """Its size as text."""
+        sizes = [counted(len(self.net.blocks), "block")]
+        sizes += [f"{name} = {size:,}" for name, size in self._widths.items()]
+        return ", ".join(sizes)
+
+    def fields(self) -> dict[str, Any]:
+        """Its name, text and widths, for the data of a report."""
+        return {
+            "name": self.name,
+            "program": str(self.program),
+            "widths": self.widths(),
+        }
+
+    def probes(
+        self,
+        tokens: int | None = None,
+        gradients: bool = False,
+        ranges: bool = False,
+        **_: Any,
+    ) -> Probes:
+        """The quantities of an audit, for the tokens of the program."""
+        return Probes(self if tokens is None else self.on(tokens), gradients, ranges)
+
+    def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
+        """The probed loss, or that of the logits.
+
+        The loss of the logits is that of the targets, or averaged over all words.
+        """
+        row: dict[str, Scalar] = {}
+        seeds: list[tuple[Value, Value]] = []
+        logits: tuple[Any, ...] = ()
+        for probe in self.net.ends.get("logits", ()):  # at most one
+            p = cast(Scalar, probe.value)
+            logits = (p,)
+            target: Any = probe.mask  # the correct words, or shares of them
+            if target is None:
+                target = np.full(p.shape, 1 / p.shape[1])
+            ends = apply(of_logits, p, axes=2)
+            row = {
+                "logit_std": ends[0],
+                "loss": ends[1] - (target * p).sum() / p.shape[0],
+                "max_probability": ends[2],
+            }
+            seeds = [(p, (softmax(p) - target) / p.shape[0])]
+        if "loss" in self.net.ends:
+            row["loss"] = value_of(self.net.ends, "loss")
+            seeds = [(row["loss"], constant(np.ones(())))]
+        loss = None
+        if gradients:
+            loss = program_loss(self.net, seeds, self._widths)
+        return End(row, logits=logits, loss=loss)

@@ -1,0 +1,499 @@
+"""The functions of arrays that an audit measures.
+
+They act on the last axes of arrays of any library. "(…, s, s) → (…, 2)" says the shapes
+of an argument and of the result, whose last axis has the numbers that follow. Tracing
+calls each of them on arbitrary numbers, so none may fail on a matrix that is not a Gram
+matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._array_api import Array, Bools, array_namespace, eigenvalues
+from ...language import Scalar, Value, Vector, apply, join
+from ...language.operations._score import pooled
+from ...language.theorem._check_function import declares
+from ._probed_program import Block, ProbedProgram, mask_of
+
+# Smaller probabilities do not contribute to an entropy. It is a normal number in single
+# precision too.
+MIN_PROBABILITY = 1e-37
+# Logits or scores that numpy processes at a time: 1 MiB fits in a cache.
+LOGITS_PER_BATCH = 2**17
+
+
+@declares(numbers=2)
+def of_gram(gram: Array) -> Array:
+    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
+    xp = array_namespace(gram)
+    s = gram.shape[-1]
+    diagonal = xp.linalg.diagonal(gram)
+    scale = xp.sqrt(xp.clip(diagonal, 0.0, None))
+    sizes = scale[..., :, None] * scale[..., None, :]
+    cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
+    of_pairs = xp.sum(cosines, axis=(-2, -1)) - xp.sum(
+        xp.linalg.diagonal(cosines), axis=-1
+    )
+    cosine = of_pairs / (s * (s - 1))
+    return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
+
+
+@declares(numbers=1, of_spectrum=True)
+def effective_rank(gram: Array) -> Array:
+    """(…, s, s) → (…, 1): the effective rank e^H (Roy and Vetterli 2007).
+
+    H is the entropy of the eigenvalues divided by their sum. The rank is 1 if all
+    tokens are parallel, and s if they are orthogonal with equal norms.
+    """
+    xp = array_namespace(gram)
+    spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    total = xp.sum(spectrum, axis=-1, keepdims=True)
+    shares = spectrum / xp.where(total > 0, total, 1.0)
+    return xp.exp(_entropy(shares))[..., None]
+
+
+@declares(numbers=4)
+def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
+    """(…, heads, s, t) → (…, 4): the numbers of scores and weights.
+
+    They are the standard deviation and the largest of the scores, the entropy, and the
+    largest weight, over heads and allowed pairs. The entropy of a row is divided by
+    that of the uniform row over its allowed entries, and averaged. Entropy and largest
+    weight skip rows with one allowed entry, which have no choice; if all rows are like
+    this (a window of one token), both are 1.
+    """
+    if type(scores) is type(weights) is np.ndarray:
+        heads = _of_heads_in_batches(scores, weights, allowed)
+    else:
+        heads = _of_head(scores, weights, allowed)
+    xp = array_namespace(heads)
+    mean, variance, top, entropy, largest = (heads[..., k] for k in range(5))
+    between = mean - xp.mean(mean, axis=-1, keepdims=True)
+    std = xp.sqrt(xp.mean(variance + between * between, axis=-1))
+    return xp.stack(
+        [
+            std,
+            xp.max(top, axis=-1),
+            xp.mean(entropy, axis=-1),
+            xp.max(largest, axis=-1),
+        ],
+        axis=-1,
+    )
+
+
+def _of_heads_in_batches(scores: Array, weights: Array, allowed: Bools) -> Array:
+    """`_of_head` of numpy arrays, a few heads at a time."""
+    shape = np.broadcast_shapes(scores.shape, weights.shape)
+    scores = np.broadcast_to(scores, shape).reshape(-1, *shape[-2:])
+    weights = np.broadcast_to(weights, shape).reshape(-1, *shape[-2:])
+    size = max(1, LOGITS_PER_BATCH // allowed.size)
+    results = []
+    for start in range(0, len(scores), size):
+        batch = slice(start, start + size)
+        results.append(_of_head(scores[batch], weights[batch], allowed))
+    return np.concatenate(results).reshape(*shape[:-2], 5)
+
+
+def _of_head(scores: Array, weights: Array, allowed: Bools) -> Array:
+    """(…, s, t) → (…, 5): the numbers of each head.
+
+    They are mean, variance and largest of the allowed scores, entropy, largest weight.
+    """
+    xp = array_namespace(scores, weights)
+    pairs = np.flatnonzero(allowed)
+    entries = allowed.sum(axis=-1)
+    allowed_scores = xp.take(flat(scores), xp.asarray(pairs), axis=-1)
+    free = np.flatnonzero(entries > 1)  # the rows with a choice
+    if len(free):
+        start, stop = free[0], free[-1] + 1
+        if len(free) == stop - start:
+            rows = weights[..., start:stop, :]
+        else:
+            rows = xp.take(weights, xp.asarray(free), axis=-2)
+        relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+        entropy = xp.mean(relative, axis=-1)
+        largest = xp.max(rows, axis=(-2, -1))
+    else:
+        entropy = largest = xp.ones_like(xp.max(weights, axis=(-2, -1)))
+    return _stacked(
+        xp.mean(allowed_scores, axis=-1),
+        xp.var(allowed_scores, axis=-1),
+        xp.max(allowed_scores, axis=-1),
+        entropy,
+        largest,
+    )
+
+
+def _stacked(*arrays: Array) -> Array:
+    """Stack arrays along a new last axis.
+
+    PyTorch's own function takes seconds when it first broadcasts.
+    """
+    xp = array_namespace(*arrays)
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
+
+
+def flat(scores: Array) -> Array:
+    """Merge the last two axes."""
+    *leading, rows, columns = scores.shape
+    return array_namespace(scores).reshape(scores, (*leading, rows * columns))
+
+
+@declares(numbers=3)
+def of_logits(*arrays: Array, cap: float | None = None) -> Array:
+    """Logits (…, t, words) → (…, 3): the numbers of all logits.
+
+    They are the standard deviation, the mean of log Σ e^logit, and the largest
+    probability. The arguments are an array of logits, or the factors root (…, t, t)
+    and noise (…, t, words) of others, or all three.
+    """
+    seen = LogitMoments()
+    if len(arrays) == 1:
+        (known,) = arrays
+        seen.add(capped(known, cap) + 0.0)
+        return seen.ends()
+    root, noise, *known_logits = arrays
+    for known in known_logits:
+        seen.add(capped(known, cap) + 0.0)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.ends()
+
+
+# A large vocabulary is drawn in pieces, so that memory does not grow with tokens times
+# words: `first_words` and `more_words` accumulate the moments of the logits of each
+# piece, and `of_words` is `of_logits` of all of them.
+
+
+@declares(output_shape=lambda *cores: (cores[0][-2], 4))
+def first_words(*arrays: Array, cap: float | None) -> Array:
+    """The packed moments (…, t, 4) of the first piece and of known logits, if any.
+
+    The arguments are root and noise, and the known logits.
+    """
+    seen = LogitMoments()
+    root, noise, *known_logits = arrays
+    for known in known_logits:
+        seen.add(capped(known, cap) + 0.0)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.packed()
+
+
+@declares(output_shape=lambda *cores: cores[0])
+def more_words(
+    state: Array, root: Array, noise: Array, *, count: int, cap: float | None
+) -> Array:
+    """The packed moments (…, t, 4) of `count` words, and those of a further piece."""
+    seen = LogitMoments.unpacked(state, count)
+    for logits, _ in batches(root, noise, cap):
+        seen.add(logits)
+    return seen.packed()
+
+
+@declares(numbers=3)
+def of_words(state: Array, *, count: int) -> Array:
+    """The numbers of `of_logits`, from packed moments (…, t, 4) of `count` words."""
+    return LogitMoments.unpacked(state, count).ends()
+
+
+def joined(*arrays: Array) -> Array:
+    """Join arrays along their last axis; they broadcast along the others."""
+    xp = array_namespace(*arrays)
+    shape = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
+    return xp.concat(
+        [xp.broadcast_to(array, (*shape, array.shape[-1])) for array in arrays], axis=-1
+    )
+
+
+def capped(logits: Array, cap: float | None) -> Array:
+    """cap · tanh(logits/cap)."""
+    return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
+
+
+def batches(
+    root: Array, noise: Array, cap: float | None
+) -> Iterator[tuple[Array, Array]]:
+    """The logits root · noise and the noise, batch by batch over the words.
+
+    In numpy a batch fits in a cache, and the logits of all words are never in memory.
+    """
+    words = noise.shape[-1]
+    rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
+    size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
+    for start in range(0, words, size):
+        noise_of_batch = noise[..., start : start + size]
+        yield capped(root @ noise_of_batch, cap), noise_of_batch
+
+
+class LogitMoments:
+    """Moments and log Σ e^x of rows (…, t, words) that come in pieces.
+
+    They are merged as in Chan et al. (1979).
+    """
+
+    count = 0  # of words seen
+    top: Array  # the largest entry of each row
+    mean: Array
+    square: Array  # the sum of squared distances from the mean
+    mass: Array  # Σ e^(x − top)
+
+    def packed(self) -> Array:
+        """(…, t, 4): all that was seen, except the count."""
+        return joined(self.top, self.mean, self.square, self.mass)
+
+    @classmethod
+    def unpacked(cls, state: Array, count: int) -> LogitMoments:
+        """The moments that were packed after so many words."""
+        moments = cls()
+        moments.count = count
+        moments.top = state[..., 0:1]
+        moments.mean = state[..., 1:2]
+        moments.square = state[..., 2:3]
+        moments.mass = state[..., 3:4]
+        return moments
+
+    def add(self, x: Array) -> tuple[Array, Array]:
+        """Add a piece, which is overwritten if the library can do so.
+
+        Returns e^(x − top), with `top` the largest entry of each row so far, and
+        e^(previous top − top).
+        """
+        xp = array_namespace(x)
+        count = x.shape[-1]
+        total = self.count + count
+        top = xp.max(x, axis=-1, keepdims=True)
+        mean = xp.mean(x, axis=-1, keepdims=True)
+        if not self.count:
+            self.top = top
+            self.mean = mean
+            self.square = 0.0 * top
+            self.mass = 0.0 * top
+        step = mean - self.mean
+        previous_top = self.top
+        x -= mean
+        self.square = (
+            self.square
+            + xp.vecdot(x, x)[..., None]
+            + step * step * (self.count * count / total)
+        )
+        self.mean = self.mean + step * (count / total)
+        self.top = xp.maximum(previous_top, top)
+        self.count = total
+        shift = self.top - mean
+        if shift.shape[:-1] != x.shape[:-1]:  # earlier pieces have more replicas
+            x = x + 0.0 * shift
+        x -= shift
+        exponentials = xp.exp(x)
+        shrunk = xp.exp(previous_top - self.top)
+        self.mass = self.mass * shrunk + xp.sum(exponentials, axis=-1, keepdims=True)
+        return exponentials, shrunk
+
+    def ends(self) -> Array:
+        """(…, 3): standard deviation over all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        xp = array_namespace(self.mean)
+        axes = (-2, -1)
+        between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
+        std = xp.sqrt(xp.mean(self.square / self.count + between * between, axis=axes))
+        return _stacked(
+            std,
+            xp.mean(self.top + xp.log(self.mass), axis=axes),
+            1.0 / xp.min(self.mass, axis=axes),
+        )
+
+
+def of_router(logits: Array, *, chosen: int) -> Array:
+    """(…, experts) → (…, experts): the softmax over the `chosen` largest.
+
+    The shares of all others are 0.
+    """
+    xp = array_namespace(logits)
+    least = xp.sort(logits, axis=-1)[..., -chosen, None]
+    exponentials = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
+    exponentials = xp.where(logits >= least, exponentials, 0.0)
+    return exponentials / xp.sum(exponentials, axis=-1, keepdims=True)
+
+
+def of_experts(weights: Array) -> Array:
+    """(…, tokens, experts) → (…, 2): the largest and the smallest load of an expert.
+
+    They are relative to an even load.
+    """
+    xp = array_namespace(weights)
+    loads = xp.sum(xp.astype(weights != 0, weights.dtype), axis=-2)
+    even = xp.mean(loads, axis=-1)
+    return xp.stack(
+        [_ratio(xp.max(loads, axis=-1), even), _ratio(xp.min(loads, axis=-1), even)],
+        axis=-1,
+    )
+
+
+def of_shares(squares: Array, *middle: Array) -> Array:
+    """(…, 1 + branches) → (…, branches): the share of each branch in the sum.
+
+    The argument has the mean squares of the stream and of the branches. With a norm
+    after each sum, `middle` (…, 1) is the mean square before the last branch, after
+    that norm.
+    """
+    xp = array_namespace(squares, *middle)
+    before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
+    before_last = middle[0] if middle else before
+    total = before_last + squares[..., -1:]
+    earlier = _ratio(squares[..., 1:-1], before) * _ratio(before_last, total)
+    return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
+
+
+def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
+    """Pairs of Gram matrices (…, matrices, s, s) → (…, sums).
+
+    Each of `sums` is a factor and the positions of its pairs, whose entrywise products
+    are summed.
+    """
+    xp = array_namespace(*grams)
+    products: dict[int, Array] = {}
+    for _, positions in sums:
+        for k in positions:
+            if k not in products:
+                products[k] = xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1))
+    zero = 0.0 * xp.sum(grams[0], axis=(-3, -2, -1))
+    totals = []
+    for factor, positions in sums:
+        totals.append(factor * sum((products[k] for k in positions), zero))
+    return xp.stack(totals, axis=-1)
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    """a/b, and 0 for b = 0."""
+    xp = array_namespace(a, b)
+    return xp.where(b == 0, 0.0, a / xp.where(b == 0, 1.0, b))
+
+
+def _entropy(p: Array) -> Array:
+    """−Σ p log p over the last axis."""
+    xp = array_namespace(p)
+    # PyTorch, in one pass; its `entr` is compiled at the first call, for a second
+    if hasattr(xp, "xlogy"):
+        return -xp.sum(xp.xlogy(p, p), axis=-1)
+    return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
+
+
+# Ranges: the largest absolute value of an activation, over all its tokens, heads and
+# coordinates; and for each format the share of nonzero numbers below its smallest one,
+# before and after scaling by the largest power of two that keeps the largest value in
+# range. All coordinates are sampled, so the law of the largest is exact at every width.
+
+
+class Format(NamedTuple):
+    """A floating-point format."""
+
+    name: str
+    title: str
+    largest: float
+    smallest: int  # the exponent of the smallest power of two; subnormal numbers count
+
+    def scale(self, largest: Array) -> Array:
+        """The exponent of the largest power of two by which values stay in range."""
+        xp = array_namespace(largest)
+        magnitude = xp.log2(xp.where(largest > 0, largest, 1.0))
+        return xp.floor(math.log2(self.largest) - magnitude)
+
+
+FORMATS = (
+    Format("bf16", "bf16", (2 - 2.0**-7) * 2.0**127, -133),
+    Format("fp16", "fp16", 65504.0, -24),
+    # the Open Compute Project's format, without infinities
+    Format("e4m3", "fp8 E4M3", 448.0, -9),
+    Format("e5m2", "fp8 E5M2", 57344.0, -16),
+)
+COLUMNS = (
+    "largest",
+    *(f"below_{f.name}" for f in FORMATS),
+    *(f"scaled_{f.name}" for f in FORMATS),
+)
+# The probes of a block whose ranges are reported, if present.
+BLOCK = (
+    "stream",
+    "query",
+    "key",
+    "value",
+    "scores",
+    "weights",
+    "attention",
+    "hidden",
+    "mlp",
+)
+ENDS = ("embedding", "logits")
+
+
+def of_range(numbers: Array) -> Array:
+    """(…, numbers) → (…, COLUMNS)."""
+    xp = array_namespace(numbers)
+    size = xp.abs(numbers)
+    largest = xp.max(size, axis=-1)
+    exponents = [f.smallest + 0.0 * largest for f in FORMATS]
+    exponents += [f.smallest - f.scale(largest) for f in FORMATS]
+    shares = []
+    for exponent in exponents:
+        is_small = (size < (2.0**exponent)[..., None]) & (size > 0)
+        shares.append(xp.mean(xp.astype(is_small, size.dtype), axis=-1))
+    return xp.stack([largest, *shares], axis=-1)
+
+
+def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
+    """The numbers of `COLUMNS`, over all coordinates of vectors or over scalars.
+
+    `allowed` marks the entries of scalars that count.
+    """
+    if all(isinstance(value, Vector) for value in values):
+        vectors: Any = join([value.reshape(-1) for value in values])
+        return pooled(of_range, vectors, len(COLUMNS))
+    scalars = [value for value in values if isinstance(value, Scalar)]
+    if allowed is not None and not allowed.all():
+        scalars = [
+            value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)]
+            for value in scalars
+        ]
+    return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
+
+
+class Ranges(NamedTuple):
+    """Names and rows of ranges."""
+
+    names: tuple[str, ...]
+    rows: list[Scalar]
+
+
+def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> tuple[Ranges, Ranges]:
+    """The ranges with a row for each block, and those of embeddings and logits."""
+    in_blocks = [name for name in BLOCK if name in net.blocks[0]]
+    rows = [_ranges_of_block(block, in_blocks) for block in net.blocks]
+    at_ends: list[Sequence[Value]] = [net.starts]
+    if logits:
+        at_ends.append(logits)
+    row = join([range_of(values) for values in at_ends])
+    return (
+        Ranges(_range_names(in_blocks), rows),
+        Ranges(_range_names(ENDS[: len(at_ends)]), [row]),
+    )
+
+
+def _ranges_of_block(block: Block, names: Sequence[str]) -> Scalar:
+    """The ranges of these probes of a block."""
+    numbers = []
+    for name in names:
+        probes = block[name]
+        if name == "attention":
+            probes = probes + block.get("cross", [])
+        mask = mask_of(block) if name in ("scores", "weights") else None
+        numbers.append(range_of([probe.value for probe in probes], mask))
+    return join(numbers)
+
+
+def _range_names(activations: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{name}_{column}" for name in activations for column in COLUMNS)

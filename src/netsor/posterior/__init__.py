@@ -1,0 +1,1 @@
+"""Conditioning on data: posteriors, Markov chains, plans as functions of normals."""

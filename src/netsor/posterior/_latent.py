@@ -1,0 +1,189 @@
+"""A plan as a function of given standard normals.
+
+χ are functions of normals (see `backends._chi`), so a replica is a function of one row
+z of independent normals. Given z, the outputs are N(mean(z), cov(z)), which is all that
+Markov chains over z need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._array_api import Floats, Ints, one_blas_thread
+from .._validate import ArgumentError, whole
+from ..engine.backends import Backend, Device, Numpy
+from ..engine.backends._base import DEVICE_BLOCK_BYTES
+from ..engine.backends._chi import chi
+from ..engine.backends._numpy import _laid_out
+from ..engine.plan._ir import Step
+from ..engine.plan._plan import BLOCK_BYTES, Plan, in_numpy, run
+from ..engine.run._rng_keys import CHUNK
+from ..runtime._executors import thread_pool
+from ..runtime._parallel import cores
+
+
+class Latent:
+    """A plan as a function of standard normals.
+
+    Each row of normals (replicas, size) gives the mean and the covariance of the
+    outputs of one replica.
+    """
+
+    def __init__(
+        self, plan: Plan, workers: int | None = None, backend: Backend | None = None
+    ) -> None:
+        self.plan = plan
+        self.backend = backend or Numpy()
+        if self.backend.precision != "float64":
+            raise ArgumentError(
+                "precision",
+                self.backend.precision,
+                "'float64': chains need double precision",
+            )
+        self.workers = cores() if workers is None else whole(workers, "workers")
+        # the normals of each random step, among those of a replica
+        self.positions: dict[Step, slice] = {}
+        self.size = 0  # normals of a replica
+        for step in self.plan.steps:
+            if step.kind in ("normals", "chi"):
+                end = self.size + math.prod(self.shape(step))
+                self.positions[step] = slice(self.size, end)
+                self.size = end
+
+    @property
+    def entries(self) -> int:
+        """The number of outputs."""
+        return self.plan.mean.size
+
+    @property
+    def block(self) -> int:
+        """The replicas computed at a time; depends only on the plan."""
+        bytes_of_replica = max(self.plan.bytes + 8 * self.entries**2, 1)
+        return max(1, min(CHUNK, BLOCK_BYTES // bytes_of_replica))
+
+    def shape(self, step: Step) -> tuple[int, ...]:
+        """The shape of the normals behind a random step, in one replica."""
+        if step.kind == "normals":
+            return step.out.shape
+        return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
+
+    def given(self, z: Floats) -> tuple[Floats, Floats]:
+        """Mean and coefficients C of the outputs given normals.
+
+        The shapes are (replicas, entries) and (replicas, entries, ·); C C^T is the
+        covariance.
+        """
+        mean, columns = run(
+            self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy
+        )
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            raise ValueError(
+                "the law is not finite: a function of the program gave NaN or infinity,"
+                " or it overflowed"
+            )
+        # what does not depend on z has one replica
+        mean = np.broadcast_to(mean, (len(z), self.entries))
+        columns = np.broadcast_to(columns, (len(z), *columns.shape[1:]))
+        return mean, columns
+
+    def over(self, z: Floats, function: Callable[[Floats, Floats], Any]) -> list[Any]:
+        """`function(mean, columns)` for each block of replicas, in threads.
+
+        Only the blocks in flight are in memory.
+        """
+        blocks = _blocks(z, self.block)
+
+        def of_block(block: Floats) -> Any:
+            mean, columns = self.given(block)
+            return function(mean, columns)
+
+        with one_blas_thread():
+            if self.workers == 1 or len(blocks) == 1:
+                return [of_block(block) for block in blocks]
+            with thread_pool(min(self.workers, len(blocks))) as pool:
+                return list(pool.map(of_block, blocks))
+
+    def on_device(
+        self, function: Callable[[Any, Any, Any], Any]
+    ) -> Callable[[Floats], Floats]:
+        """`function(library, mean, columns)` on the device, given normals."""
+        assert isinstance(self.backend, Device)
+        bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
+        size = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
+        replicas = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
+        of_draws = self.backend.given(self.plan, function)
+
+        def of_normals(z: Floats) -> Floats:
+            results = []
+            for block in _blocks(z, replicas):
+                draws = {step.out: self._drawn(step, block) for step in self.positions}
+                results.append(of_draws(draws))
+            return np.concatenate(results)
+
+        return of_normals
+
+    def _drawn(self, step: Step, z: Floats) -> Any:
+        """The random numbers of a step, made from its normals."""
+        drawn: Any = z[:, self.positions[step]].reshape(len(z), *self.shape(step))
+        if step.kind == "chi":
+            drawn = chi(step.params["freedom"], "float64").of(np, drawn)
+        drawn = _laid_out(drawn)
+        # a step may overwrite dead arrays, but z belongs to the caller
+        drawn.flags.writeable = False
+        return drawn
+
+
+def _blocks(z: Floats, replicas: int) -> list[Floats]:
+    return [z[k : k + replicas] for k in range(0, len(z), replicas)]
+
+
+def matched(small: Latent, large: Latent) -> Ints | None:
+    """The positions of the normals of one plan among those of another.
+
+    They are normals of steps with the same key. The result is None if the other plan
+    does not have them all.
+    """
+    # A draw of the other plan may be larger: its first entries along every axis match
+    # the smaller one.
+    step_of_key = {(step.kind, step.params["key"]): step for step in large.positions}
+    positions = [np.zeros(0, dtype=np.intp)]
+    for step in small.positions:
+        shape = small.shape(step)
+        other = step_of_key.get((step.kind, step.params["key"]))
+        if other is None or len(large.shape(other)) != len(shape):
+            return None
+        of_other = np.arange(large.size)[large.positions[other]]
+        corner = tuple(slice(length) for length in shape)
+        of_step = of_other.reshape(large.shape(other))[corner]
+        if of_step.shape != shape:
+            return None
+        positions.append(of_step.ravel())
+    return np.concatenate(positions)
+
+
+def embedding(small: Latent, large: Latent) -> Ints | None:
+    """The positions of a plan's normals in those of a plan with more outputs.
+
+    The result is None if the outputs of the first plan are not the first ones of the
+    second.
+    """
+    positions = matched(small, large)
+    if positions is None:
+        return None
+    # Random normals test whether these outputs are the same functions of them.
+    z = np.random.default_rng(0).standard_normal((2, large.size))
+    with one_blas_thread():
+        mean, columns = small.given(z[:, positions])
+        all_means, all_columns = large.given(z)
+    count = small.entries
+    first_columns = all_columns[:, :count]
+    cov = columns @ np.swapaxes(columns, 1, 2)
+    cov_in_large = first_columns @ np.swapaxes(first_columns, 1, 2)
+    std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
+    same_mean = np.abs(all_means[:, :count] - mean).max() < 1e-7 * std
+    same_cov = np.abs(cov_in_large - cov).max() < 1e-7 * std**2
+    return positions if same_mean and same_cov else None

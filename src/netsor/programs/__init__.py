@@ -1,0 +1,1 @@
+"""Programs, which users hold: their laws, draws, plans and limits."""

@@ -1,0 +1,651 @@
+"""Limits by extrapolation over the width, where the engine cannot compute them.
+
+A statistic at width n is S(n) = a + Σ_k b_k n^(−kp) with p = 1, 1/2 or 1/4, and a is
+its limit. The exponent γ of the differences, S(2n) − S(n) ~ n^γ, tells whether it has
+one. See docs/theory.md, "Extrapolation".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import Floats as Array
+from .._validate import ArgumentError
+from ..engine import ExactError, NoLimitError, Sampling
+from ..engine._exceptions import GrowingStepError
+from ..engine.plan._plan_query import asks_products_alone, optimiser_steps
+from ..language.operations._operation import Apply
+from ..language.values._array import Value
+from ..language.values._graph import topological_order
+from ..language.values._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from ..language.values._vector import Nonlin, Vector
+from ..laws import Estimate, Joint, LawError, Mixture
+from ..laws._estimate import combined, student
+from ._bound_program import AtWidths, Coordinates
+
+Statistic = Callable[[Any], npt.ArrayLike]
+
+# Widths
+
+# The smallest width is this, or eight times the vectors of a value: above the
+# directions in use.
+FIRST_WIDTH = 32
+# If only products are needed, a law costs the same at every width.
+FIRST_WIDTH_OF_PRODUCTS = 2**24
+LEVELS = 4  # the number of widths, each twice the one before
+BLOCKS = 16  # of draws; each uses its own seed at all widths
+
+# Scales of functions
+
+SCALE_DRAWS = 256  # show which arguments of functions narrow as the width grows
+# An argument vanishes or narrows if its size falls below this share from the smallest
+# to the largest width. They differ by a factor of 8, over which n^(−1/4) falls to 0.59.
+FALL = 0.7
+# Draws are clipped at this multiple of the median of |u|, because the square of one
+# outlier hides growth.
+TAIL = 8.0
+# The fractions of an argument at which a function is compared with itself.
+RAY = 4.0 ** -np.arange(21.0)
+RAY_RTOL = 1e-9  # relative changes of a function below this are rounding errors
+BEND = 0.1  # exponents of a function along a ray that differ by less count as equal
+STEEP = 6.0  # a larger exponent means that the function grows faster than powers
+ARITHMETIC = ADD, SUBTRACT, SUM, MEAN, MULTIPLY, MATMUL  # functions without a scale
+
+# Laws moved to where they tend
+
+# The least width of a moved law, relative to the unmoved one, that stands for a limit.
+NARROWEST = 1e-6
+# The quantiles that locate a law: they exist for all tails.
+CENTRE_LEVELS = (np.arange(8) + 0.5) / 8
+# Moves of a law that change a statistic by less than this share do not change it.
+ROUNDING = 1e-9
+PART = 0.1  # the share of a move that shows whether a statistic is linear
+# A statistic counts as linear if its curvature explains a smaller share of a change.
+LINEAR = 0.1
+
+# Decisions about the exponent γ
+
+# A difference below this share of a number's noise adds less than noise to the limit,
+# even if the differences fall as slowly as n^(−1/10).
+SLOW = 2**0.1 - 1
+SIGNIFICANT = 3.0  # a difference beyond this many standard errors is not 0
+SLOWEST = -0.25  # the exponent γ of limits that are reached most slowly
+# The standard error of γ that tells SLOWEST from 0, by two errors to each side.
+DECISIVE = 0.06
+# The smallest and the largest factor of draws that a message suggests.
+LEAST_MORE, MORE = 4, 100
+
+# Prior of the extrapolation
+
+# The probability of each power p: most programs have whole powers.
+POWERS = {1.0: 0.5, 0.5: 0.35, 0.25: 0.15}
+# Sizes of b_1 n^(−p) at the smallest width, relative to the change from there to the
+# largest width; all are equally probable.
+SIZES = 2.0 ** np.arange(-6, 7)
+# Sizes of the terms k = 1, 2, 3 at the smallest width, relative to the first.
+NEXT_TERMS = 4.0 ** -np.arange(3)
+
+
+class Extrapolated(NamedTuple):
+    """The limit of one number: value and error, and γ with its error."""
+
+    value: float
+    error: float
+    growth: float
+    growth_error: float
+
+
+class Growth(NamedTuple):
+    """The exponent γ with its error, and whether the differences may not fall.
+
+    The exponent is NaN if noise hides the last two differences, or they differ in sign.
+    """
+
+    exponent: float
+    error: float
+    may_diverge: bool
+
+
+class Limit(NamedTuple):
+    """The posterior mean and the error of a limit."""
+
+    value: float
+    error: float
+
+
+def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
+    """The limit of block means, an array (blocks, widths).
+
+    The error is infinite if the differences between widths do not fall.
+    """
+    count = len(blocks)
+    mean = blocks.mean(axis=0)
+    cov = np.atleast_2d(np.cov(blocks.T)) / count
+    rounding = 1e-12 * np.abs(mean).max()
+    growth = _growth(mean, cov, rounding)
+    if growth.may_diverge:
+        limit = Limit(math.nan, math.inf)
+    else:
+        limit = _posterior_limit(mean, cov, count, widths, rounding)
+    return Extrapolated(
+        value=limit.value,
+        error=limit.error,
+        growth=growth.exponent,
+        growth_error=growth.error,
+    )
+
+
+def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
+    """How the differences between widths grow, from the means and their covariance."""
+
+    def noise(weights: Array) -> float:
+        return math.sqrt(max(float(weights @ cov @ weights), 0.0))
+
+    at_width = np.eye(len(mean))
+    steps = np.diff(at_width, axis=0)
+    difference = steps @ mean
+    error = np.array([noise(step) for step in steps])
+    significant = np.abs(difference) > SIGNIFICANT * error + rounding
+    exponent = spread = math.nan
+    if significant[-1] and significant[-2]:
+        ratio = difference[-1] / difference[-2]
+        if ratio > 0:
+            exponent = math.log2(ratio)
+            relative_errors = error[-1] / difference[-1], error[-2] / difference[-2]
+            spread = math.hypot(*relative_errors) / math.log(2)
+
+    if math.isnan(exponent):  # does the last difference exceed the one before?
+        sign = np.sign(difference)
+        excess = sign[-1] * steps[-1] - sign[-2] * steps[-2]
+        may_rise = excess @ mean > SIGNIFICANT * noise(excess)
+    else:
+        may_rise = exponent - 2 * spread > SLOWEST or (
+            exponent > SLOWEST and exponent + 2 * spread > -0.1
+        )
+    # If the last difference is far below the first, terms of opposite signs cancelled
+    # in between, and the exponent means nothing.
+    still = abs(difference[-1]) > 2**SLOWEST * np.abs(difference[0])
+    matters = abs(difference[-1]) > SLOW * noise(at_width[-1])
+    may_diverge = significant[-1] and may_rise and still and matters
+    return Growth(exponent, spread, may_diverge=bool(may_diverge))
+
+
+def _posterior_limit(
+    mean: Array, cov: Array, count: int, widths: Sequence[int], rounding: float
+) -> Limit:
+    """The posterior mean and error of a, for normal b_k.
+
+    The posteriors of all powers and sizes are averaged by their evidence.
+    """
+    n = np.asarray(widths, dtype=float)
+    # An estimate whose weights come from the estimated covariance has more noise than
+    # that covariance says.
+    free = count - len(n)
+    cov = (count - 1) * (count - 2) / (free * (free - 1)) * cov
+    cov += np.eye(len(n)) * (
+        rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny
+    )
+    steps = np.diff(np.eye(len(n)), axis=0)
+    change = np.abs(mean - mean[-1]).max()
+    noise_of_steps = math.sqrt(np.mean(np.diag(steps @ cov @ steps.T)))
+    size = SIZES * max(change, noise_of_steps)
+
+    orders = np.arange(len(NEXT_TERMS)) + 1
+    prior_covs = []
+    for power in POWERS:
+        term = NEXT_TERMS * (n[:, None] / n[0]) ** (-power * orders)
+        prior_covs.append(size[:, None, None] ** 2 * (term @ term.T))
+    total = cov + np.array(prior_covs)  # (powers, sizes, n, n)
+    inverse = np.linalg.inv(total)
+    precision = inverse.sum(axis=(2, 3))
+    # numbers are relative to the mean at the largest width, here and below
+    off = mean - mean[-1]
+    value = inverse.sum(axis=2) @ off / precision
+    residual = off - value[..., None]
+    misfit = np.einsum("psi,psij,psj->ps", residual, inverse, residual)
+    prior = np.log([*POWERS.values()])[:, None]
+    spreads = (np.linalg.slogdet(total)[1] + np.log(precision)) / 2
+    # a Student likelihood, because the noise is estimated too
+    evidence = (
+        prior - spreads - (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
+    )
+    weight = np.exp(evidence - evidence.max())
+    weight /= weight.sum()
+    limit = float(np.sum(weight * value))
+    deviation = math.sqrt(np.sum(weight * (1 / precision + (value - limit) ** 2)))
+    return Limit(
+        value=float(mean[-1]) + limit,
+        error=student(free + 1, 2.0) * deviation + rounding,
+    )
+
+
+def _refuse_fixed_eps(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
+    """Reject an optimiser's eps that does not fall with the width."""
+    for value in values:
+        for step in optimiser_steps(value.op):
+            if step.eps(finite[0].bound) == step.eps(finite[-1].bound) > 0:
+                optimiser = type(step.optimiser).__name__
+                raise ExactError(
+                    value,
+                    f"{optimiser} with eps > 0, extrapolated: entries of gradients fall"
+                    " with the width towards eps",
+                    instead="take eps=0",
+                )
+
+
+def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
+    """Reject functions with a scale that their arguments have not passed.
+
+    Numbers at these widths would not tend to the limit.
+    """
+    functions = [
+        value
+        for value in values
+        if isinstance(value.op, Apply | Nonlin) and value.op.f not in ARITHMETIC
+    ]
+    arguments = tuple(dict.fromkeys(x for value in functions for x in value.op.inputs))
+    if not arguments:
+        return
+    sampling = Sampling(SCALE_DRAWS, progress=False)
+    by_width = [
+        replace(at, outputs=arguments, whole=arguments).unchecked(sampling)
+        for at in finite
+    ]
+    drawn = dict(zip(arguments, zip(*by_width, strict=True), strict=True))
+    for value in functions:
+        op = value.op
+        assert isinstance(op, Apply | Nonlin)
+        ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
+        draws_of_inputs = []
+        for x in op.inputs:
+            shape = (SCALE_DRAWS, *(1,) * (ndim - x.ndim), *drawn[x][0].shape[1:])
+            draws_of_inputs.append([draws.reshape(shape) for draws in drawn[x]])
+        if bends(op.f, draws_of_inputs):
+            raise ExactError(
+                value,
+                f"{op.f.name} of an argument that narrows or grows with the width,"
+                " extrapolated: within the range of the argument at finite widths the"
+                " function is not what it is near the limit of the argument",
+                instead=(
+                    "take eps=0 in a norm, scores over n, or a function without a scale"
+                ),
+            )
+
+
+def _refuse_growing_steps(at: AtWidths) -> None:
+    """Reject a step that grows with the width.
+
+    A small learning rate would hide it at the widths of the extrapolation.
+    """
+    try:
+        at.plan()
+    except GrowingStepError:
+        raise
+    except ExactError:  # why the limit is extrapolated
+        pass
+
+
+def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool:
+    """Whether f has a scale that its arguments have not passed.
+
+    `arguments` are draws of each argument at all widths. Let c be the limit of
+    arguments that narrow, and D(t) the mean of |f(c + t (u − c)) − f(c)| over draws u
+    at the smallest width. A function without a scale has D(t) ~ t^γ from t = 1 down to
+    0. If the exponent changes, f at larger widths is not what it is at these. For
+    arguments that grow, c = 0 and t goes up.
+    """
+    points = [_limit_point(by_width) for by_width in arguments]
+    smallest = [by_width[0] for by_width in arguments]
+    pairs = list(zip(smallest, points, strict=True))
+    if all((u == point.value).all() for u, point in pairs):
+        return False  # nothing narrows or grows
+
+    def along_ray(t: float) -> list[Array]:
+        arguments_at_t = []
+        for u, point in pairs:
+            factor = 1 / t if point.grows else t
+            arguments_at_t.append(point.value + factor * (u - point.value))
+        return arguments_at_t
+
+    with np.errstate(all="ignore"):
+        at_limit = np.asarray(f(*(point.value for point in points)))
+        base = np.where(np.isfinite(at_limit), at_limit, 0.0)
+        distance = np.array([np.abs(f(*along_ray(t)) - base).mean(axis=0) for t in RAY])
+        visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
+        gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
+        known = visible[:-1] & visible[1:] & np.isfinite(gamma)
+        change = np.where(known, gamma - gamma[0], 0.0)
+    all_exact = all(point.exact for point in points)
+    steepens = change > BEND
+    flattens = all_exact & (change < -BEND)
+    too_steep = np.abs(gamma[0]) > STEEP
+    return bool(((steepens | flattens | too_steep) & known[0]).any())
+
+
+class LimitPoint(NamedTuple):
+    """Where draws of an argument tend to as the width grows, entry by entry.
+
+    0 if they vanish or grow, and their mean at the largest width if only their spread
+    falls. Otherwise they stay where they are at the smallest width.
+    """
+
+    value: Array
+    exact: bool  # whether `value` is known exactly
+    grows: bool
+
+
+def _limit_point(by_width: Sequence[Array]) -> LimitPoint:
+    """Where draws of an argument, at each width, tend to."""
+    smallest, largest = by_width[0], by_width[-1]
+    if _grows(by_width):
+        return LimitPoint(np.zeros_like(smallest), exact=True, grows=True)
+    before = np.abs(smallest).mean(axis=0)
+    after = np.abs(largest).mean(axis=0)
+    vanishes = after < FALL * before
+    narrows = ~vanishes & (largest.std(axis=0) < FALL * smallest.std(axis=0))
+    value = np.where(narrows, largest.mean(axis=0), smallest)
+    value = np.where(vanishes, 0.0, value)
+    return LimitPoint(value, exact=not narrows.any(), grows=False)
+
+
+def _grows(by_width: Sequence[Array]) -> bool:
+    """Whether draws of an argument grow with the width, without a limit."""
+    most = TAIL * np.median(np.abs(by_width[-1]))
+    mean_squares = np.array(
+        [
+            [
+                np.square(block.clip(-most, most)).mean()
+                for block in np.array_split(draws, BLOCKS)
+            ]
+            for draws in by_width
+        ]
+    )
+    if not mean_squares[-1].mean() > mean_squares[0].mean():
+        return False
+    doubling_widths = [2**k for k in range(len(by_width))]
+    return math.isinf(extrapolated(mean_squares.T, doubling_widths).error)
+
+
+def _pooled(laws: Sequence[Any]) -> Any:
+    """One law that pools the draws of all blocks."""
+    mean = np.concatenate([law.component_mean for law in laws])
+    if isinstance(laws[0], Joint):
+        spread = np.concatenate([law.component_cov for law in laws])
+    else:
+        spread = np.concatenate([law.component_var for law in laws])
+    return type(laws[0])(mean, spread, laws[0].origin)
+
+
+def _centres_and_spreads(law: Any) -> Array:
+    """The centre and the spread of each entry, an array (2, entries).
+
+    With the means of the lower and of the upper half of some quantiles, the centre is
+    their middle and the spread their distance.
+    """
+    entries = [law[i] for i in range(law.dim)] if isinstance(law, Joint) else [law]
+    quantiles = np.array([entry.ppf(CENTRE_LEVELS) for entry in entries]).T
+    lower_half, upper_half = np.split(quantiles, 2)
+    low, high = lower_half.mean(axis=0), upper_half.mean(axis=0)
+    return np.array([(high + low) / 2, high - low])
+
+
+@dataclass(frozen=True, eq=False)
+class ExtrapolatedLaw:
+    """A limit law extrapolated from exact laws at finite widths.
+
+    `net.law(n=inf, method="extrapolate")` makes it. Every number is an `Estimate`,
+    whose error includes noise and the bias of the extrapolation.
+
+    Parameters
+    ----------
+    name : str
+        The name of the program.
+    widths : tuple of int
+        The widths that stand for an infinite one.
+    laws : tuple of tuple of Mixture or Joint
+        The laws by block of draws, at each width.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.gaussian(n, 2)
+    >>> vanishing = ns.mean_dot(x, x)[0, 1] * x[0]
+    >>> net = ns.Program(ns.rms_norm(vanishing, eps=0.0))
+    >>> limit = net.law(n=ns.inf, draws=4000, method="extrapolate")
+    >>> limit.status, abs(limit.var().value - 1) < 4 * limit.var().error
+    ('extrapolated from n ≤ 134,217,728', True)
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    laws: tuple[tuple[Mixture | Joint, ...], ...]
+
+    @property
+    def status(self) -> str:
+        """The largest width of the extrapolation: "extrapolated from n ≤ N"."""
+        return f"extrapolated from n ≤ {self.widths[-1]:,}"
+
+    def details(self, statistic: Statistic) -> list[Extrapolated]:
+        """Value, error and growth exponent of each entry of a statistic of a law.
+
+        A statistic may have a scale that the law has not reached at these widths: P(Y >
+        t) has the scale t. So it is also evaluated for the law moved to where its
+        centre and spread tend, and the error includes what that changes.
+        """
+        entries = self._extrapolated(statistic)
+        last = np.ravel(statistic(self._last))
+        moved = self._moved
+        moves = np.array([np.ravel(statistic(law)) - last for law in moved.fully])
+        parts = np.array([np.ravel(statistic(law)) - last for law in moved.partly])
+        # a statistic that does not depend on centre and spread
+        moves[np.abs(moves) <= ROUNDING * np.abs(last)] = 0.0
+        change = np.array([entry.value for entry in entries]) - last
+        off = np.abs(moves - change)
+        # If a move changes the statistic less than the extrapolation does, what is
+        # beyond it is a change of shape. If the statistic is linear within the move,
+        # the extrapolation sees all of it.
+        beyond = (moves < np.minimum(0.0, change)) | (moves > np.maximum(0.0, change))
+        curved = np.abs(moves - parts / PART) > LINEAR * off
+        unseen = np.max(off, axis=0, where=beyond & curved, initial=0.0)
+        return [
+            entry._replace(error=max(entry.error, float(change_unseen) / 2))
+            for entry, change_unseen in zip(entries, unseen, strict=True)
+        ]
+
+    def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
+        """Extrapolate the jackknife's values of a statistic.
+
+        A variance of few draws is biased, for example, and its limit would be too.
+        """
+        count = len(self.laws)
+        pseudovalues_by_width = []
+        for laws in zip(*self.laws, strict=True):
+            whole = np.ravel(statistic(_pooled(laws)))
+            pseudovalues = []
+            for k in range(count):
+                without = np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]])))
+                pseudovalues.append(count * whole - (count - 1) * without)
+            pseudovalues_by_width.append(pseudovalues)
+        # (widths, blocks, entries)
+        values = np.array(pseudovalues_by_width, dtype=float)
+        return [
+            extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])
+        ]
+
+    def limit(self, statistic: Statistic) -> Estimate:
+        """The limit of a statistic, a function of a law that returns numbers.
+
+        It raises an error if there may be no limit.
+        """
+        entries = self.details(statistic)
+        for entry in entries:
+            if math.isinf(entry.error):
+                self._refuse(entry)
+        shape = np.shape(statistic(self.laws[0][0]))
+        value = np.array([entry.value for entry in entries]).reshape(shape)
+        error = np.array([entry.error for entry in entries]).reshape(shape)
+        return Estimate(value, error) if shape else Estimate(float(value), float(error))
+
+    def _refuse(self, entry: Extrapolated) -> NoReturn:
+        """Raise an error: there is no limit, or the draws do not decide it."""
+        exponent = f"n^({entry.growth:.2f} ± {entry.growth_error:.2g})"
+        widths = ", ".join(map(str, self.widths))
+        label = f"extrapolation of {self.name} from widths {widths}"
+        if entry.growth - 2 * entry.growth_error > SLOWEST:
+            raise NoLimitError(
+                f"{label} shows no limit: differences between widths do not fall, they"
+                f" change like {exponent}"
+            )
+        if math.isnan(entry.growth):
+            factor = MORE
+            change = "rise by more than their noise"
+        else:
+            decisive = math.ceil((entry.growth_error / DECISIVE) ** 2)
+            factor = min(max(LEAST_MORE, decisive), MORE)
+            change = f"change like {exponent}, which may fall or not"
+        draws = sum(laws[-1].replicas for laws in self.laws)
+        about = "up to" if factor == MORE else "about"
+        raise LawError(
+            "limit",
+            f"{label} with draws={draws} does not show whether there is a limit:"
+            f" differences {change}; take {about} draws={factor * draws}",
+        )
+
+    @property
+    def with_error(self) -> ExtrapolatedLaw:
+        """The law itself: every number that it returns is an `Estimate`."""
+        return self
+
+    def mean(self) -> Estimate:
+        """The limit of the mean."""
+        return self.limit(lambda law: law.mean())
+
+    def var(self) -> Estimate:
+        """The limit of the variance; of several entries, of each."""
+        return self.limit(lambda law: law.var())
+
+    def kurtosis(self) -> Estimate:
+        """The limit of the excess kurtosis."""
+        return self.limit(lambda law: law.kurtosis())
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        """The limit of the distribution function."""
+        return self.limit(lambda law: law.cdf(y))
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The limit of the quantiles."""
+        return self.limit(lambda law: law.ppf(q))
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The limit of the density.
+
+        Its error includes that of a block's density, which may be a kernel estimate.
+        """
+        density = self.limit(lambda law: law.pdf(y))
+        errors = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
+        return Estimate(density.value, combined(density.error, np.mean(errors, axis=0)))
+
+    @cached_property
+    def _last(self) -> Any:
+        """The law at the largest width."""
+        return _pooled([laws[-1] for laws in self.laws])
+
+    @cached_property
+    def _moved(self) -> _MovedLaws:
+        """The law at the largest width, moved to the limits of its centre and spread.
+
+        It moves there and two errors to each side. If centre or spread show no limit,
+        it moves as far again as from the smallest width to the largest.
+        """
+        last = _centres_and_spreads(self._last)
+        first = _centres_and_spreads(_pooled([laws[0] for laws in self.laws]))
+        limits = self._extrapolated(_centres_and_spreads)
+        value = np.array([limit.value for limit in limits]).reshape(last.shape)
+        error = np.array([limit.error for limit in limits]).reshape(last.shape)
+        has_limit = np.isfinite(error)
+        value = np.where(has_limit, value, last)
+        error = np.where(has_limit, error, np.abs(last - first) / 2)
+        targets = []
+        for sides in product((-2.0, 2.0), repeat=2):  # of the centre and of the spread
+            targets.append(value + np.array(sides)[:, None] * error)
+        parts = [last + PART * (target - last) for target in targets]
+        return _MovedLaws(
+            fully=[self._move_to(target, last) for target in targets],
+            partly=[self._move_to(part, last) for part in parts],
+        )
+
+    def _move_to(self, target: Array, last: Array) -> Any:
+        """The last law, moved from its centres and spreads `last` to others."""
+        centre, spread = target
+        last_centre, last_spread = last
+        random = last_spread > 0
+        ratio = spread / np.where(random, last_spread, 1.0)
+        factor = np.where(random, np.maximum(ratio, NARROWEST), 1.0)
+        mean = self._last.component_mean * factor + centre - factor * last_centre
+        origin = self._last.origin
+        if isinstance(self._last, Joint):
+            cov = self._last.component_cov * np.outer(factor, factor)
+            return Joint(mean, cov, origin)
+        return Mixture(mean, self._last.component_var * factor**2, origin)
+
+    def __repr__(self) -> str:
+        return f"<ExtrapolatedLaw of {self.name}, {self.status}>"
+
+
+class _MovedLaws(NamedTuple):
+    """A law moved in several directions, all the way and by the fraction PART."""
+
+    fully: list[Any]
+    partly: list[Any]
+
+
+def extrapolate(
+    name: str, at: AtWidths, coordinates: Coordinates, sampling: Sampling
+) -> ExtrapolatedLaw:
+    """The limit at the infinite ones of the widths, from exact laws at finite ones."""
+    if math.inf not in at.bound.values():
+        raise ArgumentError(
+            "method", "extrapolate", "left out at finite widths, where laws are exact"
+        )
+    if sampling.draws < 2 * BLOCKS:
+        raise ArgumentError(
+            "draws", sampling.draws, f"{2 * BLOCKS} or more for method='extrapolate'"
+        )
+    values = topological_order(at.whole)
+    if asks_products_alone(values, at.bound):
+        first_width = FIRST_WIDTH_OF_PRODUCTS
+    else:
+        vectors = max(value.size for value in values if isinstance(value, Vector))
+        first_width = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
+    widths = tuple(first_width * 2**level for level in range(LEVELS))
+    finite = [_with_finite_widths(at, width) for width in widths]
+    _refuse_fixed_eps(values, finite)
+    _refuse_fixed_scales(values, finite)
+    has_steps = any(optimiser_steps(value.op) for value in values)
+    if has_steps and first_width < FIRST_WIDTH_OF_PRODUCTS:
+        _refuse_growing_steps(at)
+    seeds = np.random.SeedSequence(sampling.seed).generate_state(BLOCKS)
+    laws: list[Any] = []
+    for seed in seeds:
+        block = replace(
+            sampling, draws=sampling.draws // BLOCKS, seed=int(seed), progress=False
+        )
+        laws.append(tuple(each.law(coordinates, block) for each in finite))
+    return ExtrapolatedLaw(name, widths, tuple(laws))
+
+
+def _with_finite_widths(at: AtWidths, finite_width: int) -> AtWidths:
+    """The program with a finite width in place of every infinite one."""
+    widths = tuple(
+        (name, finite_width if math.isinf(width) else width)
+        for name, width in at.widths
+    )
+    return replace(at, widths=widths)

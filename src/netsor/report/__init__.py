@@ -1,0 +1,1 @@
+"""Documents, figures and formulas as HTML; one style for all figures."""

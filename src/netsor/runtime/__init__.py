@@ -1,0 +1,1 @@
+"""Processes, threads, memory, files and signals. Knows nothing about networks."""

@@ -1,0 +1,113 @@
+"""Files of the user.
+
+They are written whole or not at all, and read only if they are regular, small and
+without duplicate fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .._validate import shown
+
+# Most bytes of a JSON or TOML file. A configuration that names every class of images
+# has a million.
+MAX_FILE_BYTES = 2**24
+LONGEST = 200  # most characters of a path in a message
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file atomically: on failure the old file stays.
+
+    The folder is created if needed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def named(path: str | os.PathLike[str]) -> str:
+    """A file in messages: its whole path, shortened if it is very long."""
+    text = repr(str(path))
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+
+
+def opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A pipe without a writer would block, and a device may never end.
+    """
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    # ValueError: no file can have this name
+    with suppress(IsADirectoryError, ValueError):
+
+        def without_waiting(name: str, flags: int) -> int:
+            return os.open(name, flags | at_once)
+
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file  # the caller closes it
+        file.close()
+    raise ValueError(
+        f"{named(path)} must be a regular file, not a folder, a device or a pipe"
+    )
+
+
+def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a regular file with at most this many bytes."""
+    with opened(path) as file:
+        read = file.read(most + 1)
+    if len(read) > most:
+        size = f"{most >> 20} MiB" if most >= 2**20 else f"{most:,} bytes"
+        raise ValueError(f"{named(path)} has more than {size}")
+    return read
+
+
+def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """The fields of a TOML file, if its name ends in .toml, or else of a JSON file.
+
+    It raises OSError if the file cannot be opened.
+    """
+    kind = "TOML" if Path(path).suffix == ".toml" else "JSON"
+    return parsed(content(path, most), named(path), kind)
+
+
+def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
+    """The fields of a text; `name` is the name of the text in messages."""
+    try:
+        if kind == "TOML":
+            import tomllib  # slow to import, and few files are TOML
+
+            return tomllib.loads(text.decode())
+        parsed = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply") from None
+    except ValueError as error:  # of the format or of its encoding
+        raise ValueError(f"{name} is not valid {kind}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(
+            f"{name} must hold an object with named fields, not {shown(parsed)}"
+        )
+    return parsed
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises an error if it has a field twice."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"it has the field {shown(key)} twice: remove one")
+    return dict(pairs)
