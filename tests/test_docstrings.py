@@ -36,7 +36,7 @@ PAGES = [
     pkgutil.resolve_name(page)
     for page in re.findall(r"^::: (netsor\S+)", API.read_text(), re.MULTILINE)
     # tests/peers has those of PyTorch
-    if (HAS_SKLEARN or "_regressor" not in page) and ".torch." not in page
+    if (HAS_SKLEARN or ".sklearn" not in page) and ".torch." not in page
 ]
 EXPORTED = [
     getattr(module, name)

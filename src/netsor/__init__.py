@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
             return value  # and from now on Python finds it without asking here
         if name == "AttentionRegressor":
             try:
-                return import_module("._regressor", __name__).AttentionRegressor
+                return import_module(".sklearn", __name__).AttentionRegressor
             except ImportError as error:
                 needed = (
                     "ns.AttentionRegressor needs scikit-learn, pip install scikit-learn"

@@ -48,7 +48,7 @@ def jump(width, mixed):
     x = x + ns.nn.attention(ns.rms_norm(x), 2)
     if mixed:
         x = np.array([[0.5, 0.5, 0], [0, 1, 0]]) @ ns.tanh(x)
-    f = ns.activations.Function("at least", lambda x, y: (x >= y) * 1.0)
+    f = ns.Function("at least", lambda x, y: (x >= y) * 1.0)
     return ns.Program(ns.nonlin(f, x[0], x[1])).plan(n=width)
 
 

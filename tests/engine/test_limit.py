@@ -353,7 +353,7 @@ def _jumping():
     x, y, p = ns.gaussian(n), ns.gaussian(n), ns.dot(ns.gaussian(n), ns.gaussian(n))
     c = ns.mean_dot(x, y)  # vanishes like n^(−1/2), with either sign
     one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
-    positive = ns.activations.Function("positive", lambda u: np.where(u > 0, 1.0, 0.0))
+    positive = ns.Function("positive", lambda u: np.where(u > 0, 1.0, 0.0))
     return {
         "a scalar that vanishes": ns.apply(np.sign, c),
         "a scalar whose limit is 1": ns.apply(np.floor, ns.mean_dot(x, x)),

@@ -353,8 +353,8 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
     for name in (
-        "engine._draw_cost.BASE",
-        "engine._draw_cost.MIN_DRAW_BYTES",
+        "engine.plan._draw_cost.BASE",
+        "engine.plan._draw_cost.MIN_DRAW_BYTES",
         "studies.audit.COPIES",
     ):
         monkeypatch.setattr(f"netsor.{name}", 0.0)
