@@ -22,22 +22,24 @@ def given_numbers(draws, module):
     """
     named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
     given = {}
-    for name, places in draws._weights.items():
-        for (start, size), (matrix, plain) in places.items():
-            part = named[name].ravel()[start : start + size]
+    for name, drawn_matrices in draws._matrices.items():
+        for span, drawn_matrix in drawn_matrices.items():
+            matrix = drawn_matrix.weight
+            part = named[name].ravel()[span.start : span.start + span.size]
             rows, columns = matrix.out_width.factor, matrix.in_width.factor
-            part = (
-                part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
-            )
+            if drawn_matrix.row_major:
+                part = part.reshape(rows, columns)
+            else:
+                part = part.reshape(columns, rows).T
             given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
     for name, table in draws._embeddings.items():
         given[table.vectors] = named[name][table.known]
-    for name, (length, known, parts) in draws._rows.items():
-        rows = named[name].reshape(-1, length)[list(known)]
-        for part in parts:
-            given[part], rows = rows[: len(part)], rows[len(part) :]
+    for name, known in draws._rows.items():
+        rows = named[name].reshape(-1, known.length)[list(known.index_of_row)]
+        for vectors in known.drawn:
+            given[vectors], rows = rows[: len(vectors)], rows[len(vectors) :]
     for base, twin in draws.twins.items():
-        name, rows = draws._tables[base]
+        name, rows = draws._rows_of_vectors[base]
         given[twin] = named[name][rows]
     return given
 

@@ -11,10 +11,10 @@ transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
 from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
+from netsor.torch._capture import captured  # noqa: E402
 from netsor.torch._check_init import forward_backward  # noqa: E402
+from netsor.torch._laws import Parameters  # noqa: E402
 from netsor.torch._network import _rates, read_network, training  # noqa: E402
-from netsor.torch._parameters import Parameters  # noqa: E402
-from netsor.torch._program import captured  # noqa: E402
 from netsor.torch._structure import structure  # noqa: E402
 
 from ..command import netsor  # noqa: E402

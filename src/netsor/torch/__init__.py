@@ -15,10 +15,12 @@ except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._check_init import InitCheck, check_init
+from ._graph import UnsupportedError
 from ._init_tests import InitFinding
+from ._laws import Parameter, Parameters
 from ._network import network
-from ._parameters import Parameter, Parameters, parameters
-from ._program import UnsupportedError, program
+from ._parameters import parameters
+from ._program import program
 
 __all__ = [
     "InitCheck",

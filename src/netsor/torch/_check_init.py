@@ -35,7 +35,16 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
+from ._capture import captured
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
+from ._graph import (
+    Node,
+    UnsupportedError,
+    name_of,
+    outputs_of_modules,
+    path_of,
+    refused,
+)
 from ._init_tests import (
     InitFinding,
     Reference,
@@ -45,17 +54,8 @@ from ._init_tests import (
     pass_tests,
     reference_of,
 )
+from ._laws import Parameter, Parameters, with_declared
 from ._network import inputs_of
-from ._parameters import Parameter, Parameters, with_declared
-from ._program import (
-    Node,
-    UnsupportedError,
-    captured,
-    name_of,
-    outputs_of_modules,
-    path_of,
-    refused,
-)
 from ._structure import Structure, structure
 
 STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")

@@ -21,8 +21,9 @@ from ..models.measure._metric_program import Probes, ProgramModel
 from ..models.measure._probed_program import ProbedProgram, mask_of
 from ..runtime._parallel import cores
 from ..runtime._units import in_time
+from ._laws import GAUSSIAN, Parameter, Parameters
 from ._network import read_network
-from ._parameters import GAUSSIAN, Parameter, Parameters, parameters
+from ._parameters import parameters
 from ._structure import Place, Structure
 
 ATTENTION = ("query", "key", "value")

@@ -20,9 +20,12 @@ from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
 from ..programs._program import Program
+from ._capture import captured
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._parameters import Parameters, parameters
-from ._program import Reader, UnsupportedError, captured, name_of
+from ._graph import UnsupportedError, name_of
+from ._laws import Parameters
+from ._parameters import parameters
+from ._program import Reader
 from ._structure import Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
