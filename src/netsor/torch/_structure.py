@@ -103,10 +103,10 @@ class Structure:
         for number, block in enumerate(self.blocks):
             for kind, parameters in block.matrices.items():
                 for parameter in parameters:
-                    known = places.get(parameter)
+                    earlier = places.get(parameter)
                     place = Place(number, kind)
-                    if known is not None:
-                        _refuse_two_kinds(parameter, known, place)
+                    if earlier is not None:
+                        _refuse_two_kinds(parameter, earlier, place)
                     places[parameter] = place
         return places
 
@@ -125,12 +125,12 @@ class Structure:
         return None
 
 
-def _refuse_two_kinds(parameter: str, known: Place, place: Place) -> None:
+def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
     """Reject a parameter that blocks use as matrices of different kinds."""
-    if known.block is None or place.block is None or known.kind == place.kind:
+    if earlier.block is None or place.block is None or earlier.kind == place.kind:
         return
     raise UnsupportedError(
-        f"the parameter {parameter} is {known.kind} of block {known.block + 1} and"
+        f"the parameter {parameter} is {earlier.kind} of block {earlier.block + 1} and"
         f" {place.kind} of block {place.block + 1}: an audit takes one kind per"
         " parameter"
     )
@@ -314,14 +314,15 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
     for node in nodes:
         if shape_of(node) != shape or node in carriers:
             continue
-        carried = [x for x in node.all_input_nodes if x in carriers]
-        if not carried:
+        stream = next((x for x in node.all_input_nodes if x in carriers), None)
+        if stream is None:
             continue
         others = [
             x for x in node.all_input_nodes if x not in carriers and graph.is_random(x)
         ]
-        stream, operation = carried[0], name_of(node)
-        if operation == "add" and any(shape_of(x) == shape for x in others):
+        meets_stream = any(shape_of(x) == shape for x in others)
+        operation = name_of(node)
+        if operation == "add" and meets_stream:
             if carriers[stream] and terms:
                 middle = stream
             terms += _terms(graph, others[0], inside, shape)
@@ -329,9 +330,9 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
             last = node
         elif operation in SAME_STREAM:
             carriers[node] = carriers[stream]
-        elif operation in NORMS and all(shape_of(x) != shape for x in others):
+        elif operation in NORMS and not meets_stream:
             carriers[node] = True
-    return Sums(carriers, terms, middle, last)
+    return Sums(carriers, terms=terms, middle=middle, last=last)
 
 
 def _terms(
