@@ -20,6 +20,7 @@ from netsor.torch._check_init import _own_reference  # noqa: E402
 from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
+from .own_modules import WIDTH, Attention, halves  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
 
 ARGS = (torch.tensor([IDS]),)
@@ -279,6 +280,37 @@ def test_a_module_without_ids_needs_inputs():
         ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"
     ):
         ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
+
+
+class WithoutResidual(torch.nn.Module):
+    """Attention whose output replaces the stream, so that there is no block."""
+
+    def __init__(self, std=0.02):
+        super().__init__()
+        self.embed, self.attention = torch.nn.Embedding(20, WIDTH), Attention(halves)
+        torch.nn.init.normal_(self.attention.q.weight, std=std)
+
+    def forward(self, ids):
+        return self.attention(self.embed(ids))
+
+
+def test_check_of_a_module_without_blocks_is_incomplete():
+    check = ns.torch.check_init(WithoutResidual, IDS)
+    assert check.status == "incomplete"
+    assert not check.findings
+    assert not check.unchecked
+    verdict = str(check).partition("\n\n")[0].replace("\n", " ")
+    assert "forward and backward pass not checked" in verdict
+    assert "was not checked: no blocks were found: an audit needs" in check.notes[0]
+
+
+def test_check_of_a_module_without_blocks_finds_wrong_parameters():
+    torch.manual_seed(0)
+    wrong = WithoutResidual(std=0.03)
+    check = ns.torch.check_init(wrong, IDS, reference=WithoutResidual)
+    assert check.status == "FLAG"
+    assert check.first.where == "attention.q.weight"
+    assert check.reference == "WithoutResidual"
 
 
 def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):

@@ -236,9 +236,7 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
                 " hook"
             )
         # parameters have no gradients here, and so code skips the hooks that it guards
-        if attribute is torch.Tensor.requires_grad and _registers_hook(
-            sys._getframe(1)
-        ):
+        if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
         function = {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)
         result = function(*args, **(kwargs or {}))
@@ -270,10 +268,21 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         return result
 
 
-def _registers_hook(frame: Any) -> bool:
-    """Whether the function that a frame runs can register a hook on a tensor."""
+def _caller() -> Any:
+    """The code that calls torch: the innermost that is not torch's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module != __name__ and not module.startswith("torch."):
+            break
+        frame = frame.f_back
+    return frame.f_code
+
+
+def _registers_hooks(code: Any) -> bool:
+    """Whether a function can register a hook on a tensor."""
     names = {function.__name__ for function in REGISTER_HOOK}
-    return not names.isdisjoint(frame.f_code.co_names)
+    return not names.isdisjoint(code.co_names)
 
 
 def _without_gradient(x: Any) -> Any:

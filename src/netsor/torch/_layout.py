@@ -117,20 +117,21 @@ class Layout:
     def indexed(self, axis: int, index: int | slice) -> Self:
         """The entries at an index of an axis, which drops it, or at a slice of it."""
         size, stride = self.shape[axis], self.strides[axis]
-        before, after = slice(None, axis), slice(axis + 1, None)
+        sizes: tuple[int, ...] = ()
+        strides: tuple[int, ...] = ()
         if isinstance(index, slice):
             chosen = range(size)[index]
-            sizes, strides, start = (
+            start, sizes, strides = (
+                chosen.start,
                 (len(chosen),),
                 (stride * chosen.step,),
-                chosen.start,
             )
         else:
-            sizes, strides, start = (), (), range(size)[index]
+            start = range(size)[index]
         return replace(
             self,
-            shape=self.shape[before] + sizes + self.shape[after],
-            strides=self.strides[before] + strides + self.strides[after],
+            shape=self.shape[:axis] + sizes + self.shape[axis + 1 :],
+            strides=self.strides[:axis] + strides + self.strides[axis + 1 :],
             offset=self.offset + stride * start,
         )
 
