@@ -383,10 +383,7 @@ def check_init(
     level = _probability(level)
     seed = seed_number(seed)
     draws = whole(draws, "draws", least=FEWEST_DRAWS, why=": fewer show no tail")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
-    if weights is not None and not isinstance(weights, str | Path):
-        raise ArgumentError("weights", weights, "the path of a .safetensors file")
+    _check_types(kwargs, weights)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed)
         real = new_module(module)
@@ -400,24 +397,21 @@ def check_init(
     known = reference
     if not isinstance(known, Reference):
         known = reference_of(reference, inputs, named)
-    net, why_no_pass = _comparable_structure(real, inputs, named, known)
-    numbers = dict(real.named_parameters())
-    laws = _declared_laws(numbers, known, net, declared)
+    net, problem = _comparable_structure(real, inputs, named, known)
+    laws = _declared_laws(real, known, net, declared)
     of_parameters = _parameter_findings(real, laws, known, net, level / 2)
-    of_pass = PassFindings([], tests=0, checked="")
-    if net is not None and not why_no_pass:
-        try:
-            of_pass = _pass_findings(net, numbers, known, draws, seed, level / 2)
-            if not of_pass.checked:
-                why_no_pass = "it has no quantity in common with the reference"
-        except UnsupportedError as error:
-            why_no_pass = str(error)
+    of_pass = PassFindings([], tests=0, checked="", problem=problem)
+    if net is not None and not problem:
+        of_pass = _pass_findings(net, real, known, draws, seed, level / 2)
     findings = of_parameters.findings + of_pass.findings
     notes = []
-    if why_no_pass:
-        notes.append(f"the forward and backward pass was not checked: {why_no_pass}")
+    if of_pass.problem:
+        notes.append(
+            f"the forward and backward pass was not checked: {of_pass.problem}"
+        )
     if is_own:
         notes.append(NO_REFERENCE)
+    numbers = dict(real.named_parameters())
     return InitCheck(
         name=type(real).__name__,
         reference=OWN if is_own else known.name,
@@ -431,6 +425,14 @@ def check_init(
         draws=draws if of_pass.checked else 0,
         notes=notes,
     )
+
+
+def _check_types(kwargs: Any, weights: Any) -> None:
+    """Reject inputs by name, or a path, of a wrong type."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
+    if weights is not None and not isinstance(weights, str | Path):
+        raise ArgumentError("weights", weights, "the path of a .safetensors file")
 
 
 def _probability(level: Any) -> float:
@@ -462,14 +464,15 @@ def _comparable_structure(
 
 
 def _declared_laws(
-    numbers: Mapping[str, Any],
+    real: Any,
     known: Reference,
     net: Structure | None,
     declared: Mapping[str, float | Parameter] | None,
 ) -> dict[str, Parameter]:
     """The laws of the parameters that have one in the reference or in `declared`."""
     laws = {
-        name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()
+        name: known.law_of(name, tuple(p.shape), net)
+        for name, p in real.named_parameters()
     }
     laws = with_declared(laws, declared or {})
     return {name: law for name, law in laws.items() if law.law != "unknown"}
@@ -632,40 +635,47 @@ class PassFindings(NamedTuple):
     findings: list[InitFinding]  # in the order of the network
     tests: int
     checked: str  # what was compared
+    problem: str = ""  # why nothing was compared
 
 
 def _pass_findings(
     net: Structure,
-    numbers: Mapping[str, Any],
+    real: Any,
     known: Reference,
     draws: int,
     seed: int,
     level: float,
 ) -> PassFindings:
     """The departures of one pass, at a level for all its quantities together."""
-    law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
+    numbers = dict(real.named_parameters())
     try:
+        law = known.measure(draws, seed)
         quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
+    except UnsupportedError as error:
+        return PassFindings([], tests=0, checked="", problem=str(error))
     except NotFiniteError as error:
         text = "expected finite activations, found NaN or infinity"
         finding = InitFinding(error.where, "finite", 0.0, text)
         return PassFindings([finding], tests=1, checked="forward pass")
+    by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
     laws = {
-        (name, k): law[name][:, k]
+        (name, k): by_block[name][:, k]
         for name, k in quantities
-        if name in law and k < law[name].shape[1]
+        if name in by_block and k < by_block[name].shape[1]
     }
-    real = {key: quantities[key] for key in laws}
+    compared = {key: quantities[key] for key in laws}
     masks = _compare_masks(net, weights, known.masks)
     findings = list(masks.wrong.values())
-    for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
+    for (name, k), p in zip(compared, pass_tests(compared, laws), strict=True):
         because_of_mask = k in masks.wrong and name in SCORES
         if p < level and not because_of_mask:
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"expected {low:.4g} to {high:.4g}, found {real[name, k]:.4g}"
+            text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
-    tests = len(real) + masks.compared
-    return PassFindings(findings, tests=tests, checked=_checked(real))
+    tests = len(compared) + masks.compared
+    checked = _checked(compared)
+    problem = "" if checked else "it has no quantity in common with the reference"
+    return PassFindings(findings, tests=tests, checked=checked, problem=problem)
 
 
 class MaskComparison(NamedTuple):
