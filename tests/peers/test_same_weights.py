@@ -135,7 +135,7 @@ def assert_near(ours, theirs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_with_the_same_weights(family):
+def test_gradients_with_the_same_weights_match_pytorch(family):
     model, theirs = (
         models.read({**CONFIGS[family], "tie_word_embeddings": False}),
         Theirs(family),

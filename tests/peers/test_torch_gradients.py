@@ -205,7 +205,7 @@ def real(build):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_gradients_are_those_of_autograd(name):
+def test_gradients_of_modules_match_autograd(name):
     build = MODULES[name]
     probes = ProgramModel(ns.torch.network(build, IDS), {}).probes(gradients=True)
     ours = probes.measure(OURS, workers=1, progress=False)
@@ -221,7 +221,7 @@ def test_gradients_are_those_of_autograd(name):
     assert min(found.values()) > LEVEL / len(found), found
 
 
-def test_a_detached_matrix_passes_gradients_to_its_input():
+def test_detached_matrix_passes_gradients_to_its_input():
     """On the weights of one program: the gradient of the embedding, by `ns.grad` and
     through the law alone.
     """
@@ -324,7 +324,7 @@ class Crossed(Network):
         (Crossed, r"layers\.0\.k\.weight is key of block 1 and query of block 2"),
     ],
 )
-def test_backward_passes_that_are_refused(build, message):
+def test_unreadable_backward_pass_is_refused(build, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.network(build, IDS)
 
@@ -386,7 +386,7 @@ def test_hook_that_evaluation_mode_skips_is_allowed():
     assert net.shape == tuple(IDS.shape)
 
 
-def test_the_state_of_torch_is_restored():
+def test_state_of_torch_is_restored_after_an_error():
     with pytest.raises(ns.torch.UnsupportedError):
         ns.torch.program(lambda: Network(Custom), IDS)
     x = torch.ones(2, requires_grad=True)

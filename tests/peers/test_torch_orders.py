@@ -18,7 +18,7 @@ IDS = torch.tensor([[3, 7, 7, 1]])
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name):
+def test_program_with_the_weights_of_a_module_matches_it(name):
     for real, ours in outputs(ORDERS[name], (IDS,)):
         assert real.shape == ours.shape
         np.testing.assert_allclose(ours, real, rtol=0, atol=1e-6 * np.abs(real).max())
@@ -64,7 +64,7 @@ def _of_arrays(x, coordinates):
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_module_has_the_law_of_its_own_initialisations(name):
+def test_module_has_the_law_of_its_own_initialisations(name):
     """All statistics of all modules together have the level 1e-4."""
     net = ns.torch.program(ORDERS[name], IDS)
     ours = ns.Program(
