@@ -60,7 +60,7 @@ from ._init_tests import (
 )
 from ._laws import Parameter, Parameters, with_declared
 from ._network import inputs_of
-from ._structure import Structure, structure
+from ._structure import Block, Structure, structure
 
 # prefixes of the quantities of the stream before the first block of each stack
 STARTS = ("input_", "decoder_input_")
@@ -828,34 +828,39 @@ def _record_block(
 ) -> Floats | None:
     """Enter the quantities of a block; the result is its attention weights."""
     block = net.blocks[k]
-    attention = None
+    weights = None
     if block.softmaxes:
-        scores = np.concatenate(
-            [_rows(values[softmax.args[0]], 2) for softmax in block.softmaxes]
-        )
-        attention = np.concatenate(
-            [_rows(values[softmax], 2) for softmax in block.softmaxes]
-        )
+        scores = _of_heads([values[softmax.args[0]] for softmax in block.softmaxes])
+        weights = _of_heads([values[softmax] for softmax in block.softmaxes])
         mask = masks[k] if k < len(masks) else None
-        if mask is not None and mask.shape == attention.shape[-2:]:
-            _record(
-                quantities, k, SCORES, of_attention(scores, attention, allowed=mask)
-            )
+        if mask is not None and mask.shape == weights.shape[-2:]:
+            _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
+    shares = _shares(block, values)
+    for name in BRANCHES:
+        if any(name in other.branches for other in net.blocks):
+            quantities[f"{name}_share", k] = shares.get(name, 0.0)
+    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
+    return weights
+
+
+def _of_heads(tensors: Sequence[Any]) -> Floats:
+    """Scores or weights of one or several softmaxes, (heads, tokens, tokens)."""
+    return np.concatenate([_rows(x, 2) for x in tensors])
+
+
+def _shares(block: Block, values: Mapping[Node, Any]) -> dict[str, float]:
+    """The share of each branch of a block in its update of the stream."""
 
     def mean_square(node: Node) -> Any:
         return np.mean(_rows(values[node]) ** 2)
 
-    present = [name for name in BRANCHES if name in block.branches]
-    summands = [block.before, *(block.branches[name] for name in present)]
+    names = [name for name in BRANCHES if name in block.branches]
+    summands = [block.before, *(block.branches[name] for name in names)]
     squares = [np.array([mean_square(node) for node in summands])]
     if block.middle is not None:
         squares.append(np.array([mean_square(block.middle)]))
-    shares = dict(zip(present, of_shares(*squares), strict=True))
-    for name in BRANCHES:
-        if any(name in other.branches for other in net.blocks):
-            quantities[f"{name}_share", k] = float(shares.get(name, 0.0))
-    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
-    return attention
+    shares = of_shares(*squares)
+    return {name: float(share) for name, share in zip(names, shares, strict=True)}
 
 
 def _loss(quantities: Quantities, logits: Any, targets: Sequence[int] | None) -> Any:

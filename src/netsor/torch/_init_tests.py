@@ -173,7 +173,7 @@ def _reference_module(
     table = words.table if words else None
     stds = _stds(model.net, {})
     for kind, name in (("embedding", table), ("head", head)):
-        if name in laws and laws[name].random:
+        if name is not None and name in laws and laws[name].random:
             stds[Place(None, kind)] = laws[name].std
     return Reference(
         net.program.name,

@@ -263,8 +263,10 @@ def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any
     for softmax in block.softmaxes:
         for name, value, allowed in reader.attention(softmax):
             size: Any = value.shape[-2:]
-            allowed = True if allowed is None else allowed
-            of_heads = np.broadcast_to(allowed, value.shape).reshape(-1, *size)
+            pairs = np.ones(value.shape, dtype=bool)
+            if allowed is not None:
+                pairs = np.broadcast_to(allowed, value.shape)
+            of_heads = pairs.reshape(-1, *size)
             if mask is None:
                 mask = of_heads[0]
             if (of_heads != mask).any():

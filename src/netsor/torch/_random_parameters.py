@@ -103,7 +103,8 @@ class DrawnRows:
 
     def indices(self, rows: Ints) -> Ints:
         """The indices of rows among the vectors that were drawn."""
-        return np.vectorize(self.index_of_row.__getitem__, otypes=[np.intp])(rows)
+        index_of = np.vectorize(self.index_of_row.__getitem__, otypes=[np.intp])
+        return np.asarray(index_of(rows))
 
 
 class Rows(NamedTuple):

@@ -128,15 +128,13 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
         any(isinstance(part, Scalars) for part in parts),
         "scalars and vectors, one after the other",
     )
-    coordinates = next(part.axis for part in parts if isinstance(part, Vectors))
+    axes = {part.axis for part in parts if isinstance(part, Vectors)}
+    refuse_if(len(axes) > 1, "torch.cat of vectors along different axes")
+    (coordinates,) = axes
     vectors = [
         part if isinstance(part, Vectors) else _given_vectors(part, coordinates)
         for part in parts
     ]
-    refuse_if(
-        any(part.axis != coordinates for part in vectors),
-        "torch.cat of vectors along different axes",
-    )
     if axis == coordinates:
         return _end_to_end(vectors, coordinates)
     plain_axis = axis - 1 if axis > coordinates else axis

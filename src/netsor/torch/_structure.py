@@ -312,25 +312,23 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
     terms: list[Node] = []
     middle = last = None
     for node in nodes:
-        if shape_of(node) != shape or node in carriers:
+        streams = [x for x in node.all_input_nodes if x in carriers]
+        if shape_of(node) != shape or node in carriers or not streams:
             continue
-        stream = next((x for x in node.all_input_nodes if x in carriers), None)
-        if stream is None:
-            continue
-        others = [
+        stream, operation = streams[0], name_of(node)
+        operands = [
             x for x in node.all_input_nodes if x not in carriers and graph.is_random(x)
         ]
-        meets_stream = any(shape_of(x) == shape for x in others)
-        operation = name_of(node)
-        if operation == "add" and meets_stream:
+        has_branch = any(shape_of(x) == shape for x in operands)
+        if operation == "add" and has_branch:
             if carriers[stream] and terms:
                 middle = stream
-            terms += _terms(graph, others[0], inside, shape)
+            terms += _terms(graph, operands[0], inside, shape)
             carriers[node] = False
             last = node
         elif operation in SAME_STREAM:
             carriers[node] = carriers[stream]
-        elif operation in NORMS and not meets_stream:
+        elif operation in NORMS and not has_branch:
             carriers[node] = True
     return Sums(carriers, terms=terms, middle=middle, last=last)
 
