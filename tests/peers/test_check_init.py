@@ -287,7 +287,7 @@ class WithoutResidual(torch.nn.Module):
 
     def __init__(self, std=0.02):
         super().__init__()
-        self.embed, self.attention = torch.nn.Embedding(20, WIDTH), Attention(halves)
+        self.embed, self.attention = torch.nn.Embedding(40, WIDTH), Attention(halves)
         torch.nn.init.normal_(self.attention.q.weight, std=std)
 
     def forward(self, ids):

@@ -1,5 +1,9 @@
-"""A PyTorch module at initialisation, read as a program; the laws of its parameters; a
-check of its real weights.
+"""PyTorch modules at initialisation: programs, laws of parameters, checks of weights.
+
+A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
+its parameters, `_capture` records its graph, `_program` reads the graph as a program by
+the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
+`_check_init` are what studies and users do with them.
 
 Examples
 --------

@@ -144,8 +144,10 @@ class InitCheck:
 
     @property
     def status(self) -> str:
-        """ "FLAG" if something departs; else "incomplete" if no parameter or no pass
-        was checked; else "ok".
+        """The result in a word.
+
+        It is "FLAG" if something departs, else "incomplete" if no parameter or no pass
+        was checked, else "ok".
         """
         if self.findings:
             return FLAG

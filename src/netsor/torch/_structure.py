@@ -440,6 +440,7 @@ def _nearest_products(
     """The products by a matrix that act last before a node, or the node itself."""
 
     def is_product(node: Node) -> bool:
+        """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
     if is_product(root):
@@ -456,6 +457,7 @@ def _mlp_inputs(
     """
 
     def is_product(node: Node) -> bool:
+        """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
     between = list(_back(graph, end, carriers, ends=is_product))
