@@ -141,20 +141,21 @@ class Layout:
         `NotAViewError` if no strides describe it. As in PyTorch, an axis of the new
         shape must lie within a run of old axes that are contiguous to each other.
         """
-        shape = _with_known_sizes(shape, self.size)
+        shape = tuple(shape)
         if self.size == 0:
             return replace(self, shape=shape, strides=self.contiguous(shape).strides)
         strides = [1] * len(shape)
+        # From the last axis on, old axes are joined to runs. New axes are put into a
+        # run until they have as many entries as the run.
         new_axis = len(shape) - 1
-        run_size, run_stride = 1, self.strides[-1] if self.strides else 1
+        run_size = 1
+        run_stride = self.strides[-1] if self.strides else 1
         for axis in reversed(range(self.ndim)):
             run_size *= self.shape[axis]
-            is_start_of_run = axis == 0 or (
-                self.shape[axis - 1] != 1
-                and self.strides[axis - 1] != run_size * run_stride
-            )
-            if not is_start_of_run:
-                continue
+            if axis > 0:
+                is_contiguous = self.strides[axis - 1] == run_size * run_stride
+                if self.shape[axis - 1] == 1 or is_contiguous:
+                    continue  # the run goes on
             filled = 1
             while new_axis >= 0 and (filled < run_size or shape[new_axis] == 1):
                 strides[new_axis] = filled * run_stride
@@ -164,15 +165,7 @@ class Layout:
                 raise NotAViewError
             if axis > 0:
                 run_size, run_stride = 1, self.strides[axis - 1]
-        if new_axis >= 0 and self.ndim:
-            raise NotAViewError
         return replace(self, shape=shape, strides=tuple(strides))
-
-
-def _with_known_sizes(shape: Sequence[int], size: int) -> Shape:
-    """A shape, whose one −1 is replaced by the size that is left."""
-    others = math.prod(length for length in shape if length != -1)
-    return tuple(size // others if length == -1 else length for length in shape)
 
 
 class Rearrangement(ABC):
