@@ -50,7 +50,8 @@ def given_numbers(draws, module):
 def outputs(build, args, seed=5):
     """Pairs of outputs: of a module in double precision, and of its program.
 
-    Both are arrays, computed with the same numbers. Coordinates are along the last axis of both.
+    Both are arrays, computed with the same numbers. Coordinates are along the last axis
+    of both.
     """
     created = []
 
