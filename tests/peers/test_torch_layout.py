@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +100,30 @@ def test_layout_after_rearrangements_matches_strides_of_torch(seed):
 )
 def test_linear_function_knows_the_coordinates_it_uses(f, used):
     assert f(Vectors.of(ns.gaussian(6, 4))).used_coordinates == used
+
+
+INDEPENDENT = (
+    "_arithmetic",
+    "_axes",
+    "_laws",
+    "_layout",
+    "_random_parameters",
+    "_rearrangement",
+    "_structure",
+)
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_axis_rule_does_not_import_torch(name):
+    source = (Path(ns.torch.__file__).parent / f"{name}.py").read_text()
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert "torch" not in imported
+    assert "from torch" not in source
 
 
 class StackedWithNumbers(torch.nn.Module):
