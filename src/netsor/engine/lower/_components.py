@@ -394,7 +394,7 @@ class Clusters:
         for other in others:
             self._link(first, other)
         # coordinates go from block to block
-        if value.op.acts is VectorAccess.ON_PLACES:
+        if value.op.acts is VectorAccess.BY_POSITION:
             self._link(ids[..., :1], ids)
         return ids
 

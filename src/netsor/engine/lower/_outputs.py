@@ -107,7 +107,7 @@ def _coordinates_differ(state: State, output: Value) -> bool:
         value.op for group in state.groups_of(output) for value in group.positions
     ]
     for op in operations:
-        if op.acts is VectorAccess.ON_PLACES:
+        if op.acts is VectorAccess.BY_POSITION:
             return True
         if isinstance(op, Data) and np.ptp(op.vectors, axis=-1).any():
             return True

@@ -21,7 +21,17 @@ from ..._validate import TraceError, shown
 from ..operations import _operation as ops
 from ..operations._score import dot, join
 from ..operations._stop_gradient import ScaledGradient
-from ..values._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
+from ..values._array import (
+    Box,
+    Ints,
+    Source,
+    Value,
+    box_index,
+    entries_in,
+    is_whole,
+    smallest_box,
+    whole_box,
+)
 from ..values._graph import demand, indexed_value, topological_order, weights_of
 from ..values._parameters import Weight
 from ..values._scalar import Scalar, ScalarLike, as_scalar, broadcast
@@ -122,7 +132,9 @@ class Reverse:
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
         parts = self.parts(leaf)
-        return _summed(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
+        return (
+            _summed(leaf, whole_box(leaf.shape), parts) if parts else zeros_like(leaf)
+        )
 
     def parts(self, leaf: Value) -> list[Part]:
         """The same, as a list of contributions, each with its entries."""
@@ -148,17 +160,17 @@ class Reverse:
             for parts in parts_by_unit.values()
             for positions, _ in parts
         ]
-        keep, needs = demand(value, around(np.concatenate(touched), value.shape))
-        d = {unit: _summed(value, keep, parts) for unit, parts in parts_by_unit.items()}
+        box, needs = demand(value, smallest_box(np.concatenate(touched), value.shape))
+        d = {unit: _summed(value, box, parts) for unit, parts in parts_by_unit.items()}
         if isinstance(value.op, ops.Take):
-            self._pass_index(value.op, keep, d)
+            self._pass_index(value.op, box, d)
             return
-        input_positions = [kept(x._positions(), need) for x, need in needs]
+        input_positions = [entries_in(x._positions(), need) for x, need in needs]
         cotangents: Iterable[tuple[int, Any]]
         if isinstance(value.op, ops.Join):
             cotangents = _split_join([len(rows) for rows in input_positions], d)
         else:
-            cotangents = self._cotangents(value, keep, needs, d)
+            cotangents = self._cotangents(value, box, needs, d)
         for k, cotangent in cotangents:
             x, positions = needs[k][0], input_positions[k]
             by_unit = cotangent if isinstance(cotangent, dict) else {None: cotangent}
@@ -171,15 +183,17 @@ class Reverse:
     def _cotangents(
         self,
         value: Value,
-        keep: Keep,
-        needs: Sequence[tuple[Value, Keep]],
+        box: Box,
+        needs: Sequence[tuple[Value, Box]],
         d: dict[Unit, Any],
     ) -> Iterable[tuple[int, Any]]:
         """The cotangent of each input, by the rule of the operation.
 
         A matrix that counts is noted as a use.
         """
-        op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
+        op = value.op.restricted_to(box).with_inputs(
+            *(_part(x, need) for x, need in needs)
+        )
         if isinstance(value.op, ops.Acting) and self._counts(value.op):
             self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
         rule = RULES.get(type(op))
@@ -189,14 +203,14 @@ class Reverse:
         if not any(wants):
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
-        return rule(op, _part(value, keep), cotangent, wants.__getitem__)
+        return rule(op, _part(value, box), cotangent, wants.__getitem__)
 
-    def _pass_index(self, op: ops.Take, keep: Keep, d: dict[Unit, Any]) -> None:
+    def _pass_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
         """Pass each entry back to where it came from.
 
         An index of an index passes through, unless a gradient is asked for between.
         """
-        x, positions = op.x, kept(op.flat, keep)
+        x, positions = op.x, entries_in(op.flat, box)
         while (
             isinstance(x.op, ops.Take)
             and x not in self.leaves
@@ -222,13 +236,13 @@ def _split_join(
     return cotangents
 
 
-def _part(x: Value, keep: Keep) -> Value:
-    return x if is_all(keep) else x[box(keep)]
+def _part(x: Value, box: Box) -> Value:
+    return x if is_whole(box) else x[box_index(box)]
 
 
-def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
+def _summed(value: Value, box: Box, parts: Sequence[Part]) -> Any:
     """Sum contributions over a box of entries; entries without any are 0."""
-    box_positions = kept(value._positions(), keep)
+    box_positions = entries_in(value._positions(), box)
     groups = _merged(parts)
     if len(groups) == 1 and np.array_equal(groups[0][0], box_positions):
         return groups[0][1]
@@ -381,7 +395,7 @@ class Parameters:
         listed = weights_of(values) if argument is None else argument
         for parameter in listed if isinstance(listed, list | tuple) else [listed]:
             match parameter:
-                case Weight(source=Source(by=Scalar())):
+                case Weight(source=Source(std_factor=Scalar())):
                     raise TraceError(
                         operation,
                         f"weights={shown(parameter)} has a scalar as std: give it a"

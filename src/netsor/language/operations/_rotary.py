@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._validate import LARGEST, TraceError, numbers, real, refused, shown
-from ..values._array import Entrywise, Keep, VectorAccess
+from ..values._array import Box, Entrywise, VectorAccess
 from ..values._scalar import Floats
 from ..values._vector import Vector, as_vector
 
@@ -58,7 +58,7 @@ class Rotate(Entrywise):
     same law until coordinates are grouped or meet numbers that differ between them.
     """
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     kind = "rotation"
     x: Vector
     positions: Floats
@@ -86,9 +86,9 @@ class Rotate(Entrywise):
             theta = self.stretch.of(theta)
         return np.outer(self.positions, theta)
 
-    def at(self, keep: Keep) -> Rotate:
+    def restricted_to(self, box: Box) -> Rotate:
         """Select tokens."""
-        return replace(self, positions=self.positions[keep[-1]])
+        return replace(self, positions=self.positions[box[-1]])
 
 
 def rotary(

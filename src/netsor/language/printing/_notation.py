@@ -493,5 +493,5 @@ def _function_call(value: Value, i: Indices, inputs: Sequence[str]) -> str:
     if vectors < len(inputs):
         arguments += f"; {', '.join(inputs[vectors:])}"
     call = rf"\operatorname{{{escape(name)}}}({arguments})"
-    entry = [i[axis] for axis in op.whole(value.ndim)]
+    entry = [i[axis] for axis in op.unsliceable_axes(value.ndim)]
     return f"{call}_{{{','.join(entry)}}}" if entry else call
