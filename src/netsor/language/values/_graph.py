@@ -384,8 +384,8 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
                 f is MASKED_SOFTMAX
             ):
                 scores = _asked_scores(mask, allowed)
-                axes = align_axes(p.ndim, value.ndim)
-                masks[p] |= _mask_of_input(scores, axes, p.shape)
+                last_axes = align_axes(p.ndim, value.ndim)
+                masks[p] |= _mask_of_input(scores, last_axes, p.shape)
             case op:
                 for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
                     masks[x] |= _mask_of_input(mask, axes, x.shape)

@@ -122,7 +122,7 @@ def _elementwise(f: Function, p: ScalarLike, q: ScalarLike) -> Scalar:
     """f(p, q) for two arguments of a Python operator, at least one of them a scalar."""
     for argument in (p, q):
         if isinstance(argument, Value) and not isinstance(argument, Scalar):
-            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmul__, …
+            return NotImplemented  # Python then calls Vector.__radd__, __rmul__, …
     scalars = as_scalar(p, f.name), as_scalar(q, f.name)
     return applied(f, scalars, broadcast(f.name, *scalars))
 

@@ -157,7 +157,9 @@ class Gradients:
                 return None
             square = self._norms({"embedding": matrices})[0]
             return Size(square, self._size(matrices))
-        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
+        moved = [
+            table for table in tables if self.back.contributions(self._reshaped(table))
+        ]
         if not moved:
             return None
         square = self._square(moved[0]).sum()
@@ -204,7 +206,7 @@ class Gradients:
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
-        cotangent = self.back.of(x)[..., None]
+        cotangent = self.back.cotangent(x)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
         std = x.op.source.by if isinstance(x.op, Gaussian) else None
         return square if std is None else square / (std * std)
@@ -281,7 +283,7 @@ class Gradients:
         """
         weight = use.op.weight
         weight_members = _members(weight)
-        d = use.d.reshape(len(weight_members), -1)
+        d = use.cotangent.reshape(len(weight_members), -1)
         x = use.op.x.reshape(len(weight_members) if use.op.each else 1, -1)
         if weight_members != members:
             common = [k for k, member in enumerate(weight_members) if member in members]
