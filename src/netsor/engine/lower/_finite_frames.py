@@ -55,7 +55,7 @@ class Frame(ABC):
         directions: int,
         constant_entry: float | None,
     ) -> None:
-        """`constant_entry` is each coordinate of (1, …, 1), if that is a vector here."""
+        """`constant_entry`: each coordinate of (1, …, 1), if that is a vector here."""
         self.group, self.builder, self.directions = group, builder, directions
         self.constant: Register | None = None
         if constant_entry is not None:
