@@ -25,7 +25,7 @@ from .differences import evaluated, slopes
         (activations.clip(0.5), [0.0, 1.0, 0.0]),
     ],
 )
-def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
+def test_derivatives_at_kinks_equal_those_of_pytorch(f, right):
     """An output of relu is 0 with probability ½, so that a kink at 0 counts for what is
     made of it.
     """
@@ -52,7 +52,7 @@ def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
         "leaky_relu",
     ],
 )
-def test_derivatives_of_named_functions(name, order):
+def test_derivatives_of_named_functions_equal_differences(name, order):
     f = getattr(activations, name)
     f = f if isinstance(f, ns.Function) else f(0.7)
     x = np.linspace(-3.0, 3.0, 41) + 0.0137
@@ -95,7 +95,7 @@ def test_derivatives_of_named_functions(name, order):
         np.abs,
     ],
 )
-def test_derivatives_of_numpys_functions(f):
+def test_derivatives_of_numpy_functions_equal_differences(f):
     x = np.linspace(0.3, 3.0, 20)
     function = ns.Function(f.__name__, f)
     for _ in range(2):
@@ -137,7 +137,7 @@ def _error(name):
 
 
 @pytest.mark.parametrize("name", [*CASES, "after a step"])
-def test_a_rule_against_differences(name):
+def test_gradient_rule_equals_finite_differences(name):
     assert _error(name) < 1e-7
 
 
@@ -183,7 +183,7 @@ BREAKS = {
     [kind for kind in _derivative.RULES if kind is not SteppedParameter],
     ids=lambda kind: kind.__name__,
 )
-def test_a_broken_rule_is_caught(rule, factor, monkeypatch):
+def test_differences_reject_a_broken_gradient_rule(rule, factor, monkeypatch):
     monkeypatch.setitem(
         _derivative.RULES, rule, _times(factor, _derivative.RULES[rule])
     )
@@ -208,7 +208,7 @@ BROKEN_FUNCTIONS = {
 @pytest.mark.parametrize(
     "key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__
 )
-def test_a_broken_function_is_caught(key, factor, monkeypatch):
+def test_differences_reject_a_broken_derivative(key, factor, monkeypatch):
     rule = _derivative.FUNCTIONS[key]
     monkeypatch.setitem(
         _derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments)

@@ -210,16 +210,16 @@ def errors(trace):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_gradients_with_respect_to_every_value(name):
+def test_gradients_by_every_value_equal_finite_differences(name):
     assert errors(WRITTEN[name]).max() < 1e-7
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-def test_gradients_with_respect_to_every_value_of_random_programs(seed):
+def test_gradients_by_every_value_of_random_programs_equal_finite_differences(seed):
     assert errors(lambda held: random_program(seed, held)).max() < 1e-6
 
 
-def test_a_gradient_and_its_value_after_a_norm_are_orthogonal():
+def test_gradient_before_rms_norm_is_orthogonal_to_its_value():
     """rms_norm does not see the scale of its argument."""
     n = ns.Width("n")
     table = ns.gaussian(n, 2)
@@ -287,7 +287,7 @@ def test_steps_and_kernels_do_not_depend_on_how_rows_are_selected(name):
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_a_value_after_a_step_has_a_gradient():
+def test_gradient_by_a_value_after_a_step():
     """The new value of an index is a value of the new program."""
     n = ns.Width("n")
     table, w = ns.gaussian(n, 2), ns.weight(n, n)

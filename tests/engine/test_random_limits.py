@@ -229,7 +229,7 @@ def check_reasons(refused):
     assert refused["compared"] > 0.5 * sum(refused.values())
 
 
-def test_random_limits():
+def test_random_programs_agree_with_their_limit():
     """The same programs with every version of hypothesis: some are far from their limit
     at any width of a test.
     """
@@ -245,7 +245,7 @@ def test_random_limits():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_many_random_limits(part):
+def test_many_random_programs_agree_with_their_limit(part):
     """Ten thousand in all, in parts that several processes can take."""
     refused = Counter()
 
@@ -287,20 +287,20 @@ def fluctuating(share, scale=1.0, exponent=0.5):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_a_fluctuation_of_the_known_order_is_no_disagreement(share):
+def test_comparison_allows_a_fluctuation_of_known_order(share):
     assert not wrong_entries(*fluctuating(share))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("scale", [0.6, 1.5])
-def test_a_wrong_spread_is_seen_next_to_a_fluctuation(share, scale):
+def test_comparison_rejects_a_wrong_spread_beside_a_fluctuation(share, scale):
     assert "spreads" in {
         what for _, _, what in wrong_entries(*fluctuating(share, scale))
     }
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.1])
-def test_a_fluctuation_that_stays_is_seen(exponent):
+def test_comparison_rejects_a_fluctuation_that_does_not_vanish(exponent):
     """It is part of the limit, which lacks it."""
     assert wrong_entries(*fluctuating(1.0, exponent=exponent))
 
@@ -317,7 +317,7 @@ def slow_to_converge():
 
 
 @pytest.mark.slow
-def test_a_limit_that_is_slow_to_converge_agrees():
+def test_comparison_accepts_slow_convergence():
     """At n = 50,000 the spread is a third more than in the limit."""
     refused = Counter()
     net = slow_to_converge()

@@ -28,7 +28,7 @@ def distance(x, y):
     return ns.Program(ns.mean_dot(d, d)[0, 0])
 
 
-def test_a_matrix_on_large_data_that_differs_a_little():
+def test_matrix_keeps_small_differences_of_large_data():
     """Variance 0.05 for 1.01: the difference is 1e-7 of the data."""
     data = 1e7 + np.random.default_rng(0).standard_normal((2, 16))
     w = ns.weight(8, 16)
@@ -43,7 +43,7 @@ def test_a_matrix_on_large_data_that_differs_a_little():
     ).var() == pytest.approx(expected, rel=1e-6)
 
 
-def test_tokens_that_collapse():
+def test_collapsing_tokens_match_the_reference_interpreter():
     """Attention without residuals: a tenth of the distances was 10 to 40 times too
     small. One comparison, at 1e-4.
     """
@@ -55,7 +55,7 @@ def test_tokens_that_collapse():
     assert stats.ks_2samp(made, literal).pvalue > 1e-4
 
 
-def test_a_recurrent_net_near_its_fixed_point():
+def test_recurrent_net_near_its_fixed_point_matches_the_reference_interpreter():
     """5e-19 for 2e-16. One comparison, at 1e-4."""
     w, b = ns.weight(n, n, std=0.5), ns.gaussian(n)
     before = after = ns.tanh(b)
@@ -66,7 +66,9 @@ def test_a_recurrent_net_near_its_fixed_point():
 
 
 @pytest.mark.parametrize("delta", [*DELTAS, 1e-7])
-def test_a_difference_quotient_through_one_matrix(delta):
+def test_difference_quotient_through_one_matrix_has_the_variance_of_the_derivative(
+    delta,
+):
     """0.003 for E[tanh'²] = 0.4644 at 1e-7 and below; 2,000 conditional variances have
     a mean good to 0.005.
     """
@@ -157,7 +159,7 @@ def smallest_p(seed, draws=500):
 @pytest.mark.parametrize(
     "seeds", [range(4), pytest.param(range(4, 66), marks=pytest.mark.slow)]
 )
-def test_random_programs_have_the_literal_differences(seeds):
+def test_small_differences_in_random_programs_match_the_reference_interpreter(seeds):
     for seed in seeds:
         assert smallest_p(seed) > 1e-7, seed
 
@@ -189,7 +191,7 @@ def test_differences_of_coefficients_are_those_of_the_rows(count, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6, 6e-7])
-def test_differences_that_single_precision_holds(delta):
+def test_reduced_factor_keeps_small_differences_in_single_precision(delta):
     """In lengths, to a few percent, and along other vectors, to its rounding."""
     rows = nearly_equal(12, 300, delta).astype(np.float32)
     others = (
@@ -219,7 +221,7 @@ def test_directions_of_nearly_equal_rows_are_orthonormal(delta):
 
 
 @pytest.mark.parametrize("count", [3, 12])
-def test_a_matrix_is_factored_alike_whatever_is_beside_it(count):
+def test_factor_of_a_matrix_does_not_depend_on_its_batch(count):
     rows = np.concatenate(
         [nearly_equal(count, 20, delta) for delta in (1.0, 1e-5, 1e-9, 0.0)]
     )
@@ -230,7 +232,7 @@ def test_a_matrix_is_factored_alike_whatever_is_beside_it(count):
         )
 
 
-def test_bits_do_not_depend_on_the_workers():
+def test_small_differences_do_not_depend_on_the_workers():
     x = ns.gaussian(n, 4)
     for _ in range(3):
         x = ns.nn.attention(x, 1)
@@ -248,7 +250,7 @@ def quotient(f, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-6])
-def test_at_infinite_width_the_error_says_what_products_hide(delta):
+def test_quadrature_error_covers_small_differences_at_infinite_width(delta):
     """E[relu'²] = 1/2; at 1e-6 it was 0.50016 ± 0."""
     found = (
         quotient(ns.relu, delta)
@@ -260,7 +262,7 @@ def test_at_infinite_width_the_error_says_what_products_hide(delta):
 
 @pytest.mark.parametrize("f", [ns.relu, ns.tanh])
 @pytest.mark.parametrize("delta", [1e-7, 1e-9])
-def test_at_infinite_width_what_products_do_not_tell_is_refused(f, delta):
+def test_too_small_differences_raise_at_infinite_width(f, delta):
     """Each was a variance of 0, without a word."""
     with pytest.raises(
         ValueError,

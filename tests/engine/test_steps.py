@@ -30,7 +30,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 @seed(31)
 @settings(max_examples=12, **QUIET)
 @given(built=stepped(grow=4))
-def test_exact_against_literal(built):
+def test_one_step_matches_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)
     # the small widths of these programs draw most matrices
     for without in ((), ("drawn",)):
@@ -43,7 +43,7 @@ def test_exact_against_literal(built):
 @seed(32)
 @settings(max_examples=6, **QUIET)
 @given(built=stepped(grow=2, steps=3))
-def test_several_steps(built):
+def test_several_steps_match_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)
     for without in ((), ("drawn",)):
         assert (
@@ -56,12 +56,12 @@ def test_several_steps(built):
 @seed(33)
 @settings(max_examples=1000, **QUIET)
 @given(built=stepped(grow=7))
-def test_exact_against_literal_at_length(built):
+def test_many_steps_match_the_reference_interpreter(built):
     a = exact_draws(built.net, 1500, **built.widths)
     assert smallest_of(a, literal_draws(built.net, 1500, **built.widths)) > LEVEL
 
 
-def test_a_matrix_that_acts_twice_in_one_product():
+def test_matrix_that_acts_twice_in_one_product_takes_a_step():
     """Its places after a step: they were lost, and planning failed."""
     n, w = ns.Width("n"), ns.weight(ns.Width("n"), ns.Width("n"), 2)
     x = ns.gaussian(n)
@@ -146,7 +146,7 @@ def moved_by_differences(outputs, after, loss, widths):
 @seed(34)
 @settings(max_examples=28, **QUIET)
 @given(built=stepped(grow=4, memory=False))
-def test_literal_against_moved_matrices(built):
+def test_reference_interpreter_matches_updated_matrices(built):
     outputs = built.net.outputs
     before, after = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
     right, made = moved_by_differences(before, after, before[1], built.widths)
@@ -178,7 +178,7 @@ OPTIONS = {"sgd": {}, "muon": {"newton_schulz": 5}, "adam": {}}
 
 
 @pytest.mark.parametrize("optimiser", OPTIONS)
-def test_a_broken_rule_is_seen(monkeypatch, optimiser):
+def test_comparison_rejects_a_broken_step_rule(monkeypatch, optimiser):
     net = network(optimiser, **OPTIONS[optimiser])
     literal = literal_draws(net, 1000, n=5)
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) > 1e-4
@@ -200,7 +200,7 @@ def test_a_broken_rule_is_seen(monkeypatch, optimiser):
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("dependent", [False, True])
-def test_the_polar_factor_from_gram_matrices(scale, dependent):
+def test_polar_factor_from_gram_matrices_equals_the_svd(scale, dependent):
     rng = np.random.default_rng(0)
     left, right, sizes = (
         rng.standard_normal((5, 9)),
@@ -237,7 +237,7 @@ def test_the_polar_factor_from_gram_matrices(scale, dependent):
 
 
 @pytest.mark.parametrize("part", [1e-3, 1e-4, 1e-5])
-def test_newton_schulz_of_uses_whose_gradients_cancel(part):
+def test_newton_schulz_with_cancelling_gradients_equals_the_matrix(part):
     """Two uses of a matrix whose gradients are opposite but for a small part."""
     rng = np.random.default_rng(0)
     (left, more), (right, other) = rng.standard_normal((2, 2, 30))

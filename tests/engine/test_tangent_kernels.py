@@ -84,7 +84,7 @@ def test_tangent_kernels_are_sums_over_all_parameters(name):
         )
 
 
-def test_other_parameters():
+def test_tangent_kernel_by_biases_scalars_and_embeddings():
     """Biases, random scalars, and an embedding that ids share: with respect to them, or
     the normals behind them.
     """
@@ -116,7 +116,7 @@ def test_other_parameters():
         np.testing.assert_allclose(kernel, expected[kind], rtol=1e-7)
 
 
-def test_a_kernel_between_two_outputs_is_a_block_of_the_whole():
+def test_tangent_kernel_of_two_outputs_is_a_block_of_the_whole():
     x = ns.gaussian(n, 3)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 2, d))
     whole, part = ns.ntk(p), ns.ntk(p[:2], p[2])
@@ -194,7 +194,7 @@ def _perceptron(activation, layers):
 
 @pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_tangent_kernel_of_a_perceptron(name):
+def test_tangent_kernel_of_a_perceptron_equals_the_recursion(name):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, 1).law(n=np.inf, draws=10)
     np.testing.assert_allclose(
@@ -205,7 +205,7 @@ def test_the_tangent_kernel_of_a_perceptron(name):
 @pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):
+def test_tangent_kernel_of_a_deep_perceptron_equals_the_recursion(name, layers):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, layers).law(n=np.inf, draws=10)
     np.testing.assert_allclose(
@@ -249,7 +249,7 @@ def _kernels_of_heads(heads, draws):
     return exact_draws(ns.Program(ns.ntk(p)), draws, n=np.inf)
 
 
-def test_the_tangent_kernel_of_attention_with_many_heads():
+def test_tangent_kernel_of_attention_has_the_mean_of_the_recursion():
     """Its mean is that of the recursion for every number of heads, and it varies like
     1/heads.
 
