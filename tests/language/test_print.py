@@ -39,7 +39,7 @@ def test_the_papers_layer():
         "g4 = W^V x1 MatMul 2×4 in R^n",
         "u1 = a1 @ g4 combination 2×4 in R^n",
         "u2 = concat(u1, axis=0) concatenation 4 in R^2n",
-        "W^O matrix n×2n, entries N(0, 1/2n)",
+        "W^O matrix n×2n, entries N(0, 1/(2n))",
         "g5 = W^O u2 MatMul 4 in R^n",
         "return g5",
     ]

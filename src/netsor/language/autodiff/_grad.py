@@ -28,8 +28,8 @@ from ..values._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ..values._vector import Vector, ones
 from ..values._width import Width
 from ._derivative import (
-    RULES,
     Unit,
+    cotangents_of_inputs,
     dot_unit,
     scale,
     unbroadcast,
@@ -182,14 +182,12 @@ class Reverse:
         op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
         if isinstance(value.op, ops.Acting) and self._counts(value.op):
             self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
-        rule = RULES.get(type(op))
-        if rule is None:
-            raise TraceError("grad", f"{type(op).__name__} has no derivative")
         wants = [self._units[x] for x, _ in needs]
         if not any(wants):
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
-        return rule(op, _part(value, keep), cotangent, wants.__getitem__)
+        result = _part(value, keep)
+        return cotangents_of_inputs(op, result, cotangent, wants.__getitem__)
 
     def _pass_index(self, op: ops.Take, keep: Keep, d: dict[Unit, Any]) -> None:
         """Pass each entry back to where it came from.
