@@ -185,6 +185,16 @@ def _lower_vector(state: State, value: Vector) -> LoweredVector:
         return rule(state, value, op)
     if op.acts is VectorAccess.LINEARLY:
         return lower_linear(state, value)
+    if value in state.analysis.infinite:
+        reads = op.without_limit or f"a function ({type(op).__name__}) of coordinates"
+        raise ExactError(
+            value,
+            f"{reads} of vectors at width inf",
+            instead=(
+                "bind their width to a number, d=64 say: the stream may be infinitely"
+                " wide"
+            ),
+        )
     coordinates = op.lower(value, state)
     width = int(state.analysis.widths[value])
     shape = (*value.shape, state.analysis.blocks[value], width)

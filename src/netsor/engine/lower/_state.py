@@ -20,7 +20,6 @@ from ...language.operations._operation import Gaussian, MatMul, Normal, Root
 from ...language.values._array import Value
 from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
-from .._exceptions import ExactError
 from ..graph._operations import MaterialisedMatMul
 from ..graph._orders import (
     ONE,
@@ -250,10 +249,6 @@ class State:
 
     # What the rules of operations use: see `Lowering` in the language
 
-    def is_infinite(self, value: Value) -> bool:
-        """Whether vectors have infinite width."""
-        return value in self.analysis.infinite
-
     def coordinates(self, x: Value) -> Register:
         """All coordinates of vectors of finite width, (*shape, 1, width)."""
         blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
@@ -267,10 +262,6 @@ class State:
         if key not in self.shared_registers:
             self.shared_registers[key] = make()
         return self.shared_registers[key]
-
-    def error(self, value: Value, problem: str, instead: str = "") -> ExactError:
-        """What to raise if a value has no exact law at these widths."""
-        return ExactError(value, problem, instead=instead)
 
     # Layouts of arrays
 

@@ -73,6 +73,7 @@ class Rotate(Entrywise):
 
     acts = VectorAccess.ON_PLACES
     kind = "rotation"
+    without_limit = "rotary positions"
     x: Vector
     positions: Floats
     base: float
@@ -120,15 +121,6 @@ class Rotate(Entrywise):
 
     def lower(self, value: Value, lowering: Lowering) -> Register:
         """An instruction of the plan; rotations of many vectors share the angles."""
-        if lowering.is_infinite(value):
-            raise lowering.error(
-                value,
-                "rotary positions of vectors at width inf",
-                instead=(
-                    "bind their width to a number, d=64 say: the stream may be"
-                    " infinitely wide"
-                ),
-            )
         x = lowering.coordinates(self.x)
         width = x.shape[-1]
 

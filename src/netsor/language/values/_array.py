@@ -296,12 +296,6 @@ class Lowering(Protocol):
     def coordinates(self, x: Value) -> Register:
         """All coordinates of vectors of finite width, (*shape, 1, width)."""
 
-    def error(self, value: Value, problem: str, instead: str = "") -> Exception:
-        """What to raise if a value has no exact law at these widths."""
-
-    def is_infinite(self, value: Value) -> bool:
-        """Whether vectors have infinite width."""
-
     def shared(
         self, key: object, make: Callable[[], tuple[Register, ...]]
     ) -> tuple[Register, ...]:
@@ -408,6 +402,8 @@ class Operation:
         Whether entries of the result can be computed separately.
     indexed : tuple of str
         The names of array fields whose leading axes are those of the result.
+    without_limit : str
+        What an error says if it reads coordinates of infinitely wide vectors.
     covered : bool
         Whether the theorems of the checker cover it. This claims a proof, so no class
         inherits it.
@@ -438,6 +434,7 @@ class Operation:
     letter: ClassVar[str] = ""
     parted: ClassVar[bool] = False
     indexed: ClassVar[tuple[str, ...]] = ()
+    without_limit: ClassVar[str] = ""
     covered: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
