@@ -9,8 +9,10 @@ import netsor as ns
 from netsor.functions import activations, derivatives
 from netsor.language.autodiff import _derivative
 from netsor.language.operations._operation import SteppedParameter
+from netsor.language.values._array import Operation
 
 from ..gradient_cases import CASES, WIDTHS, n, read
+from ..programs import operations
 from .differences import evaluated, slopes
 
 # Derivatives of functions
@@ -177,17 +179,26 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize(
-    "rule",
+@pytest.mark.parametrize("name", BREAKS)
+def test_differences_reject_a_broken_gradient_rule(name, factor, monkeypatch):
+    kind = {kind.__name__: kind for kind in operations(Operation)}[name]
+    if kind in _derivative.RULES:
+        broken = _times(factor, _derivative.RULES[kind])
+        monkeypatch.setitem(_derivative.RULES, kind, broken)
+    else:
+        monkeypatch.setattr(kind, "cotangents", _times(factor, kind.cotangents))
+    assert _error(BREAKS[name]) > 1e-4
+
+
+def test_every_rule_is_broken_once():
+    own = {
+        kind
+        for kind in operations(Operation)
+        if kind.cotangents is not Operation.cotangents
+    }
     # no gradient passes what a step has moved
-    [kind for kind in _derivative.RULES if kind is not SteppedParameter],
-    ids=lambda kind: kind.__name__,
-)
-def test_differences_reject_a_broken_gradient_rule(rule, factor, monkeypatch):
-    monkeypatch.setitem(
-        _derivative.RULES, rule, _times(factor, _derivative.RULES[rule])
-    )
-    assert _error(BREAKS[rule.__name__]) > 1e-4
+    kinds = (own | set(_derivative.RULES)) - {SteppedParameter}
+    assert {kind.__name__ for kind in kinds} == set(BREAKS)
 
 
 BROKEN_FUNCTIONS = {

@@ -16,28 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language.operations._operation import (
-    Concat,
     Data,
     Dot,
     Gaussian,
-    Join,
     MatMul,
     Source,
-    Split,
-    Take,
 )
 from ...language.operations._score import Pool
 from ...language.values._array import Axes, Value, VectorAccess
 from ...language.values._vector import Vector
 from ..graph._operations import (
     AdjointCorrection,
-    Append,
     Coefficients,
     Fuse,
     MaterialisedMatMul,
     Span,
 )
-from ..graph._rewrite import alike, rearranged
+from ..graph._rewrite import alike
 
 Ints = npt.NDArray[np.intp]
 
@@ -305,11 +300,11 @@ class Clusters:
     # The numbers of a vector value, by its operation
 
     def _ids_of(self, value: Vector) -> Ints:
+        vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+        rearranged = value.op.rearrange([self.ids[x] for x in vectors])
+        if rearranged is not None:
+            return rearranged
         match value.op:
-            case Take() | Join() | Append() | Concat() | Split():
-                ids = rearranged(value.op, [self.ids[x] for x in value.op.inputs])
-                assert ids is not None
-                return ids
             case MatMul(weight, x, each):
                 return self._ids_of_products(value, weight.members.size, x, each)
             case Data() | MaterialisedMatMul():

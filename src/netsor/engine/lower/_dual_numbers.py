@@ -11,7 +11,7 @@ the arithmetic (unknown · 0 = 0), and a score that reads one is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,9 +38,9 @@ class Dual:
     """
 
     def __init__(
-        self, state: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]
+        self, state: State, rule_of: Callable[[Operation], Callable[..., Fluctuation]]
     ) -> None:
-        self.state, self.rules = state, rules
+        self.state, self.rule_of = state, rule_of
 
     def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,)
@@ -80,7 +80,7 @@ class Dual:
         inexact, limits = self.state.inexact, self.state.analysis.infinite
         match value.op:
             case MatMul(_, x):
-                return (self.rules[MatMul] if x in inexact else none), []
+                return (self.rule_of(value.op) if x in inexact else none), []
             case _ if value not in inexact:
                 return none, []
             case Fuse() | Dot(power=0.5):
@@ -88,7 +88,7 @@ class Dual:
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
                 return not_known, []
         inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-        return self.rules.get(type(value.op), not_known), inputs
+        return self.rule_of(value.op), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, a mean over blocks: x0 · N · y0 + x1 · y0 + x0 ·

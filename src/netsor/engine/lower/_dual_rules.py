@@ -24,7 +24,7 @@ from ...language.operations._operation import (
     Root,
 )
 from ...language.operations._score import rsqrt
-from ...language.values._array import Operation, Value
+from ...language.values._array import Operation, Value, VectorAccess, rule_in
 from ...language.values._scalar import INVERSE, Scalar
 from ...language.values._vector import Vector
 from .._exceptions import ExactError
@@ -41,10 +41,9 @@ from ..passes.simplify import vanishing_ratio
 from ..plan._ir import Register
 from ..plan._ir_builder import named
 from ._analysis import ancestors
-from ._dual_numbers import Dual, guard, none, span
+from ._dual_numbers import Dual, guard, none, not_known, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._linear import (
-    LINEAR,
     SUM_RTOL,
     apply_linear,
     factors_of,
@@ -381,9 +380,16 @@ RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Nonlin: _nonlin,
     OuterProductSum: _outer_product_sum,
     Span: span,
-    **dict.fromkeys(LINEAR, _linear),
     Apply: _apply,
 }
+
+
+def rule_of(op: Operation) -> Callable[[Dual, Any, Any], Fluctuation]:
+    """The rule of an operation: its row, or that of all linear operations."""
+    rule = rule_in(RULES, op, "combine")
+    if rule is not None:
+        return rule
+    return _linear if op.acts is VectorAccess.LINEARLY else not_known
 
 
 class ScoreError(ExactError):
@@ -396,7 +402,7 @@ class UnknownEpsilonPart(Exception):
 
 def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
-    dual = Dual(state, RULES)
+    dual = Dual(state, rule_of)
     small = dual.converted(dual[op.c], (op.width.name, op.width.factor))
     needed = state.analysis.needed_entries[value]
     if (small.unknown & needed & ~state.order_one(op.c)).any():
@@ -412,7 +418,7 @@ def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
     its ε part is unknown.
     """
     _check_main_part_is_zero(state, value, x, y)
-    small = Dual(state, RULES).product(x, y, value.ndim)
+    small = Dual(state, rule_of).product(x, y, value.ndim)
     unknown = small.unknown & state.analysis.needed_entries[value]
     if unknown.any():
         both_nonzero = state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]

@@ -167,8 +167,8 @@ class State:
         For a known scalar, the sum of the sizes of its terms.
     epsilon_parts : dict
         At infinite width, the parts of order n^(−1/2) that were asked for.
-    rotations : dict
-        Cosines and sines of rotary positions.
+    shared_registers : dict
+        Registers that several operations use, such as cosines of rotary positions.
     guards : dict
         Registers that are 0, but NaN in a replica whose law would depend on a part that
         no direction holds. An ordered set.
@@ -224,7 +224,7 @@ class State:
         }
         self.terms: dict[Value | None, Register] = {}
         self.epsilon_parts: dict[Value, Fluctuation] = {}
-        self.rotations: dict[Any, tuple[Register, ...]] = {}
+        self.shared_registers: dict[object, tuple[Register, ...]] = {}
         self.guards: dict[Register, None] = {}
         # only rules of infinite width ask for these sets
         values = analysis.values if analysis.infinite else ()
@@ -274,6 +274,22 @@ class State:
         if group.nonlinear or group.has_data or group in analysis.coordinates_cheaper:
             return StandardBasis(group, builder, picked)
         return BartlettFrame(group, builder, picked)
+
+    # What the rules of operations use: see `Lowering` in the language
+
+    def coordinates(self, x: Value) -> Register:
+        """All coordinates of vectors of finite width, (*shape, 1, width)."""
+        blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
+        array = self.builder.pad_or_cut(self.vectors[x].lead, width)
+        return self.builder.reshape(array, *x.shape, 1, blocks * width)
+
+    def shared(
+        self, key: object, make: Callable[[], tuple[Register, ...]]
+    ) -> tuple[Register, ...]:
+        """Registers that operations with the same key share; `make` adds them once."""
+        if key not in self.shared_registers:
+            self.shared_registers[key] = make()
+        return self.shared_registers[key]
 
     # Layouts of arrays
 

@@ -38,8 +38,8 @@ from ..values._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ..values._vector import Vector, ones
 from ..values._width import Width
 from ._derivative import (
-    RULES,
     Unit,
+    cotangents_of_inputs,
     dot_unit,
     scale,
     unbroadcast,
@@ -214,14 +214,12 @@ class Reverse:
                 value=cast(Vector, value), op=cast(ops.Acting, op), cotangent=d[None]
             )
             self.uses.append(use)
-        rule = RULES.get(type(op))
-        if rule is None:
-            raise TraceError("grad", f"{type(op).__name__} has no derivative")
         units_of_inputs = [self._units[x] for x, _ in input_boxes]
         if not any(units_of_inputs):
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
-        return rule(op, _entries(value, box), cotangent, units_of_inputs.__getitem__)
+        result = _entries(value, box)
+        return cotangents_of_inputs(op, result, cotangent, units_of_inputs.__getitem__)
 
     def _pass_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
         """Pass each entry back to where it came from.

@@ -30,7 +30,7 @@ from ..operations._rotary import Rotate
 from ..operations._score import Pool
 from ..operations._stop_gradient import without_stops
 from ..theorem._theorem_check import CONJECTURED, NO_LIMIT, Report
-from ..values._array import Value, VectorAccess
+from ..values._array import Value, VectorAccess, taken_indices
 from ..values._graph import names_of, narrow, topological_order, transposed
 from ..values._parameters import Weight
 from ..values._probe import Probe
@@ -294,8 +294,9 @@ class Writer:
                 return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
             case MatMul() | SteppedMatMul():
                 return self._product_lines(op, value, i, where)
-        line = f"{name} = {tex.formula(value, i, self.ref, self.positions)} {where}"
-        if isinstance(op, ops.Take) and tex.taken_indices(op, i, 1) is None:
+        notation = tex.Notation(self.ref, self.positions)
+        line = f"{name} = {op.latex(value, i, notation)} {where}"
+        if isinstance(op, ops.Take) and taken_indices(op, i, 1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
 
@@ -342,9 +343,7 @@ class Writer:
             ]
         if self.uses[weight.source][0] is not value:
             return [line]
-        entries = (
-            rf"\mathcal N(0, {tex.decimal(weight.std**2)}/{tex.dimension(weight.fan)})"
-        )
+        entries = tex.entry_law(weight)
         size = (
             rf"\mathbb R^{{{tex.dimension(weight.out_width)} \times"
             rf" {tex.dimension(weight.in_width)}}}"
@@ -424,7 +423,7 @@ class Writer:
             VectorAccess.LINEARLY,
             VectorAccess.ON_COORDINATES,
         ) and not isinstance(op, Pool)
-        shown = f"{z} = {tex.formula(value, i, self.z, self.positions)}"
+        shown = f"{z} = {op.latex(value, i, tex.Notation(self.z, self.positions))}"
         return [shown if known else rf"{z} \text{{ is not known}}"]
 
     def law(self, value: Value) -> list[str]:
@@ -628,7 +627,7 @@ class Writer:
                 coefficient, of = tex.read_indices(value, i, *(over or "1"))
                 return self.z(c, coefficient), over, x, of
             case ops.Take(Vector() as x) as op if (
-                taken := tex.taken_indices(op, i, 1)
+                taken := taken_indices(op, i, 1)
             ) is not None:
                 return "", (), x, taken
         return None

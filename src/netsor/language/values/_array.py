@@ -3,8 +3,8 @@
 A program is a directed acyclic graph. A `Value` (a `Vector` or a `Scalar`) is an array
 of unknowns with a shape; the `Operation` in its field `op` made it from other values,
 `value.op.inputs`. Both are immutable and compare by identity, so that a value that two
-operations share is one node. Nothing here computes numbers: interpreters look up each
-operation in a table (`rule_for`).
+operations share is one node. Each *reading* of a program (sampling, lowering,
+differentiating, checking, printing) asks an operation for its rule, a method.
 
 The rest of this file indexes and rearranges arrays of values as numpy does.
 """
@@ -12,14 +12,24 @@ The rest of this file indexes and rearranges arrays of values as numpy does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +60,8 @@ Axes = tuple[int | None, ...]
 # Indexing lists the positions of all entries of an array with at most this many. Above,
 # it indexes a broadcast grid of each axis instead, which needs less memory.
 MAX_ENUMERATED_ENTRIES = 2**20
+# Letters of indices, in the order in which formulas take them.
+INDEX_LETTERS = "ijklmabcdefgh"
 # Python's name for the operator that each numpy function stands for.
 OPERATORS = {
     np.add: "add",
@@ -260,14 +272,148 @@ class VectorAccess(Enum):
     BY_POSITION = "maps coordinates by their positions"  # rotary ones, though linear
 
 
+# What the readings of a program offer to the rules of its operations
+
+# An array of the plan that lowering makes
+Register = Any
+# Cotangents of scalars by unit: see `language/autodiff/_derivative.py`.
+Units = dict[str | None, Any]
+Cotangents = Iterable[tuple[int, Any]]  # the index of an input, and its cotangent
+Index = Sequence[str]  # an index for each axis of a value, as a formula writes them
+
+
+class Samples(Protocol):
+    """The reference interpreter, as a rule `sample` sees it.
+
+    The array of a vector has the shape (replicas, *shape, width), that of a scalar
+    (replicas, *shape). Values that are the same in all replicas may have one.
+    """
+
+    widths: Mapping[str, float]  # by name; hyperparameters too
+
+    def __getitem__(self, x: Value) -> npt.NDArray[np.float64]:
+        """The array of an input."""
+
+    def align_axes(self, x: Value, ndim: int) -> npt.NDArray[np.float64]:
+        """The same with `ndim` axes of values: axes of size 1 are set in front."""
+
+    def normals(
+        self, source: Source, member: int, *shape: int
+    ) -> npt.NDArray[np.float64]:
+        """Standard normals (replicas, *shape) of one member of a random source."""
+
+
+class Lowering(Protocol):
+    """The lowering of a program to a plan, as the rules `lower` and `combine` see it.
+
+    `builder.step(name, *registers, **parameters)` adds an instruction of the plan;
+    `builder` also has `constant`, `reshape`, `take` and `pad_or_cut`.
+    """
+
+    builder: Any
+
+    def align_axes(self, array: Register, ndim: int, result_ndim: int) -> Register:
+        """An array of values with `ndim` axes, with axes of size 1 set in front."""
+
+    def mix_rows(self, coefficients: Register, vectors: Register) -> Register:
+        """The combinations Σ_j a[…, i, j] x[…, j], of vectors (…, j, blocks, ·)."""
+
+    def coordinates(self, x: Value) -> Register:
+        """All coordinates of vectors of finite width, (*shape, 1, width)."""
+
+    def shared(
+        self, key: object, make: Callable[[], tuple[Register, ...]]
+    ) -> tuple[Register, ...]:
+        """Registers that operations with the same key share; `make` adds them once."""
+
+
+class Backward(Protocol):
+    """Reverse-mode differentiation, as a rule `cotangents` sees it."""
+
+    def wants(self, k: int) -> tuple[str | None, ...]:
+        """The units in which input k is needed; none if no leaf depends on it."""
+
+    def along(self, d: Any, x: Any, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_i⟩ for matching vectors: the cotangent of a factor of x."""
+
+    def inner(self, d: Any, x: Any, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs of the last axes."""
+
+
+class Notation(Protocol):
+    """LaTeX, as a rule `latex` sees it."""
+
+    def inputs(self, value: Value, i: Index, whole: str = r"\cdot") -> list[str]:
+        """The entries of all inputs that entry i of a value reads.
+
+        `whole` stands for the index of an axis that is read whole.
+        """
+
+    def entry(self, x: Value, i: Index) -> str:
+        """Entry i of a value, or its limit."""
+
+    def taken(self, op: Take, i: Index) -> str:
+        """Entry i of an index."""
+
+    def summation_index(self, i: Index) -> str:
+        """A letter that is not in the index i."""
+
+    def width(self, width: Any) -> str:
+        """A width in a formula."""
+
+    def number(self, number: float) -> str:
+        """A number in a formula."""
+
+    def function(self, name: str, arguments: Sequence[str]) -> str:
+        """A function with this name, of these arguments."""
+
+
+class Size(NamedTuple):
+    """A bound on coordinates: |u| ≤ fixed + |v|, where v is a Gaussian of this variance
+    times `factors` of χ/√m.
+    """
+
+    fixed: float
+    variance: float
+    factors: int
+
+    def times(self, c: float) -> Size:
+        """The bound of c u; infinite where a power would raise."""
+        return Size(c * self.fixed, c * c * self.variance, self.factors)
+
+
+def largest_size(sizes: Sequence[Size]) -> Size:
+    """A bound on all coordinates of vectors with these bounds."""
+    return Size(
+        fixed=max((size.fixed for size in sizes), default=0.0),
+        variance=max((size.variance for size in sizes), default=0.0),
+        factors=max((size.factors for size in sizes), default=0),
+    )
+
+
+class FixedTerms(NamedTuple):
+    """The vectors of an input in fixed combinations, as a sparse matrix.
+
+    Result `rows[t]` contains `coefficients[t]` times vector `columns[t]` of the input,
+    both as flat positions.
+    """
+
+    rows: Ints
+    columns: Ints
+    coefficients: npt.NDArray[np.float64]
+
+
 @dataclass_transform(eq_default=False, frozen_default=True)
 class Operation:
     """What makes a value from other values: the base class of all operations.
 
     A subclass becomes a frozen dataclass, compared by identity. Its fields that are
-    values, or tuples of values, are its inputs; all others are parameters. The class
-    says what every reader of a program needs to know of it; what only one interpreter
-    needs is a row in the table of that interpreter (see `rule_for`).
+    values, or tuples of values, are its inputs; all others are parameters. Its
+    attributes say what every reading of a program needs to know, and each of its other
+    methods is the rule of one reading. A rule gets the value that the operation made
+    and, as a protocol above, what the reading offers. Without a rule, that reading
+    raises an error that names the method. Matrix products, nonlinearities and inner
+    products are lowered by the engine itself; a subclass of theirs inherits that.
 
     The invariant: an operation never changes, and its inputs exist before it. So the
     graph has no cycles, and a rewrite makes new operations (`with_inputs`,
@@ -285,6 +431,11 @@ class Operation:
         Whether entries of the result can be computed separately.
     sliced_fields : tuple of str
         The names of array fields whose leading axes are those of the result.
+    without_limit : str
+        What an error says if it reads coordinates of infinitely wide vectors.
+    covered : bool
+        Whether the theorems of the checker cover it. This claims a proof, so no class
+        inherits it.
 
     Examples
     --------
@@ -292,11 +443,16 @@ class Operation:
     >>> class Reverse(Entrywise):
     ...     acts = VectorAccess.BY_POSITION
     ...     x: ns.Vector
+    ...     def sample(self, value, samples):
+    ...         return samples[self.x][..., ::-1]
     >>> x = ns.gaussian(ns.Width("n"), 3)
     >>> y = ns.Vector(Reverse(x), x.shape, x.width)
     >>> y.op.inputs == (x,), y.op.reads(ndim=1)
     (True, ((0,),))
     >>> y[1:].op.with_inputs(x).inputs == (x,)  # the same index of another value
+    True
+    >>> before, after = ns.Program((x, y)).simulate(n=4, draws=1)
+    >>> bool((after == before[..., ::-1]).all())
     True
     """
 
@@ -307,8 +463,11 @@ class Operation:
     letter: ClassVar[str] = ""
     sliceable: ClassVar[bool] = False
     sliced_fields: ClassVar[tuple[str, ...]] = ()
+    without_limit: ClassVar[str] = ""
+    covered: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
+        cls.covered = cls.__dict__.get("covered", False)
         dataclass(frozen=True, eq=False)(cls)
 
     @property
@@ -371,6 +530,127 @@ class Operation:
             fields.append(entry)
         return type(self)(*fields)
 
+    # Rules: the reference interpreter
+
+    def sample(self, value: Value, samples: Samples) -> npt.NDArray[np.float64]:
+        """The array of a value from those of its inputs: what the operation means."""
+        raise MissingRuleError(self, "sample")
+
+    # Rules: lowering
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """The register of scalars (*shape), or all coordinates (*shape, 1, width) of
+        vectors that are not linear combinations.
+        """
+        raise MissingRuleError(self, "lower")
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register | None,
+    ) -> Register:
+        """The result of a linear operation, (*shape, blocks, ·).
+
+        `arrays` has an array (*shape, blocks, ·) for each vector that it combines.
+        These are coordinates in any frame. `coefficients` are the numbers of its scalar
+        input, if it has one. For an operation on scalars, `arrays` are these scalars.
+        """
+        raise MissingRuleError(self, "combine")
+
+    def combine_sets(
+        self,
+        value: Value,
+        sets: Sequence[npt.NDArray[Any]],
+        nonzero: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[Any] | None:
+        """The same for sets of directions, (*shape, blocks), as bits of integers.
+
+        `nonzero` marks the coefficients that count. None if this follows from `sample`.
+        """
+        return self.rearrange(sets)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+        """Arrays (*shape, blocks) in the order of the result, if the operation only
+        moves vectors or blocks; otherwise None.
+        """
+        return None
+
+    # Rules: differentiating
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """Each input's number with its cotangent, from the cotangent d of the result.
+
+        Both are values of the language. Cotangents are scaled to order 1, and those of
+        scalars are given by unit: see `language/autodiff/_derivative.py`.
+        """
+        raise MissingRuleError(self, "cotangents")
+
+    # Rules: the checker, and bounds
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Whether the result is bounded; `inputs`: whether all inputs are.
+
+        None if that is not known. A bounded result does not imply that a theorem
+        applies.
+        """
+        return None
+
+    def open_point(self) -> tuple[str, str]:
+        """The point of the checker that is open if no theorem covers the operation, and
+        a finding that follows the name of the value.
+        """
+        name = type(self).__name__
+        return "unknown", f" is made by {name}, which no theorem of the checker covers"
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
+        """The result as combinations with fixed coefficients, one for each vector
+        input; None if it is none.
+        """
+        return None
+
+    def size(self, sizes: Sequence[Size]) -> Size | None:
+        """A bound on coordinates, given that of each vector input; None if unknown."""
+        return None
+
+    # Rules: printing
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """The right-hand side of its line in `print(net)`, from the names of inputs."""
+        return f"{type(self).__name__.lower()}({', '.join(inputs)})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """Entry i of the result as a formula."""
+        call = notation.function(type(self).__name__.lower(), notation.inputs(value, i))
+        return call + entry_subscript(self, value, i)
+
+
+def entry_subscript(op: Operation, value: Value, i: Index) -> str:
+    """The subscript that selects entry i of a result along axes computed together."""
+    indices = [i[axis] for axis in op.unsliceable_axes(value.ndim)]
+    return f"_{{{','.join(indices)}}}" if indices else ""
+
+
+class MissingRuleError(TypeError):
+    """An operation has no rule for this reading of a program."""
+
+    def __init__(self, op: Operation, method: str) -> None:
+        name = type(op).__name__
+        self.remedy = (
+            f"write the method {name}.{method} (docs/developer.md, 'Adding an"
+            " operation')"
+        )
+        super().__init__(f"{name} cannot be {READINGS[method]}: {self.remedy}")
+
+
+READINGS = {
+    "sample": "sampled by the reference interpreter",
+    "lower": "lowered to a plan",
+    "combine": "lowered to a plan",
+    "cotangents": "differentiated",
+}
+
 
 class Entrywise(Operation):
     """An operation whose entries can be computed one by one.
@@ -390,17 +670,18 @@ def align_axes(ndim: int, result_ndim: int) -> tuple[int, ...]:
     return tuple(range(result_ndim - ndim, result_ndim))
 
 
-def rule_for(op: Operation, table: Mapping[type[Operation], R], table_name: str) -> R:
-    """Look up an operation in the table of an interpreter.
+def rule_in(table: Mapping[type[Operation], R], op: Operation, method: str) -> R | None:
+    """The rule of an operation in a table of the engine.
 
-    The error for a missing row names the table.
+    A class without a row inherits that of its base class. The result is None if the
+    class, or a base class nearer than the row, states the method itself.
     """
-    if type(op) not in table:
-        raise TypeError(
-            f"{type(op).__name__} has no row in {table_name}: see docs/developer.md,"
-            " 'Adding an operation'"
-        )
-    return table[type(op)]
+    for cls in type(op).__mro__:
+        if cls in table:
+            return table[cls]
+        if method in cls.__dict__:
+            return None
+    return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -630,5 +911,92 @@ class Take(Operation):
     acts = VectorAccess.LINEARLY
     kind = "index"
     sliceable = True
+    covered = True
     x: Value
     flat: Ints
+
+    def sample(self, value: Value, samples: Samples) -> npt.NDArray[np.float64]:
+        """Entries of the flattened array."""
+        array = samples[self.x]
+        coordinates = array.shape[1 + self.x.ndim :]
+        flattened = array.reshape(array.shape[0], self.x.size, *coordinates)
+        return flattened.take(self.flat, axis=1)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The same entries of registers."""
+        (array,) = arrays
+        builder = lowering.builder
+        trailing = array.shape[self.x.ndim :]
+        entries = builder.reshape(array, self.x.size, *trailing)
+        taken = builder.take(entries, self.flat.ravel(), axis=0)
+        return builder.reshape(taken, *self.flat.shape, *trailing)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The same entries."""
+        (array,) = arrays
+        return array.reshape(self.x.size, array.shape[-1])[self.flat]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """As bounded as its input."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms]:
+        """Single vectors."""
+        rows = np.arange(value.size)
+        return [FixedTerms(rows, self.flat.ravel(), np.ones(value.size))]
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """At most the largest of all entries."""
+        return largest_size(sizes)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """x[i, 3]."""
+        (name,) = inputs
+        indices = taken_indices(self, INDEX_LETTERS, first=0)
+        if indices is None:
+            return f"selected from {name}"
+        return f"{name}[{', '.join(indices)}]" if indices else name
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """An entry of x."""
+        return notation.taken(self, i)
+
+
+def taken_indices(
+    op: Take, index_letters: Sequence[str], first: int
+) -> list[str] | None:
+    """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
+
+    Positions count from `first`, 0 or 1. The result is None if no formula fits.
+    """
+    if not op.x.shape:
+        return []
+    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
+    indices: list[str] = []
+    for positions in np.unravel_index(op.flat, op.x.shape):
+        start = int(np.ravel(positions)[0])
+        if (positions == start).all():
+            indices.append(str(start + first))
+            continue
+        for letter, ramp in zip(index_letters, ramps, strict=False):
+            if (positions == start + ramp).all():
+                indices.append(f"{letter}+{start}" if start > 0 else letter)
+                break
+        else:
+            return None
+    return indices
+
+
+def broadcast_terms(
+    x: Value, value: Value, coefficients: npt.ArrayLike = 1.0
+) -> FixedTerms:
+    """Fixed multiples of the vectors of an input that broadcasts to the result."""
+    columns = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape)
+    factors = np.broadcast_to(np.asarray(coefficients, dtype=float), value.shape)
+    return FixedTerms(np.arange(value.size), columns.ravel(), factors.ravel())

@@ -5,7 +5,7 @@ scalars, data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -26,7 +26,10 @@ from ._array import (
     Box,
     Entrywise,
     Operation,
+    Samples,
+    Size,
     Source,
+    Value,
     VectorAccess,
     box_index,
     index_positions,
@@ -192,6 +195,18 @@ class MatMul(Acting):
     """V: products with the matrices as sampled."""
 
     kind = "MatMul"
+    covered = True
+
+    def bounded(self, inputs: bool | None) -> bool:
+        """Its coordinates are Gaussian."""
+        return False
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """Given x, W x is Gaussian with variance std² |x|²/in."""
+        (size,) = sizes
+        std = size.fixed + math.sqrt(size.variance)
+        result = Size(fixed=0.0, variance=std * std, factors=size.factors + 1)
+        return result.times(self.weight.std)
 
 
 def weight(
@@ -289,7 +304,24 @@ class Data(Entrywise):
     kind = "data"
     letter = "X"
     sliced_fields = ("vectors",)
+    covered = True
     vectors: Floats
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The vectors, for all replicas."""
+        return self.vectors[None]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Numbers are."""
+        return inputs
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """The largest coordinate."""
+        return Size(fixed=float(np.abs(self.vectors).max()), variance=0.0, factors=0)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Only the width."""
+        return f"given vectors in R^{self.vectors.shape[-1]}"
 
 
 class Normal(Operation):
@@ -299,9 +331,22 @@ class Normal(Operation):
 
     kind = "random scalars"
     letter = "z"
+    covered = True
     source: Source
     std: float
     shape: Shape
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Independent normals."""
+        return self.std * samples.normals(self.source, 0, *self.shape)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Given the scalars, they are numbers."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """N(0, std²)."""
+        return f"N(0, {self.std**2:g})"
 
 
 def gaussian(

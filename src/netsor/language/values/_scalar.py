@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._array_api import array_namespace
 from ..._validate import Shape, TraceError, numbers, real, shown
-from ...functions.activations import Function
-from ._array import Axes, Entrywise, Ints, Operation, Value, align_axes
+from ...functions.activations import Function, row_softmax
+from ._array import (
+    Axes,
+    Entrywise,
+    Index,
+    Ints,
+    Lowering,
+    Notation,
+    Operation,
+    Register,
+    Samples,
+    Value,
+    align_axes,
+    entry_subscript,
+)
 
 
 def _power(x: Any, k: float) -> Any:
@@ -32,6 +45,22 @@ SUM = Function(
 MEAN = Function(
     "mean", lambda x: array_namespace(x).mean(x, axis=-1), bounded=False, lipschitz=True
 )
+
+
+class InfixOperator(NamedTuple):
+    """The sign between the two arguments of a function."""
+
+    text: str
+    latex: str
+
+
+# Keys are these functions themselves, since users may have functions with their names.
+INFIX = {
+    ADD: InfixOperator("+", "+"),
+    SUBTRACT: InfixOperator("−", "-"),
+    MULTIPLY: InfixOperator("·", r"\cdot"),
+    MATMUL: InfixOperator("@", ""),
+}
 
 
 def power(exponent: float) -> Function:
@@ -133,11 +162,28 @@ class Constant(Entrywise):
     kind = "given"
     letter = "c"
     sliced_fields = ("numbers",)
+    covered = True
     numbers: Floats
 
     def indexed(self, value: Value, flat: Ints) -> Constant:
         """Select numbers."""
         return Constant(self.numbers.ravel()[flat])
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The numbers, for all replicas."""
+        return self.numbers[None]
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """The numbers."""
+        return lowering.builder.constant(self.numbers)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Numbers are."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Only the shape."""
+        return f"given numbers of shape {value.shape}"
 
 
 class Hyperparameter(Operation):
@@ -145,13 +191,31 @@ class Hyperparameter(Operation):
 
     kind = "hyperparameter"
     letter = "c"
+    covered = True
     name: str
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The number, for all replicas."""
+        return np.array([samples.widths[self.name]])
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """A number that is given when the plan runs."""
+        return lowering.builder.hyperparameter(self.name)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """A number is."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Its name."""
+        return self.name
 
 
 class Apply(Entrywise):
     """S: f of scalars, elementwise but for the last `axes` axes, which f gets whole."""
 
     kind = "function of scalars"
+    covered = True
     f: Function
     scalars: tuple[Scalar, ...]
     axes: int
@@ -172,6 +236,111 @@ class Apply(Entrywise):
     def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The last axes of the result, which f computes together."""
         return range(self.leading, ndim)
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """f of all arguments."""
+        ndim = self.leading + self.axes
+        arguments = [samples.align_axes(p, ndim) for p in self.scalars]
+        result = np.asarray(self.f(*arguments))
+        return np.broadcast_to(result, (result.shape[0], *value.shape))
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register | None,
+    ) -> Register:
+        """f of all arguments; of a product, the second factor is `coefficients`."""
+        arguments = arrays if coefficients is None else [*arrays, coefficients]
+        aligned = [
+            lowering.align_axes(argument, p.ndim, self.leading + self.axes)
+            for argument, p in zip(arguments, self.scalars, strict=True)
+        ]
+        return lowering.builder.step(
+            "apply",
+            *aligned,
+            made=value.shape,
+            words=f"{function_label(self.f)} of scalars",
+            f=self.f,
+            shape=value.shape,
+            axes=self.axes,
+        )
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Whether f is, or f of bounded arguments."""
+        return function_is_bounded(self.f, inputs)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """f(p, q), or p + q."""
+        return call_text(self.f, inputs)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The same."""
+        return call_latex(self.f, value, i, notation, infix=self.axes == 0)
+
+
+def function_label(f: Function) -> str:
+    """The name of a function with its parameters, as printed in plans."""
+    if not f.parameters:
+        return f.name
+    return f"{f.name}({', '.join(map('{:g}'.format, f.parameters))})"
+
+
+def function_is_bounded(f: Function, inputs: bool | None) -> bool | None:
+    """Whether values of a function are bounded; None if that is not known."""
+    if f.lipschitz and inputs:  # pseudo-Lipschitz: bounded on bounded sets
+        return True
+    return f.bounded
+
+
+def is_convex_weight(f: Function) -> bool:
+    """Whether the values of f are at least 0 and add up to 1, as those of a softmax."""
+    return f.f is row_softmax
+
+
+def call_text(f: Function, inputs: Sequence[str], scalars: int = 0) -> str:
+    """A call `f(x, y, parameter; p, q)`, or an infix operator.
+
+    The last `scalars` inputs, of a `nonlin`, follow a semicolon.
+    """
+    if f in INFIX:
+        return f" {INFIX[f].text} ".join(inputs)
+    return f"{f.name}({_arguments(f, inputs, scalars, '{:g}'.format)})"
+
+
+def call_latex(
+    f: Function,
+    value: Value,
+    i: Index,
+    notation: Notation,
+    *,
+    scalars: int = 0,
+    infix: bool = True,
+) -> str:
+    """The same as LaTeX, for entry i of a value; without `infix` always as a call."""
+    inputs = notation.inputs(value, i)
+    if infix and f in INFIX:
+        return f" {INFIX[f].latex} ".join(inputs)
+    arguments = _arguments(f, inputs, scalars, notation.number)
+    call = notation.function(f.name, [arguments])
+    return call + entry_subscript(value.op, value, i)
+
+
+def _arguments(
+    f: Function, inputs: Sequence[str], scalars: int, shown: Callable[[float], str]
+) -> str:
+    """The inputs and parameters of a function."""
+    count = len(inputs) - scalars
+    listed = ", ".join([*inputs[:count], *map(shown, f.parameters)])
+    if scalars:
+        listed += f"; {', '.join(inputs[count:])}"
+    return listed
+
+
+def swapped(a: Scalar) -> Scalar:
+    """The transposed matrices, along the last two axes."""
+    return a.transpose(*range(a.ndim - 2), a.ndim - 1, a.ndim - 2)
 
 
 def as_scalar(c: Value | ScalarLike, operation: str, name: str = "") -> Scalar:
