@@ -183,10 +183,10 @@ def _no_sigma(monkeypatch):
 def _no_projection(monkeypatch):
     span, all_along = LinalgBackend.span, LinalgBackend.along
 
-    def along(self, rows, directions, *factor, **given):
-        found = all_along(self, rows, directions, *factor, **given)
-        found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
-        return found
+    def along(self, rows, directions, *factor, **params):
+        coefficients = all_along(self, rows, directions, *factor, **params)
+        coefficients[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
+        return coefficients
 
     monkeypatch.setattr(
         LinalgBackend, "span", lambda self, rows, *known: span(self, rows)
@@ -199,9 +199,9 @@ def _full_frame_forgotten(monkeypatch):
 
     def grow(self, *arguments):
         self.group.width += 2
-        made = original(self, *arguments)
+        coordinates = original(self, *arguments)
         self.group.width -= 2
-        return made
+        return coordinates
 
     monkeypatch.setattr(BartlettFrame, "add_sources", grow)
 
@@ -283,10 +283,10 @@ def test_one_seed_couples_two_widths():
     net = attention_layer.net()[0]
     laws = (net.law(n=w, draws=2000, seed=4) for w in (64, 10**6, ns.inf))
     far, near, limit = (mixture(law).component_var for law in laws)
-    other = net.law(n=10**6, draws=2000, seed=5).component_var
+    other_seed = net.law(n=10**6, draws=2000, seed=5).component_var
     assert np.corrcoef(near, limit)[0, 1] > 0.999
     assert np.corrcoef(far, limit)[0, 1] > 0.3
-    assert abs(np.corrcoef(other, limit)[0, 1]) < 0.1
+    assert abs(np.corrcoef(other_seed, limit)[0, 1]) < 0.1
 
 
 def test_law_reports_progress_and_stops_on_interrupt():
@@ -381,11 +381,11 @@ STRICT = {
 
 
 def _joint(plan, xp):
-    def strict(step, given, _):
+    def strict(step, arrays, _):
         # numpy's alone, unless there is a formula
         if step.kind in ("kernel", "moments"):
-            return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
-        return compute(linalg, step.kind, given, step.params)
+            return xp.asarray(in_numpy(step, [np.asarray(a) for a in arrays], None))
+        return compute(linalg, step.kind, arrays, step.params)
 
     linalg = LinalgBackend(xp)
     streams = Streams(3, 0)
@@ -401,8 +401,10 @@ def _joint(plan, xp):
 def test_plans_run_with_array_api_strict(name):
     make, widths = STRICT[name]
     plan = make_plan(make().outputs, widths)
-    usual, other = (_joint(plan, xp) for xp in (np, array_api_strict))  # all tokens
-    for a, b in zip(usual, other, strict=True):
+    by_numpy, by_strict = (
+        _joint(plan, xp) for xp in (np, array_api_strict)
+    )  # all tokens
+    for a, b in zip(by_numpy, by_strict, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
@@ -425,8 +427,10 @@ def test_first_draws_do_not_depend_on_the_number_of_draws_at_large_scores():
     shifted.
     """
     net = ns.paper.layer(sigma_q=10.0, sigma_k=10.0)
-    few, many = (net.law(n=64, draws=draws).component_var for draws in (100, 8000))
-    assert (few == many[:100]).all()
+    of_100_draws, of_8000_draws = (
+        net.law(n=64, draws=draws).component_var for draws in (100, 8000)
+    )
+    assert (of_100_draws == of_8000_draws[:100]).all()
 
 
 def test_function_that_returns_its_argument_is_not_overwritten():

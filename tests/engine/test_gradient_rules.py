@@ -62,22 +62,24 @@ def test_derivatives_of_named_functions_equal_differences(name, order):
         f = derivatives.derivative(f)
         if isinstance(f, float):  # between kinks there is nothing more
             return
-    made, difference = derivatives.derivative(f), (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
-    if isinstance(made, float):
-        assert np.abs(difference - made).max() < 1e-8
+    slope, difference = derivatives.derivative(f), (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
+    if isinstance(slope, float):
+        assert np.abs(difference - slope).max() < 1e-8
         return
-    np.testing.assert_allclose(made(x), difference, atol=2e-8)
-    assert made.breaks == f.breaks
-    assert f.parity is None or made.parity == -f.parity
-    if made.parity is not None:
-        np.testing.assert_allclose(made(-x), made.parity * made(x), atol=1e-13)
-    assert made.bounded
-    assert np.abs(made(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
-    if made.smoothed is not None:
-        np.testing.assert_allclose(made.smoothed(x, np.zeros(41)), made(x), atol=1e-12)
+    np.testing.assert_allclose(slope(x), difference, atol=2e-8)
+    assert slope.breaks == f.breaks
+    assert f.parity is None or slope.parity == -f.parity
+    if slope.parity is not None:
+        np.testing.assert_allclose(slope(-x), slope.parity * slope(x), atol=1e-13)
+    assert slope.bounded
+    assert np.abs(slope(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
+    if slope.smoothed is not None:
+        np.testing.assert_allclose(
+            slope.smoothed(x, np.zeros(41)), slope(x), atol=1e-12
+        )
         m, s, h = np.linspace(-2.0, 2.0, 9), np.full(9, 0.7), 1e-5
         np.testing.assert_allclose(
-            made.smoothed(m, s),
+            slope.smoothed(m, s),
             (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h),
             atol=1e-9,
         )
@@ -101,16 +103,16 @@ def test_derivatives_of_numpy_functions_equal_differences(f):
     x = np.linspace(0.3, 3.0, 20)
     function = ns.Function(f.__name__, f)
     for _ in range(2):
-        made = derivatives.derivative(function)
-        if isinstance(made, float):
+        slope = derivatives.derivative(function)
+        if isinstance(slope, float):
             break
         np.testing.assert_allclose(
-            made(x),
+            slope(x),
             (function(x + 1e-5) - function(x - 1e-5)) / 2e-5,
             rtol=1e-7,
             atol=1e-9,
         )
-        function = made
+        function = slope
 
 
 # Every rule, against differences of the literal network with the same matrices
@@ -130,12 +132,14 @@ def _error(name):
     p, wrt = {**CASES, "after a step": _after_a_step}[name]()
     g = ns.grad(p, wrt)
     outputs = [p, g, wrt]
-    found = evaluated(outputs, WIDTHS)[1]
-    ways = np.random.default_rng(1).standard_normal((3, *found.shape))
-    unit = found.shape[-1] ** -0.5 if isinstance(wrt, ns.Vector) else 1.0
-    made = unit * np.sum(found * ways, axis=tuple(range(1, ways.ndim)))
-    expected = slopes(outputs, WIDTHS, 1, {wrt: ways})[0]
-    return np.max(np.abs(made - expected)) / (np.abs(expected).max() + 1e-3)
+    gradient = evaluated(outputs, WIDTHS)[1]
+    directions = np.random.default_rng(1).standard_normal((3, *gradient.shape))
+    unit = gradient.shape[-1] ** -0.5 if isinstance(wrt, ns.Vector) else 1.0
+    slopes_by_rule = unit * np.sum(
+        gradient * directions, axis=tuple(range(1, directions.ndim))
+    )
+    expected = slopes(outputs, WIDTHS, 1, {wrt: directions})[0]
+    return np.max(np.abs(slopes_by_rule - expected)) / (np.abs(expected).max() + 1e-3)
 
 
 @pytest.mark.parametrize("name", [*CASES, "after a step"])
@@ -151,12 +155,12 @@ def _times(factor, rule):
     """A rule whose results are multiplied."""
 
     def broken(*arguments):
-        for k, made in rule(*arguments):
+        for k, cotangent in rule(*arguments):
             yield (
                 k,
-                {u: factor * c for u, c in made.items()}
-                if isinstance(made, dict)
-                else factor * made,
+                {u: factor * c for u, c in cotangent.items()}
+                if isinstance(cotangent, dict)
+                else factor * cotangent,
             )
 
     return broken

@@ -61,9 +61,9 @@ def blocks(count=2, heads=1, norm=lambda v: v, tokens=2, mask=None):
         y = y + ns.nn.attention(norm(y), heads, mask=mask)
     p = ns.dot(ns.gaussian(n), y[-1])
     g = ns.grad(p, x)
-    own = [ns.dot(g[i], x[i]) for i in range(tokens)]
+    products = [ns.dot(g[i], x[i]) for i in range(tokens)]
     return ns.Program(
-        (p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *own)
+        (p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *products)
     )
 
 
@@ -108,13 +108,13 @@ def smallest_p_of_draws(limit, wide, width, blur=0.0):
         * np.random.default_rng(5).standard_normal((2, draws, wide.shape[1]))
     )
     limit, wide = limit + noise[0], wide + noise[1]
-    found = [
+    p_values = [
         stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])
     ]
     if limit.shape[1] > 1:
         z = (_ranks(limit) - _ranks(wide)) / np.sqrt(2.0 / (draws - 3))
-        found += (2 * stats.norm.sf(np.abs(z))).tolist()
-    return min(found)
+        p_values += (2 * stats.norm.sf(np.abs(z))).tolist()
+    return min(p_values)
 
 
 LIMITS = {
@@ -231,11 +231,11 @@ def test_summed_transposes_of_heads_are_lowered_as_one_matrix(groups):
     net, widths = _heads(groups), {"n": 5, "d": 2}
     assert smallest_p(net, 1500, **widths) > 1e-4
     assert smallest_p(net, 1500, without=("stacked",), **widths) > 1e-4
-    one, many = (
+    as_one_matrix, as_many = (
         make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
         for w in ((), ("stacked",))
     )
-    assert one < many / 2
+    assert as_one_matrix < as_many / 2
 
 
 def test_gate_and_its_gradient_have_their_limit():
@@ -244,9 +244,9 @@ def test_gate_and_its_gradient_have_their_limit():
     a, b, c = (ns.weight(n, n) for _ in range(3))
     p = ns.dot(r, x + c @ (ns.silu(a @ x) * (b @ x))).sum()
     g = ns.grad(p, x)
-    found = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=20).mean()
+    means = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=20).mean()
     alone = ns.Program(ns.mean_dot(g, g)[0, 0]).law(n=ns.inf, draws=2).mean()
-    assert found[1] == pytest.approx(alone, rel=1e-12)
+    assert means[1] == pytest.approx(alone, rel=1e-12)
 
 
 def _gated_perceptron():
@@ -269,12 +269,12 @@ def test_summed_transposes_of_two_matrices_are_lowered_as_one_matrix():
     """
     net, widths = _gated_perceptron(), {"n": 5, "d": 4}
     assert smallest_p(net, 1500, **widths) > 1e-4
-    one, many = (
+    as_one_matrix, as_many = (
         make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
         for w in ((), ("stacked",))
     )
     # three sources of the stream less, in a frame of nine directions
-    assert many - one == 3 * 9 + 3 + 3
+    assert as_many - as_one_matrix == 3 * 9 + 3 + 3
 
 
 def gated(function, first="gate"):

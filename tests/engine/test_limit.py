@@ -63,9 +63,9 @@ VARIANCES = [(16, 0.4339), (64, 0.4032), (256, 0.3948), (1024, 0.3927)]
     ("width", "variance"), keep(VARIANCES, (16, 0.4339), (1024, 0.3927))
 )
 def test_layer_of_the_paper_has_its_variance_at_each_width(width, variance):
-    found = attention_layer.net()[0].law(n=width, draws=100_000).with_error.var()
+    estimate = attention_layer.net()[0].law(n=width, draws=100_000).with_error.var()
     # the figure is rounded to four digits
-    assert abs(found.value - variance) < 4 * found.error + 5e-5
+    assert abs(estimate.value - variance) < 4 * estimate.error + 5e-5
 
 
 # variance, excess kurtosis: one-dimensional integrals, see test_moments below for their
@@ -90,9 +90,9 @@ def test_layer_of_the_paper_has_its_limit_moments(activation, heads):
         )
     )
     estimates = law.with_error.var(), law.with_error.kurtosis()
-    for found, right in zip(estimates, LIMITS[activation, heads], strict=True):
-        assert abs(found.value - right) < 4 * found.error
-        assert found.error < 0.1 * right
+    for estimate, expected in zip(estimates, LIMITS[activation, heads], strict=True):
+        assert abs(estimate.value - expected) < 4 * estimate.error
+        assert estimate.error < 0.1 * expected
 
 
 def test_limit_moments_equal_one_dimensional_integrals():
@@ -183,7 +183,7 @@ def structured():
         ns.concat(ns.weight(d, n, 2, std=s) @ x, axis=0) for s in (1.0, 0.7)
     )
     again = w()
-    made = again @ ns.tanh(again @ x)
+    reused = again @ ns.tanh(again @ x)
     mixed = w() @ ns.relu(x) + x
     scores = ns.dot(w() @ x, w() @ x)
     shifted = ns.nonlin(lambda u, p: np.tanh(u + p), x, scores[0])
@@ -200,7 +200,7 @@ def structured():
             ),
             None,
         ),
-        "reuse": ((made, ns.dot(made, w() @ x)), None),
+        "reuse": ((reused, ns.dot(reused, w() @ x)), None),
         "residual": (
             (ns.mean_dot(mixed, mixed), ns.dot(w() @ mixed, w() @ mixed)),
             None,
@@ -293,10 +293,10 @@ def test_complex_functions_raise_an_error():
 def test_kernel_of_a_function_with_a_jump_equals_the_normal_probability():
     """E[1(u > 1) 1(v > 1)] = P(u > 1, v > 1), for which scipy has a formula."""
     jump = ns.nonlin(lambda u: u > 1.0, ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 1.0]]))
-    found = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).with_error.cov()
-    both = stats.multivariate_normal.cdf([-1.0, -1.0], cov=[[1.0, 0.5], [0.5, 1.0]])
-    right = np.array([[stats.norm.sf(1.0), both], [both, stats.norm.sf(1.0)]])
-    assert (np.abs(found.value - right) < 1e-9 + 4 * found.error).all()
+    cov = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).with_error.cov()
+    joint = stats.multivariate_normal.cdf([-1.0, -1.0], cov=[[1.0, 0.5], [0.5, 1.0]])
+    expected = np.array([[stats.norm.sf(1.0), joint], [joint, stats.norm.sf(1.0)]])
+    assert (np.abs(cov.value - expected) < 1e-9 + 4 * cov.error).all()
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,8 @@ def test_masked_diverging_scores_do_not_prevent_a_limit():
     g = ns.gaussian(n, 3)
     p = ns.dot(g, g)
     assert ns.Program(p[0, 1]).law(n=ns.inf).status == "proved"
-    both = ns.Program(p[[0, 1], [1, 0]]).draw(n=ns.inf, draws=100)
-    np.testing.assert_array_equal(both[:, 0], both[:, 1])
+    scores = ns.Program(p[[0, 1], [1, 0]]).draw(n=ns.inf, draws=100)
+    np.testing.assert_array_equal(scores[:, 0], scores[:, 1])
     net = ns.Program(ns.softmax(p, mask=np.eye(3) < 1) @ (ns.weight(n, n) @ g))
     limit, wide = (net.law(n=width, draws=2000).cov() for width in (ns.inf, 10**9))
     np.testing.assert_allclose(limit, wide, atol=2e-4)
@@ -352,7 +352,7 @@ def test_score_of_a_zero_vector_is_zero():
 def _jumping():
     x, y, p = ns.gaussian(n), ns.gaussian(n), ns.dot(ns.gaussian(n), ns.gaussian(n))
     c = ns.mean_dot(x, y)  # vanishes like n^(−1/2), with either sign
-    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    ones = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
     positive = ns.Function("positive", lambda u: np.where(u > 0, 1.0, 0.0))
     return {
         "a scalar that vanishes": ns.apply(np.sign, c),
@@ -368,7 +368,7 @@ def _jumping():
         "times a score": ns.apply(np.sign, c * p),
         "a norm of it": ns.rms_norm(c * x, eps=0.0),
         "a vector that becomes a number": ns.nonlin(
-            lambda u: np.where(u > 1, 1.0, 0.0), one + c * x
+            lambda u: np.where(u > 1, 1.0, 0.0), ones + c * x
         ),
     }
 
@@ -381,7 +381,7 @@ def test_function_with_a_jump_at_the_limit_of_its_argument_raises_an_error(name)
 
 def test_function_with_a_jump_elsewhere_has_a_limit():
     x = ns.gaussian(n)
-    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    ones = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
     assert (
         ns.Program(ns.apply(np.sign, ns.mean_dot(x, x) - 0.5))
         .law(n=ns.inf, draws=10)
@@ -389,7 +389,7 @@ def test_function_with_a_jump_elsewhere_has_a_limit():
         == 1.0
     )
     # 1 at every width
-    assert ns.Program(ns.nonlin(np.floor, one)).law(n=ns.inf, draws=10).mean() == 1.0
+    assert ns.Program(ns.nonlin(np.floor, ones)).law(n=ns.inf, draws=10).mean() == 1.0
     # 0 at every width
     assert ns.Program(ns.nonlin(np.sign, x - x)).law(n=ns.inf, draws=10).mean() == 0.0
     c = ns.mean_dot(x, ns.gaussian(n))

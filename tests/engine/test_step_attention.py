@@ -27,12 +27,12 @@ def trained(heads, steps, rate=RATE):
     updates.
     """
     x = ns.tanh(ns.weight(n, 3, name="in") @ ns.data(X))
-    made = ns.nn.attend(x, heads, scaling="linear")
-    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), x + made.output)
+    attention = ns.nn.attend(x, heads, scaling="linear")
+    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), x + attention.output)
     loss = ((f - T) ** 2).mean()
     outer = ns.optim.SGD(lambda fan_in, fan_out: rate * fan_out)
-    by = {"in": outer, "head": outer, None: ns.optim.SGD(4 * rate)}
-    return ns.train([f, loss, made.scores], loss, by, steps)[-1]
+    optimisers = {"in": outer, "head": outer, None: ns.optim.SGD(4 * rate)}
+    return ns.train([f, loss, attention.scores], loss, optimisers, steps)[-1]
 
 
 def smallest(a, b):

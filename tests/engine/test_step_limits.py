@@ -76,11 +76,11 @@ EXPONENTS = {"sp": (-0.5, 0.5), "ntk": (-0.5, -0.5), "mup": (0.0, 0.0)}
 def test_changes_scale_with_the_width_by_known_exponents(kind):
     (_, g, k), (_, g1, k1) = perceptron(kind)
     net = ns.Program((size(g1 - g), size(k1 - k)))
-    found = [
+    changes = [
         np.sqrt([u.mean() for u in net.draw(n=width, draws=200, seed=1)])
         for width in (128, 2048)
     ]
-    slopes = np.diff(np.log(found), axis=0)[0] / np.log(16.0)
+    slopes = np.diff(np.log(changes), axis=0)[0] / np.log(16.0)
     np.testing.assert_allclose(slopes, EXPONENTS[kind], atol=0.06)
 
 
@@ -125,12 +125,12 @@ def test_readout_to_a_finite_space_moves_by_the_tangent_kernel(steps):
     after = [f, loss]
     for _ in range(steps):
         after = ns.step(after, after[1], over_fan_in)
-    right, found, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(
+    expected, stepped, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(
         n=inf, d=2, draws=30
     )
     for _ in range(steps):
-        right = right - RATE * (kernel @ (right - T)[..., None])[..., 0]
-    np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-8)
+        expected = expected - RATE * (kernel @ (expected - T)[..., None])[..., 0]
+    np.testing.assert_allclose(stepped, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_adam_step_of_vectors_at_infinite_width_matches_a_large_width():
@@ -161,13 +161,13 @@ def near(net, width=2048, draws=400):
         for w in (inf, width)
     )
     a, b = np.concatenate(a, axis=1), np.concatenate(b, axis=1)
-    found = []
+    p_values = []
     for x, y in zip(a.T, b.T, strict=True):
         if np.ptp(x) > 1e-9:
-            found.append(stats.ks_2samp(x, y).pvalue)
+            p_values.append(stats.ks_2samp(x, y).pvalue)
         else:
             assert abs(y.mean() - x[0]) < 0.05 * max(1.0, abs(x[0])), (x[0], y.mean())
-    return min(found, default=1.0)
+    return min(p_values, default=1.0)
 
 
 def test_lazy_limit_matches_large_widths():
@@ -217,8 +217,8 @@ def nodes(points, cov):
     return z @ np.linalg.cholesky(cov).T
 
 
-def moved_by_adam(tokens, by):
-    """How far µP's hidden layer moves: E_α[(η E_β[by(Σ_t l_tα h_tβ) h_0β])²], h =
+def moved_by_adam(tokens, phi):
+    """How far µP's hidden layer moves: E_α[(η E_β[phi(Σ_t l_tα h_tβ) h_0β])²], h =
     tanh(g), l_t = −target_t φ'(k_t) r.
 
     The sign of r does not matter, and f = 0 before the step.
@@ -226,7 +226,7 @@ def moved_by_adam(tokens, by):
     h = np.tanh(nodes(90_000 if tokens == 1 else 150, X[:tokens] @ X[:tokens].T / 3))
     k = nodes(24, h.T @ h / len(h))
     left = -T[:tokens] * (1 - np.tanh(k) ** 2)
-    return RATE**2 * np.mean([(by(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])
+    return RATE**2 * np.mean([(phi(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])
 
 
 @pytest.mark.parametrize(("tokens", "accuracy"), [(1, 1e-5), (2, 5e-3)])
@@ -238,12 +238,12 @@ def test_adam_step_after_a_nonlinearity_equals_a_product_rule(tokens, accuracy):
     k = w @ ns.tanh(ns.weight(n, 3) @ ns.data(X[:tokens]))
     loss = 0.5 * ((ns.mean_dot(r, ns.tanh(k)) - T[:tokens]) ** 2).sum()
     net = ns.Program(size(ns.step(k, loss, over_fan_in, "adam", weights=w) - k))
-    found = net.law(n=inf, draws=60).with_error.mean()
-    right = moved_by_adam(tokens, np.sign)
-    assert abs(found.value - right) < 4 * found.error + 1e-5 * right
-    assert found.error < accuracy * right
+    estimate = net.law(n=inf, draws=60).with_error.mean()
+    expected = moved_by_adam(tokens, np.sign)
+    assert abs(estimate.value - expected) < 4 * estimate.error + 1e-5 * expected
+    assert estimate.error < accuracy * expected
     # of another function of the entries
-    assert abs(moved_by_adam(tokens, np.tanh) / right - 1) > 0.1
+    assert abs(moved_by_adam(tokens, np.tanh) / expected - 1) > 0.1
 
 
 def deep(tokens=2):
@@ -431,12 +431,12 @@ def muon_step(act):
 
 def test_muon_step_along_a_vanishing_gradient_raises_an_error():
     """It was no step at all: the loss was 0."""
-    found, wide = (
+    limit, wide = (
         muon_step(lambda u: u).draw(n=width, draws=200, seed=1).mean()
         for width in (ns.inf, 2**20)
     )
-    assert found == pytest.approx(wide, rel=0.01)
-    assert found > 0.9
+    assert limit == pytest.approx(wide, rel=0.01)
+    assert limit > 0.9
     with pytest.raises(
         ns.ExactError,
         match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'",

@@ -79,19 +79,19 @@ def test_matrix_that_acts_twice_in_one_product_takes_a_step():
 
 def after_step(w, g, rule, widths):
     """A parameter after a step, as a textbook has it."""
-    by, sizes = (
+    optimiser, sizes = (
         rule.optimiser,
         (rule.in_width.bind(widths), rule.out_width.bind(widths)),
     )
-    lr = by.lr(*sizes) if callable(by.lr) else by.lr
-    if isinstance(by, ns.optim.Adam):
-        g = g / (np.abs(g) + by.eps)
-    if isinstance(by, ns.optim.Muon):
-        x = g / max(np.linalg.norm(g), by.eps, 1e-300)
-        for a, b, c in by.iterations:
+    lr = optimiser.lr(*sizes) if callable(optimiser.lr) else optimiser.lr
+    if isinstance(optimiser, ns.optim.Adam):
+        g = g / (np.abs(g) + optimiser.eps)
+    if isinstance(optimiser, ns.optim.Muon):
+        x = g / max(np.linalg.norm(g), optimiser.eps, 1e-300)
+        for a, b, c in optimiser.iterations:
             x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
-        g = by.adjust_lr_fn(*sizes) * x
-    return w - lr * (g + by.weight_decay * w)
+        g = optimiser.adjust_lr_fn(*sizes) * x
+    return w - lr * (g + optimiser.weight_decay * w)
 
 
 def moved_by_differences(outputs, after, loss, widths):
@@ -99,8 +99,8 @@ def moved_by_differences(outputs, after, loss, widths):
     by entry.
     """
     every = [loss, *outputs, *after]  # the order numbers the sources
-    one = drawn(every, widths)
-    given = {}
+    sample = drawn(every, widths)
+    updated = {}
     rules = {}
     for value in topological_order(after):
         if isinstance(value.op, SteppedMatMul):
@@ -112,9 +112,9 @@ def moved_by_differences(outputs, after, loss, widths):
         if isinstance(value.op, SteppedParameter):
             rules[initial_value(value)[0]] = None, value.op.rule
     for key, (weight, rule) in rules.items():
-        array = (one.matrices if isinstance(key, tuple) else one.drawn)[key][0]
-        ways = np.eye(array.size).reshape(array.size, *array.shape)
-        gradient = slopes(every, widths, 1, {key: ways})[0].reshape(array.shape)
+        array = (sample.matrices if isinstance(key, tuple) else sample.drawn)[key][0]
+        directions = np.eye(array.size).reshape(array.size, *array.shape)
+        gradient = slopes(every, widths, 1, {key: directions})[0].reshape(array.shape)
         unit = (
             1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
         )
@@ -127,19 +127,19 @@ def moved_by_differences(outputs, after, loss, widths):
                 key.size, dtype=bool
             )
             gradient = (same @ gradient.reshape(key.size, -1)).reshape(array.shape)
-        given[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
-    literal = _Literal(one.sources, widths, 3, 0, replicas=1)
-    literal.matrices = dict(one.matrices)
-    for key, array in given.items():
+        updated[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
+    literal = _Literal(sample.sources, widths, 3, 0, replicas=1)
+    literal.matrices = dict(sample.matrices)
+    for key, array in updated.items():
         if isinstance(key, tuple):
             literal.matrices[key] = array[None]
     for value in topological_order(outputs):
-        if value in given:
-            literal.drawn[value] = given[value][None]
+        if value in updated:
+            literal.drawn[value] = updated[value][None]
         else:
             literal.evaluate(value)
     return [literal.drawn[value][0] for value in outputs], [
-        one.drawn[value][0] for value in after
+        sample.drawn[value][0] for value in after
     ]
 
 
@@ -149,8 +149,8 @@ def moved_by_differences(outputs, after, loss, widths):
 def test_reference_interpreter_matches_updated_matrices(built):
     outputs = built.net.outputs
     before, after = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
-    right, made = moved_by_differences(before, after, before[1], built.widths)
-    for a, b in zip(made, right, strict=True):
+    expected, simulated = moved_by_differences(before, after, before[1], built.widths)
+    for a, b in zip(simulated, expected, strict=True):
         np.testing.assert_allclose(
             a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(b).max())
         )
@@ -189,7 +189,9 @@ def test_comparison_rejects_a_broken_step_rule(monkeypatch, optimiser):
     ]
     act = getattr(_OuterProducts, term)
     monkeypatch.setattr(
-        _OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)]
+        _OuterProducts,
+        term,
+        lambda *arguments: [1.5 * change for change in act(*arguments)],
     )
     net = network(optimiser, **OPTIONS[optimiser])
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) < 1e-8

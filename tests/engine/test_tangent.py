@@ -94,10 +94,10 @@ def smallest_p(x, y):
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.slow
 def test_tangent_kernel_limit_equals_the_formula(heads):
-    found = statistics(*program(heads).draw(n=ns.inf, draws=DRAWS))
-    assert smallest_p(found, statistics(*formula(heads, DRAWS))) > LEVEL
+    limit = statistics(*program(heads).draw(n=ns.inf, draws=DRAWS))
+    assert smallest_p(limit, statistics(*formula(heads, DRAWS))) > LEVEL
     for broken in ("independent of f", "half between outputs", "keys alone"):
-        assert smallest_p(found, statistics(*formula(heads, DRAWS, broken))) < LEVEL, (
+        assert smallest_p(limit, statistics(*formula(heads, DRAWS, broken))) < LEVEL, (
             broken
         )
 

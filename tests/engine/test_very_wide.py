@@ -33,11 +33,11 @@ def smallest(a, b):
     columns = [
         np.concatenate([u, u[:, pairs[0]] * u[:, pairs[1]]], axis=1) for u in (a, b)
     ]
-    found = [
+    p_values = [
         stats.ks_2samp(x, y).pvalue
         for x, y in zip(*(c.T for c in columns), strict=True)
     ]
-    return min(found) * len(found)
+    return min(p_values) * len(p_values)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_outputs_of_different_scales_that_are_0_in_some_replicas():
         net.draw(n=width, draws=600, seed=k, progress=False)
         for k, width in enumerate((inf, 2**22))
     )
-    for one, other in zip(limit, wide, strict=True):
-        one, other = (u.reshape(600, -1) for u in (one, other))
+    for in_limit, at_width in zip(limit, wide, strict=True):
+        in_limit, at_width = (u.reshape(600, -1) for u in (in_limit, at_width))
         z = (
-            (one.mean(axis=0) - other.mean(axis=0))
-            / np.hypot(one.std(axis=0), other.std(axis=0))
+            (in_limit.mean(axis=0) - at_width.mean(axis=0))
+            / np.hypot(in_limit.std(axis=0), at_width.std(axis=0))
             * 600**0.5
         )
         assert np.abs(z).max() < 4.5

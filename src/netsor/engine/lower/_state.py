@@ -199,8 +199,11 @@ class State:
     >>> state.vectors[x] = gaussian(state, x, x.op)
     >>> state.vectors[x].lead.shape  # three vectors, one block, three directions
     (3, 1, 3)
-    >>> [step.kind for step in state.builder.steps]
-    []
+    >>> for step in state.builder.steps:
+    ...     if step.words:
+    ...         print(step.kind, step.out.shape, step.words)
+    chi (1, 3) initial vectors: norms outside the frame
+    normals (1, 3) initial vectors: along each other
     """
 
     def __init__(

@@ -187,14 +187,15 @@ class Reverse:
             cotangents = self._cotangents(value, box, input_boxes, d)
         for k, cotangent in cotangents:
             x, _ = input_boxes[k]
-            positions = positions_of_input[k]
-            cotangent_by_unit = cotangent
-            if not isinstance(cotangent, dict):
-                cotangent_by_unit = {None: cotangent}
-            for unit, in_unit in cotangent_by_unit.items():
-                if unit in self._units[x]:
-                    in_shape = unbroadcast(in_unit, positions.shape)
-                    self._contribute(x, unit, positions, in_shape)
+            self._contribute_by_unit(x, positions_of_input[k], cotangent)
+
+    def _contribute_by_unit(self, x: Value, positions: Ints, cotangent: Any) -> None:
+        """Add a cotangent by unit, or one without a unit, in the units that x needs."""
+        by_unit = cotangent if isinstance(cotangent, dict) else {None: cotangent}
+        for unit, in_unit in by_unit.items():
+            if unit in self._units[x]:
+                in_shape = unbroadcast(in_unit, positions.shape)
+                self._contribute(x, unit, positions, in_shape)
 
     def _cotangents(
         self,
