@@ -226,7 +226,7 @@ class Dot(Entrywise):
     def text(self, value: Value, inputs: Sequence[str]) -> str:
         """n^(-1/2) <x, y>."""
         exponent = "-1/2" if self.power == 0.5 else "-1"
-        return f"{self.x.width}^({exponent}) <{', '.join(inputs)}>"
+        return f"{self.x.width.grouped}^({exponent}) <{', '.join(inputs)}>"
 
     def latex(self, value: Value, i: Index, notation: Notation) -> str:
         """The same."""

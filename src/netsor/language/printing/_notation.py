@@ -92,10 +92,7 @@ def _weight_law(weight: Weight) -> str:
     count = weight.members.size
     matrices = "matrix" if count == 1 else f"{count} matrices"
     size = f"{weight.out_width}×{weight.in_width}"
-    fan = str(weight.fan)
-    if _is_product(weight.fan):
-        fan = f"({fan})"
-    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{fan})"
+    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan.grouped})"
 
 
 def _shape_text(value: Value) -> str:
@@ -131,7 +128,7 @@ def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) ->
     if weight.transposed:
         matrix += ".T"
     if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
-        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+        matrix = f"({weight.drawn.fan}/{weight.fan.grouped})^(1/2) {matrix}"
     if weight.frozen:
         matrix = f"stop_gradient({matrix})"
     product = f"{matrix}.each({inputs[0]})" if op.each else f"{matrix} {inputs[0]}"
@@ -262,17 +259,15 @@ def dimension(width: Width) -> str:
     return name if width.factor == 1 else f"{width.factor}{name}"
 
 
-def _is_product(width: Width) -> bool:
-    """Whether a width is written as a number times a symbol, such as 2n."""
-    return width.name is not None and width.factor != 1
+def grouped(width: Width) -> str:
+    """A width that is divided by, or has an exponent: (2n), n, 64."""
+    return f"({dimension(width)})" if width.is_product else dimension(width)
 
 
 def entry_law(weight: Weight) -> str:
     """The law of the entries of a matrix, N(0, σ²/fan)."""
-    fan = dimension(weight.fan)
-    if _is_product(weight.fan):
-        fan = f"({fan})"
-    return rf"\mathcal N(0, {decimal(weight.std**2)}/{fan})"
+    variance_text = f"{decimal(weight.std**2)}/{grouped(weight.fan)}"
+    return rf"\mathcal N(0, {variance_text})"
 
 
 def variance(weight: Weight) -> str:
@@ -354,8 +349,8 @@ class Notation:
         return LETTERS[len(i)]
 
     def width(self, width: Width) -> str:
-        """A width in a formula."""
-        return dimension(width)
+        """A width that is divided by, or has an exponent: (2n), n, 64."""
+        return grouped(width)
 
     def number(self, number: float) -> str:
         """A number in a formula."""

@@ -359,7 +359,7 @@ class Notation(Protocol):
         """A letter that is not in the index i."""
 
     def width(self, width: Any) -> str:
-        """A width in a formula."""
+        """A width that is divided by, or has an exponent: (2n), n, 64."""
 
     def number(self, number: float) -> str:
         """A number in a formula."""

@@ -106,6 +106,16 @@ class Width:
             return self.name
         return f"{self.factor}{self.name}"
 
+    @property
+    def is_product(self) -> bool:
+        """Whether it is written as a number times a symbol, such as 2n."""
+        return self.name is not None and self.factor != 1
+
+    @property
+    def grouped(self) -> str:
+        """The text of a width that is divided by, or has an exponent: (2n), n, 64."""
+        return f"({self})" if self.is_product else str(self)
+
     def __repr__(self) -> str:
         return f"Width({str(self)!r})"
 
