@@ -31,7 +31,7 @@ KEYS = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_places_that_an_index_picks(shape, key, monkeypatch):
+def test_index_positions_are_those_of_numpy(shape, key, monkeypatch):
     monkeypatch.setattr(_array, "MAX_ENUMERATED_ENTRIES", 0)
     whole = np.arange(np.prod(shape)).reshape(shape)
     try:
@@ -47,7 +47,7 @@ def test_places_that_an_index_picks(shape, key, monkeypatch):
             index_positions(shape, key, "index")
 
 
-def test_places_of_arrays_of_places(monkeypatch):
+def test_positions_of_index_arrays(monkeypatch):
     monkeypatch.setattr(_array, "MAX_ENUMERATED_ENTRIES", 0)
     rng = np.random.default_rng(0)
     whole = np.arange(60).reshape(3, 4, 5)
@@ -61,7 +61,7 @@ def test_places_of_arrays_of_places(monkeypatch):
     )
 
 
-def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
+def test_positions_in_large_arrays_equal_those_in_small_ones(monkeypatch):
     """An index of an array with 131 million entries made all of their places."""
     x = ns.gaussian(ns.Width("n"), (3, 4, 5))
     plain = x[1:, [0, 2], ::2].op.flat
@@ -70,7 +70,7 @@ def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(), *SHAPES])
-def test_the_part_around_some_places(shape):
+def test_around_is_the_smallest_box_of_positions(shape):
     rng = np.random.default_rng(1)
     whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     for count in (1, 2, 3):
@@ -87,7 +87,7 @@ def test_the_part_around_some_places(shape):
         )
 
 
-def test_content_is_that_of_the_numbers():
+def test_content_is_equal_for_equal_numbers():
     a = np.arange(6.0)
     key = _check_function.content_of(a)
     assert (
@@ -124,7 +124,7 @@ def test_contents_are_forgotten_with_their_arrays():
     assert len(_check_function._known) == before
 
 
-def test_an_array_in_its_own_shape_is_itself(monkeypatch):
+def test_reshape_to_the_same_shape_returns_the_value(monkeypatch):
     x = ns.normal((2, 3))
     # to list the positions of more entries is refused
     monkeypatch.setattr(_array, "NUMBERS", 5)

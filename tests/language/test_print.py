@@ -20,7 +20,7 @@ import netsor as ns
 n = ns.Width("n")
 
 
-def test_the_papers_layer():
+def test_text_of_the_papers_layer():
     lines = str(attention_layer.net()).splitlines()
     assert lines[0] == "program net(tokens=4, heads=2), widths n"
     words = [" ".join(line.split()) for line in lines[1:]]
@@ -256,7 +256,7 @@ def test_names_are_kept():
     assert r"\mathrm{my\ matrix} \in" in text
 
 
-def test_a_style_that_is_not_there():
+def test_unknown_latex_style_is_rejected():
     with pytest.raises(ValueError, match="style='short' must be 'full' or 'paper'"):
         attention_layer.net().latex(style="short")
 

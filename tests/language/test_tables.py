@@ -155,7 +155,7 @@ def test_scores_of_uncovered_operations_are_conjectured():
     assert ns.Program(ns.dot(unknown, one)).check().verdict == "conjectured"
 
 
-def test_it_is_printed_as_a_function():
+def test_operation_without_notation_is_printed_as_a_function():
     net = ns.Program(flipped(ns.gaussian(n, (2, 1))) + ns.gaussian(n, 3))
     assert "u1 = flip(h1) flip 2×1 in R^n" in " ".join(str(net).split())
     assert r"u^{(1)}_{i} = \operatorname{flip}(h^{(1)}_{i})" in net.latex()
@@ -163,7 +163,7 @@ def test_it_is_printed_as_a_function():
     assert r"Z^{u^{(1)}_{i}} \text{ is not known}" in net.latex()
 
 
-def test_indexing_goes_through_it():
+def test_index_of_an_entrywise_operation_narrows_its_inputs():
     x = ns.gaussian(n, (3, 4))
     outputs = narrow([flipped(x)[1, 2:]])
     assert {
@@ -177,7 +177,7 @@ def test_indexing_goes_through_it():
     assert asked[1, 2:].all()
 
 
-def test_an_operation_that_says_nothing_is_made_whole():
+def test_operation_without_reads_is_computed_whole():
     x = ns.gaussian(n, (3, 4))
     y = ns.Vector(Sorted(x), x.shape, n)
     outputs = narrow([y[1, 2:]])
