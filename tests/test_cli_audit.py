@@ -13,7 +13,7 @@ from functools import lru_cache
 import pytest
 
 from netsor import audit
-from netsor.models import read
+from netsor.models import RECIPES, read
 from netsor.runtime import _process_pool
 from netsor.studies.audit import _plots, _request
 from netsor.studies.audit._quantities import BLOCKS
@@ -332,6 +332,16 @@ def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
 
 
 @pytest.mark.slow
+def test_recipes_are_listed_with_a_line_each(folder):
+    """The list needs no MODEL, and has all names that --recipe takes."""
+    result = netsor("audit", "--recipes", cwd=folder)
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    for line, listed in zip(lines, RECIPES.values(), strict=True):
+        assert line.endswith(listed.words)
+
+
 def test_several_models_and_a_sweep(folder, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
     monkeypatch.setattr(_plots, "FINAL", ())
@@ -364,7 +374,7 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
 BAD = {
     (
         "nothing",
-    ): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
+    ): "MODEL 'nothing' must be the path of a file, or the name of a built-in model",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is not a field",
     ("tiny.json", "--set", "layers=x"): "--set layers='x' must be a positive integer",
     ("tiny.json", "--set", "layers"): "--set 'layers' must be written field=value",
@@ -558,7 +568,7 @@ BAD = {
     ): "a' must be a folder that can be written to: File name too long\n",
     ("b" * 300,): (
         "must be the path of a file that can be read (File name too long), or the name"
-        " of a model"
+        " of a built-in model"
     ),
     (
         "twice.json",

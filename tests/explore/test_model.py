@@ -251,7 +251,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"source": "gpt5"}, "the name of a model that ships"),
+        ({"source": "gpt5"}, "the name of a built-in model"),
         ({"std": -1.0}, "std=-1.0"),
         ({"tokens": (1,)}, "must be 2 or more"),
         ({"recipe": "none"}, "recipe='none' must be one of"),

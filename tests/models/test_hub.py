@@ -60,7 +60,7 @@ def test_names_that_are_no_ids_get_no_such_advice(cache):
     for name in ("gpt5", "a/b/c.json", "some-one/tiny-gpt2.1"):
         with pytest.raises(
             ValueError,
-            match="must be the path of a file, or the name of a model that ships",
+            match="must be the path of a file, or the name of a built-in model",
         ) as error:
             ns.models.read(name)
         assert ("hf download" in str(error.value)) == (name == "some-one/tiny-gpt2.1")

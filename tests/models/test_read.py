@@ -355,8 +355,8 @@ def test_any_value_of_any_field_is_read_or_refused(family):
         (
             "gpt5",
             (
-                "model='gpt5' must be the path of a file, or the name of a model that"
-                " ships: did you mean gpt2 or"
+                "model='gpt5' must be the path of a file, or the name of a built-in"
+                " model: did you mean gpt2 or"
             ),
         ),
         (
