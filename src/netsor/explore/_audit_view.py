@@ -209,10 +209,8 @@ def _too_long(request: Request, seconds: float) -> str:
     """What an audit is of, and that it takes too long."""
     models = join_words([model.name for model in request.models])
     lengths = join_words([f"{tokens:,}" for tokens in request.lengths])
-    return (
-        f"{models} at {lengths} tokens would take about {in_time(seconds)}, too long for"
-        " a page"
-    )
+    time = in_time(seconds)
+    return f"{models} at {lengths} tokens would take about {time}, too long for a page"
 
 
 def _sides(result: Audit | Comparison) -> list[Side]:
