@@ -44,7 +44,7 @@ def combine(*verdicts: str) -> str:
 
 
 def decide(agrees: bool) -> str:
-    """The verdict if the comparison has no statistical error, or its rule includes it."""
+    """The verdict if the rule itself accounts for statistical errors."""
     return AGREES if agrees else DISAGREES
 
 

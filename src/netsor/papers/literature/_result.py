@@ -129,7 +129,7 @@ def near(ours: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
 
 
 def width_of(number: int | float | None) -> float:
-    """A width or a dimension of a part, where None is infinite: JSON has no infinity."""
+    """A width or dimension of a part, where None is infinite: JSON has no infinity."""
     return math.inf if number is None else number
 
 
