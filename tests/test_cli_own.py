@@ -434,7 +434,7 @@ def test_help_says_that_file_is_executed():
         assert "executed" in " ".join(netsor(command, "--help").stdout.split())
 
 
-def test_program_beyond_memory_is_rejected_before_planning(folder, monkeypatch):
+def test_bad_programs_are_rejected_before_planning(folder, monkeypatch):
     for name in ("plan", "law"):
         monkeypatch.setattr(
             ns.Program, name, lambda *_, **__: pytest.fail("it is begun")

@@ -109,7 +109,7 @@ def test_audit_of_program(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_audit_of_program_rejects_model_options(words, message, tmp_path, monkeypatch):
+def test_audit_of_program_rejects_bad_options(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(PROBED)
     done = netsor("audit", "own.py:net", *words)

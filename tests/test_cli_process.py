@@ -45,7 +45,7 @@ def shell(command, **how):
 
 
 @POSIX
-def test_second_interrupt_is_handled_by_function():
+def test_second_interrupt_is_ignored():
     """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a
     traceback if both come at once.
     """

@@ -269,7 +269,7 @@ def test_model_without_vocabulary_has_no_end():
     assert "loss" not in probes.measure(5, progress=False)
 
 
-def test_one_token_has_no_cosine():
+def test_probes_reject_one_token():
     with pytest.raises(
         ValueError, match="tokens=1 must be 2 or more: an audit compares tokens"
     ):

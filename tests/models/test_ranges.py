@@ -206,7 +206,7 @@ def top(u):
     return np.max(np.abs(u), axis=-1, keepdims=True)
 
 
-def test_largest_gaussian_coordinate_has_power_law_cdf():
+def test_largest_gaussian_coordinate_matches_direct_draws():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.weight(n, n) @ ns.gaussian(n), 1))
     found = net.draw(n=50, draws=4000, progress=False)[:, 0]
