@@ -110,26 +110,24 @@ class Gradients:
             products = _flat(block.get(kind, ()) for block in net.matrices)
             if any(self._moves(product) for product in products):
                 kinds.append(kind)
-        by_block = [
-            {kind: block.get(kind, []) for kind in kinds} for block in net.matrices
-        ]
-        sized = {
-            kind
-            for kind in kinds
-            if all(self._size(block[kind]) != 0 for block in by_block)
-        }
-        names = []
+        sized = []
+        for kind in kinds:
+            sizes = [self._size(block.get(kind, ())) for block in net.matrices]
+            if all(size != 0 for size in sizes):
+                sized.append(kind)
+        names = ["grad_mean_square"]
         for kind in kinds:
             names.append(f"grad_{kind}")
             if kind in sized:
                 names.append(f"grad_{kind}_ratio")
-        self.names = ("grad_mean_square", *names)
-        self.rows = [stack([self._mean_square(stream)]) for stream in net.streams]
-        if names:
-            self.rows = [
-                join([row, self._norms(block, sized)])
-                for row, block in zip(self.rows, by_block, strict=True)
-            ]
+        self.names = tuple(names)
+        self.rows = []
+        for stream, block in zip(net.streams, net.matrices, strict=True):
+            row = stack([self._mean_square(stream)])
+            if kinds:
+                products = {kind: block.get(kind, []) for kind in kinds}
+                row = join([row, self._norms(products, sized)])
+            self.rows.append(row)
 
     def _make_final(
         self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
@@ -296,11 +294,15 @@ class Gradients:
         if weight.transposed:  # y = W^T x: l is x, and r is ∂L/∂y
             in_width = weight.in_width.bind(self.widths)
             out_width = weight.out_width.bind(self.widths)
-            d, x = math.sqrt(in_width / out_width) * x, d
+            left, right = math.sqrt(in_width / out_width) * x, d
+        else:
+            left, right = d, x
         # the factor of W in the product
         fan = weight.fan.bind(self.widths)
         factor = math.sqrt(weight.drawn.in_width.bind(self.widths) / fan)
-        return (d if factor == 1 else factor * d), x
+        if factor != 1:
+            left = factor * left
+        return left, right
 
     def _parts(self, values: Iterable[Value]) -> list[Part]:
         """The parameters of some products, with each matrix once.
