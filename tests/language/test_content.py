@@ -8,7 +8,12 @@ import pytest
 import netsor as ns
 from netsor.language.theorem import _check_function
 from netsor.language.values import _array
-from netsor.language.values._array import around, box, index_positions, within
+from netsor.language.values._array import (
+    box_index,
+    index_positions,
+    positions_in_box,
+    smallest_box,
+)
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [
@@ -70,14 +75,15 @@ def test_around_is_the_smallest_box_of_positions(shape):
     whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     for count in (1, 2, 3):
         places = rng.integers(whole.size, size=count)
-        keep = around(places, shape)
-        assert [axis.size for axis in keep] == list(shape)
-        for k, axis in enumerate(keep):
+        box = smallest_box(places, shape)
+        assert [axis.size for axis in box] == list(shape)
+        for k, axis in enumerate(box):
             np.testing.assert_array_equal(
                 np.flatnonzero(axis), np.unique(np.unravel_index(places, shape)[k])
             )
         np.testing.assert_array_equal(
-            whole[box(keep)].ravel()[within(places, shape, keep)], places
+            whole[box_index(box)].ravel()[positions_in_box(places, shape, box)],
+            places,
         )
 
 

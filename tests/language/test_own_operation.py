@@ -86,7 +86,7 @@ class Weighted(Operation):
 class Reversed(Entrywise):
     """V: the coordinates of x in the opposite order."""
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     x: ns.Vector
 
     def sample(self, value, samples):
@@ -254,7 +254,7 @@ def test_positions_of_coordinates_have_no_limit():
 class Unfinished(Entrywise):
     """V: an operation without any rule."""
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     x: ns.Vector
 
 
@@ -262,14 +262,14 @@ class Unfinished(Entrywise):
     ("acts", "method", "read"),
     [
         (
-            VectorAccess.ON_PLACES,
+            VectorAccess.BY_POSITION,
             "sample",
             lambda x: ns.Program(x).simulate(n=4, draws=1),
         ),
-        (VectorAccess.ON_PLACES, "lower", lambda x: ns.Program(x).law(n=4, draws=2)),
+        (VectorAccess.BY_POSITION, "lower", lambda x: ns.Program(x).law(n=4, draws=2)),
         (VectorAccess.LINEARLY, "combine", lambda x: ns.Program(x).law(n=4, draws=2)),
         (
-            VectorAccess.ON_PLACES,
+            VectorAccess.BY_POSITION,
             "cotangents",
             lambda x: ns.grad(ns.dot(x, x), x.op.x),
         ),

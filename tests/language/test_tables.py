@@ -25,7 +25,7 @@ n = ns.Width("n")
 class Flip(Entrywise):
     """V: the coordinates of x in the opposite order."""
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     x: ns.Vector
 
 

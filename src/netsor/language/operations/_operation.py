@@ -123,7 +123,7 @@ class Split(Entrywise):
         """Every axis but the new one."""
         return (tuple(a for a in range(ndim) if a != self.axis),)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The new axis: all parts are computed."""
         return (self.axis,)
 
@@ -282,7 +282,7 @@ class Join(Operation):
 
     acts = VectorAccess.LINEARLY
     kind = "join"
-    parted = True
+    sliceable = True
     covered = True
     parts: tuple[Value, ...]
 

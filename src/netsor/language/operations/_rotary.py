@@ -13,10 +13,10 @@ import numpy.typing as npt
 from ..._validate import LARGEST, TraceError, numbers, real, refused, shown
 from ..values._array import (
     Backward,
+    Box,
     Cotangents,
     Entrywise,
     Index,
-    Keep,
     Lowering,
     Notation,
     Register,
@@ -71,7 +71,7 @@ class Rotate(Entrywise):
     same law until coordinates are grouped or meet numbers that differ between them.
     """
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     kind = "rotation"
     without_limit = "rotary positions"
     x: Vector
@@ -100,9 +100,9 @@ class Rotate(Entrywise):
             theta = self.stretch.of(theta)
         return np.outer(self.positions, theta)
 
-    def at(self, keep: Keep) -> Rotate:
+    def restricted_to(self, box: Box) -> Rotate:
         """Select tokens."""
-        return replace(self, positions=self.positions[keep[-1]])
+        return replace(self, positions=self.positions[box[-1]])
 
     def sample(self, value: Value, samples: Samples) -> Floats:
         """Multiply pairs of coordinates, as complex numbers, by e^(i t θ)."""

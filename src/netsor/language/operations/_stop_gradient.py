@@ -40,7 +40,7 @@ class ScaledGradient(Entrywise):
     acts = VectorAccess.LINEARLY
     kind = "gradient scaled"
     letter = "sg"
-    indexed = ("factors",)
+    sliced_fields = ("factors",)
     covered = True
     x: Value
     factors: Floats  # one number per entry; 0 stops the cotangent

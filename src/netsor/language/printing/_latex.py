@@ -196,7 +196,7 @@ class Writer:
                 self.random.add(value)
             sums_coordinates = isinstance(op, MatMul | Dot)
             inherits = not sums_coordinates and not self.rotated.isdisjoint(op.inputs)
-            if inherits or op.acts is VectorAccess.ON_PLACES:
+            if inherits or op.acts is VectorAccess.BY_POSITION:
                 self.rotated.add(value)
             if isinstance(op, MatMul):
                 self.uses.setdefault(op.weight.source, []).append(value)

@@ -50,8 +50,8 @@ from ..._validate import (
 )
 
 Ints = npt.NDArray[np.intp]
-# A box of entries: for each axis, which of its indices are in the box.
-Keep = tuple[npt.NDArray[np.bool_], ...]
+# A box of entries: for each axis, a mask of its indices that are in the box.
+Box = tuple[npt.NDArray[np.bool_], ...]
 V = TypeVar("V", bound="Value")
 R = TypeVar("R")
 # For each axis of an input, the matching axis of the result; None if it is read whole.
@@ -92,7 +92,9 @@ def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> i
 
     With `new`, it is an axis of the result, which has one axis more than `shape`.
     """
-    ndim = len(shape) + 1 if new else len(shape)
+    ndim = len(shape)
+    if new:
+        ndim += 1
     axis = as_whole(argument)
     if axis is None or not -ndim <= axis < ndim:
         if ndim:
@@ -108,8 +110,8 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
 
     Only True and False are rejected: numpy reads them as new axes.
     """
-    parts = key if isinstance(key, tuple) else (key,)
-    if any(is_bool(part) and not np.ndim(part) for part in parts):
+    indices = key if isinstance(key, tuple) else (key,)
+    if any(is_bool(index) and not np.ndim(index) for index in indices):
         raise TraceIndexError(
             operation,
             f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
@@ -120,18 +122,9 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
             operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}"
         )
     try:
-        if key is ... or size <= MAX_ENUMERATED_ENTRIES:
-            positions = np.asarray(np.arange(size).reshape(shape)[key])
-        else:
-            grids = np.ogrid[tuple(map(slice, shape))]
-            picked = tuple(np.broadcast_to(grid, shape)[key] for grid in grids)
-            positions = np.asarray(np.ravel_multi_index(picked, shape), dtype=np.intp)
+        positions = _selected_positions(shape, key)
     except (IndexError, TypeError, ValueError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        if "out of bounds" in problem or "too many indices" in problem:
-            problem = f"is outside shape {shape}"  # numpy repeats index and shape
-        else:
-            problem = f"on shape {shape}: {problem}"
+        problem = _index_problem(error, shape)
         raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
         raise TraceError(
@@ -140,16 +133,34 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
     return positions
 
 
+def _selected_positions(shape: Shape, key: Any) -> Ints:
+    """The flat positions that an index selects; numpy's errors if it is invalid."""
+    size = math.prod(shape)
+    if key is ... or size <= MAX_ENUMERATED_ENTRIES:
+        return np.asarray(np.arange(size).reshape(shape)[key])
+    grids = np.ogrid[tuple(map(slice, shape))]
+    indices = tuple(np.broadcast_to(grid, shape)[key] for grid in grids)
+    return np.asarray(np.ravel_multi_index(indices, shape), dtype=np.intp)
+
+
+def _index_problem(error: Exception, shape: Shape) -> str:
+    """What is wrong with an index on an array of this shape, from numpy's error."""
+    problem = " ".join(str(error).split()) or type(error).__name__
+    if "out of bounds" in problem or "too many indices" in problem:
+        return f"is outside shape {shape}"  # numpy repeats index and shape
+    return f"on shape {shape}: {problem}"
+
+
 @lru_cache(maxsize=256)
-def every(shape: Shape) -> Keep:
+def whole_box(shape: Shape) -> Box:
     """The box of all entries.
 
-    Equal shapes share one tuple, so that `demand` can compare boxes by identity.
+    Equal shapes share one tuple, so that boxes can be compared by identity.
     """
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
-def around(positions: Ints, shape: Shape) -> Keep:
+def smallest_box(positions: Ints, shape: Shape) -> Box:
     """The smallest box of entries that contains these flat positions."""
     size = math.prod(shape)
     # Above an eighth of all entries, a mask is faster than unravelling the positions.
@@ -157,52 +168,66 @@ def around(positions: Ints, shape: Shape) -> Keep:
         mask = np.zeros(size, dtype=bool)
         mask[positions] = True
         if mask.all():  # the usual case
-            return every(shape)
+            return whole_box(shape)
         return _box_around_mask(mask.reshape(shape))
-    keep = _empty_box(shape)
+    box = _empty_box(shape)
     if shape:
-        for axis, indices in zip(keep, np.unravel_index(positions, shape), strict=True):
+        for axis, indices in zip(box, np.unravel_index(positions, shape), strict=True):
             axis[indices] = True
-    return keep
+    return box
 
 
-def _empty_box(shape: Shape) -> Keep:
+def _empty_box(shape: Shape) -> Box:
     """The empty box, as masks that can be written to."""
     return tuple(np.zeros(size, dtype=bool) for size in shape)
 
 
-def _box_around_mask(mask: npt.NDArray[np.bool_]) -> Keep:
-    keep = []
-    for axis in range(mask.ndim):
-        others = tuple(k for k in range(mask.ndim) if k != axis)
-        keep.append(np.asarray(mask.any(axis=others)))
-    return tuple(keep)
+def _box_around_mask(mask: npt.NDArray[np.bool_]) -> Box:
+    """The smallest box that contains the marked entries."""
+    axes = range(mask.ndim)
+    box = []
+    for axis in axes:
+        other_axes = tuple(other for other in axes if other != axis)
+        box.append(np.asarray(mask.any(axis=other_axes)))
+    return tuple(box)
 
 
-def within(positions: Ints, shape: Shape, keep: Keep) -> Ints:
+def positions_in_box(positions: Ints, shape: Shape, box: Box) -> Ints:
     """Convert flat positions in an array to flat positions in a box of it."""
     if not shape:
         return positions
-    inside = []
-    for axis, indices in zip(keep, np.unravel_index(positions, shape), strict=True):
-        position_in_box = np.cumsum(axis) - 1
-        inside.append(position_in_box[indices])
-    return np.ravel_multi_index(inside, [int(axis.sum()) for axis in keep])
+    indices_in_box = []
+    for axis, indices in zip(box, np.unravel_index(positions, shape), strict=True):
+        index_in_box = np.cumsum(axis) - 1
+        indices_in_box.append(index_in_box[indices])
+    return np.ravel_multi_index(indices_in_box, box_shape(box))
 
 
-def is_all(keep: Keep) -> bool:
+def box_shape(box: Box) -> Shape:
+    """The number of indices in a box along each axis."""
+    return tuple(int(axis.sum()) for axis in box)
+
+
+def is_whole(box: Box) -> bool:
     """Whether the box is the whole array."""
-    return keep is every(tuple(map(len, keep))) or all(axis.all() for axis in keep)
+    shape = tuple(len(axis) for axis in box)
+    if box is whole_box(shape):  # the usual case
+        return True
+    return all(axis.all() for axis in box)
 
 
-def kept(array: Ints, keep: Keep) -> Ints:
+def entries_in(array: Ints, box: Box) -> Ints:
     """The entries of an array in a box; the array itself if the box is all of it."""
-    return array if is_all(keep) else array[box(keep)]
+    if is_whole(box):
+        return array
+    return array[box_index(box)]
 
 
-def box(keep: Keep) -> tuple[Ints, ...]:
+def box_index(box: Box) -> tuple[Ints, ...]:
     """The numpy index that selects a box."""
-    return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+    if not box:
+        return ()
+    return np.ix_(*(np.flatnonzero(axis) for axis in box))
 
 
 _composing: ContextVar[bool] = ContextVar("composing", default=False)
@@ -225,13 +250,13 @@ def composed_indices() -> Iterator[None]:
 class Source:
     """The identity of a random object: operations with one source share its numbers.
 
-    `name` is the user's name for it, and `by` a scalar of the program that multiplies
-    it, or None.
+    `name` is the user's name for it, and `std_factor` a scalar of the program that
+    multiplies its standard deviation, or None.
     """
 
-    def __init__(self, name: str | None, by: Any = None) -> None:
+    def __init__(self, name: str | None, std_factor: Any = None) -> None:
         self.name = name
-        self.by = by
+        self.std_factor = std_factor
 
 
 class VectorAccess(Enum):
@@ -244,7 +269,7 @@ class VectorAccess(Enum):
     LINEARLY = "is the same in every orthonormal frame"  # sums, multiples, indexing
     BY_PRODUCTS = "needs only inner products"  # scores, W x
     ON_COORDINATES = "maps every coordinate by the same function"  # nonlinearities
-    ON_PLACES = "maps coordinates by their positions"  # rotary positions, though linear
+    BY_POSITION = "maps coordinates by their positions"  # rotary ones, though linear
 
 
 # What the readings of a program offer to the rules of its operations
@@ -390,6 +415,10 @@ class Operation:
     raises an error that names the method. Matrix products, nonlinearities and inner
     products are lowered by the engine itself; a subclass of theirs inherits that.
 
+    The invariant: an operation never changes, and its inputs exist before it. So the
+    graph has no cycles, and a rewrite makes new operations (`with_inputs`,
+    `restricted_to`) instead of changing old ones.
+
     Attributes
     ----------
     acts : VectorAccess or None
@@ -398,9 +427,9 @@ class Operation:
         Its name in `print(net)`, if that is not the name of the class.
     letter : str
         The letter that names its values, if not u (vectors) or a (scalars).
-    parted : bool
+    sliceable : bool
         Whether entries of the result can be computed separately.
-    indexed : tuple of str
+    sliced_fields : tuple of str
         The names of array fields whose leading axes are those of the result.
     without_limit : str
         What an error says if it reads coordinates of infinitely wide vectors.
@@ -412,7 +441,7 @@ class Operation:
     --------
     >>> from netsor.language.values._array import Entrywise, VectorAccess
     >>> class Reverse(Entrywise):
-    ...     acts = VectorAccess.ON_PLACES
+    ...     acts = VectorAccess.BY_POSITION
     ...     x: ns.Vector
     ...     def sample(self, value, samples):
     ...         return samples[self.x][..., ::-1]
@@ -432,8 +461,8 @@ class Operation:
     acts: ClassVar[VectorAccess | None] = None
     kind: ClassVar[str] = ""
     letter: ClassVar[str] = ""
-    parted: ClassVar[bool] = False
-    indexed: ClassVar[tuple[str, ...]] = ()
+    sliceable: ClassVar[bool] = False
+    sliced_fields: ClassVar[tuple[str, ...]] = ()
     without_limit: ClassVar[str] = ""
     covered: ClassVar[bool] = False
 
@@ -444,7 +473,7 @@ class Operation:
     @property
     def asks_coordinates(self) -> bool:
         """Whether it needs coordinates of its inputs, not only their inner products."""
-        return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
+        return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.BY_POSITION)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input an entry of the result (with `ndim` axes) needs.
@@ -454,18 +483,24 @@ class Operation:
         """
         return tuple((None,) * x.ndim for x in self.inputs)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The axes of the result that cannot be sliced."""
-        return () if self.parted else range(ndim)
+        if self.sliceable:
+            return ()
+        return range(ndim)
 
-    def at(self, keep: Keep) -> Self:
-        """Slice the fields that share axes with the result, but not the inputs."""
-        sliced = {name: getattr(self, name)[box(keep)] for name in self.indexed}
+    def restricted_to(self, box: Box) -> Self:
+        """The operation for a box of its result, on the same inputs.
+
+        It slices the fields that share axes with the result.
+        """
+        index = box_index(box)
+        sliced = {name: getattr(self, name)[index] for name in self.sliced_fields}
         return replace(self, **sliced)
 
-    def taken(self, whole: Value, flat: Ints) -> Operation:
-        """The operation for the entries of `whole`, its result, at flat positions."""
-        return Take(whole, flat)
+    def indexed(self, value: Value, flat: Ints) -> Operation:
+        """The operation for the entries of `value`, its result, at flat positions."""
+        return Take(value, flat)
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
@@ -482,16 +517,16 @@ class Operation:
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, in the order of `inputs`."""
         fields = []
-        taken = 0  # number of inputs that earlier fields have
+        start = 0  # number of inputs that earlier fields have
         for name in self.__match_args__:
             entry = getattr(self, name)
             if isinstance(entry, Value):
-                entry = inputs[taken]
-                taken += 1
+                entry = inputs[start]
+                start += 1
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
-                count = len(entry)
-                entry = inputs[taken : taken + count]
-                taken += count
+                stop = start + len(entry)
+                entry = inputs[start:stop]
+                start = stop
             fields.append(entry)
         return type(self)(*fields)
 
@@ -593,7 +628,7 @@ class Operation:
 
 def entry_subscript(op: Operation, value: Value, i: Index) -> str:
     """The subscript that selects entry i of a result along axes computed together."""
-    indices = [i[axis] for axis in op.whole(value.ndim)]
+    indices = [i[axis] for axis in op.unsliceable_axes(value.ndim)]
     return f"_{{{','.join(indices)}}}" if indices else ""
 
 
@@ -623,16 +658,16 @@ class Entrywise(Operation):
     By default its inputs broadcast as in numpy.
     """
 
-    parted = True
+    sliceable = True
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Axes aligned from the last, as in numpy."""
         return tuple(align_axes(x.ndim, ndim) for x in self.inputs)
 
 
-def align_axes(ndim: int, to: int) -> tuple[int, ...]:
-    """The axes, among `to`, that an array of `ndim` axes broadcasts to: the last."""
-    return tuple(range(to - ndim, to))
+def align_axes(ndim: int, result_ndim: int) -> tuple[int, ...]:
+    """The axes of a result that an array of `ndim` axes broadcasts to: the last."""
+    return tuple(range(result_ndim - ndim, result_ndim))
 
 
 def rule_in(table: Mapping[type[Operation], R], op: Operation, method: str) -> R | None:
@@ -654,9 +689,11 @@ class Value:
     """An array of random vectors or scalars, indexed and rearranged as in numpy.
 
     The base class of `Vector` and `Scalar`, and the node of the graph of a program: it
-    holds no numbers, only the operation that makes it. A value never changes, and equal
-    means identical. Functions such as `ns.gaussian` return values; you never call this
-    class yourself.
+    holds no numbers, only the operation that makes it. Functions such as `ns.gaussian`
+    return values; you never call this class yourself.
+
+    The invariant: a value never changes, and equal means identical. So every part of a
+    program that uses one value sees the same random numbers.
 
     Attributes
     ----------
@@ -676,6 +713,14 @@ class Value:
     ((3, 2), (3, 2), (4, 3))
     >>> x.sum(axis=0).shape, x.mean().shape
     ((3,), ())
+
+    A value leads back to all that it is made of:
+
+    >>> y = ns.tanh(x) + 2 * x
+    >>> y.op.inputs[0]
+    <Vector of shape (2, 3) in R^n, by Nonlin>
+    >>> y.op.inputs[0].op.inputs == (x,)
+    True
     """
 
     op: Operation
@@ -721,8 +766,9 @@ class Value:
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values; the value itself if they are the same."""
-        same = all(map(is_, inputs, self.op.inputs))
-        return self if same else replace(self, op=self.op.with_inputs(*inputs))
+        if all(map(is_, inputs, self.op.inputs)):
+            return self
+        return replace(self, op=self.op.with_inputs(*inputs))
 
     @property
     def ndim(self) -> int:
@@ -799,6 +845,7 @@ class Value:
             ) from None
 
     def _positions(self) -> Ints:
+        """The flat position of every entry."""
         return index_positions(self.shape, ..., "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
@@ -813,7 +860,7 @@ class Value:
             return self
         if isinstance(self.op, Take) and _composing.get():
             return cast(Self, self.op.x).take(self.op.flat.ravel()[flat])
-        return self._like(self.op.taken(self, flat), flat.shape)
+        return self._like(self.op.indexed(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
         """Move the given axes (None: all) to the end and merge them, to sum over them.
@@ -827,18 +874,18 @@ class Value:
             axes = axis
         else:
             axes = (axis,)
-        last = [as_axis(a, self.shape, operation) for a in axes]
-        if len(set(last)) < len(last):
+        merged_axes = [as_axis(a, self.shape, operation) for a in axes]
+        if len(set(merged_axes)) < len(merged_axes):
             raise TraceError(
                 operation,
                 f"axis={shown(axis)} must name each axis of shape {self.shape} at most"
                 " once",
             )
-        if not last:
+        if not merged_axes:
             return self[..., None]
-        first = [a for a in range(self.ndim) if a not in last]
-        sizes = [self.shape[a] for a in first]
-        return self.transpose(*first, *last).reshape(*sizes, -1)
+        other_axes = [a for a in range(self.ndim) if a not in merged_axes]
+        sizes = [self.shape[a] for a in other_axes]
+        return self.transpose(*other_axes, *merged_axes).reshape(*sizes, -1)
 
 
 def _unpacked(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -863,7 +910,7 @@ class Take(Operation):
 
     acts = VectorAccess.LINEARLY
     kind = "index"
-    parted = True
+    sliceable = True
     covered = True
     x: Value
     flat: Ints

@@ -18,6 +18,7 @@ from ._array import (
     Axes,
     Entrywise,
     Index,
+    Ints,
     Lowering,
     Notation,
     Operation,
@@ -74,19 +75,6 @@ def power(exponent: float) -> Function:
 
 
 Floats = npt.NDArray[np.float64]
-Operator = Callable[["Scalar", "ScalarLike"], "Scalar"]
-
-
-def _operators(f: Function) -> tuple[Operator, Operator]:
-    """The methods for p ∘ q and q ∘ p."""
-
-    def call(*arguments: ScalarLike) -> Scalar:
-        if any(isinstance(a, Value) and not isinstance(a, Scalar) for a in arguments):
-            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmatmul__, …
-        values = tuple(as_scalar(argument, f.name) for argument in arguments)
-        return applied(f, values, broadcast(f.name, *values))
-
-    return lambda p, q: call(p, q), lambda p, q: call(q, p)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,9 +94,23 @@ class Scalar(Value):
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
 
-    __add__, __radd__ = _operators(ADD)
-    __sub__, __rsub__ = _operators(SUBTRACT)
-    __mul__, __rmul__ = _operators(MULTIPLY)
+    def __add__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(ADD, self, other)
+
+    def __radd__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(ADD, other, self)
+
+    def __sub__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(SUBTRACT, self, other)
+
+    def __rsub__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(SUBTRACT, other, self)
+
+    def __mul__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(MULTIPLY, self, other)
+
+    def __rmul__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(MULTIPLY, other, self)
 
     def __truediv__(self, other: ScalarLike) -> Scalar:
         return self * reciprocal(other)
@@ -145,16 +147,25 @@ class Scalar(Value):
 ScalarLike = Scalar | npt.ArrayLike
 
 
+def _elementwise(f: Function, p: ScalarLike, q: ScalarLike) -> Scalar:
+    """f(p, q) for two arguments of a Python operator, at least one of them a scalar."""
+    for argument in (p, q):
+        if isinstance(argument, Value) and not isinstance(argument, Scalar):
+            return NotImplemented  # Python then calls Vector.__radd__, __rmul__, …
+    scalars = as_scalar(p, f.name), as_scalar(q, f.name)
+    return applied(f, scalars, broadcast(f.name, *scalars))
+
+
 class Constant(Entrywise):
     """S: given numbers."""
 
     kind = "given"
     letter = "c"
-    indexed = ("numbers",)
+    sliced_fields = ("numbers",)
     covered = True
     numbers: Floats
 
-    def taken(self, whole: Value, flat: npt.NDArray[np.intp]) -> Constant:
+    def indexed(self, value: Value, flat: Ints) -> Constant:
         """Select numbers."""
         return Constant(self.numbers.ravel()[flat])
 
@@ -216,12 +227,13 @@ class Apply(Entrywise):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """The whole last axes."""
-        return tuple(
-            (*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes)
-            for p in self.scalars
-        )
+        axes_read: list[Axes] = []
+        for p in self.scalars:
+            elementwise = align_axes(p.ndim - self.axes, self.leading)
+            axes_read.append((*elementwise, *(None,) * self.axes))
+        return tuple(axes_read)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The last axes of the result, which f computes together."""
         return range(self.leading, ndim)
 
@@ -339,8 +351,10 @@ def as_scalar(c: Value | ScalarLike, operation: str, name: str = "") -> Scalar:
     if isinstance(c, Scalar):
         return c
     if isinstance(c, Value):
-        label = f"{name}: " if name else ""
-        raise TraceError(operation, f"{label}needs scalars or numbers, got {c!r}")
+        problem = f"needs scalars or numbers, got {c!r}"
+        if name:
+            problem = f"{name}: {problem}"
+        raise TraceError(operation, problem)
     return constant(numbers(c, operation, name))
 
 
@@ -352,9 +366,8 @@ def constant(c: Floats) -> Scalar:
 def broadcast(operation: str, *values: Value) -> Shape:
     """The shape that the values broadcast to, or a TraceError."""
     shapes = [value.shape for value in values]
-    return broadcast_shapes(
-        operation, f"shapes {' and '.join(map(str, shapes))} do not broadcast", *shapes
-    )
+    listed = " and ".join(map(str, shapes))
+    return broadcast_shapes(operation, f"shapes {listed} do not broadcast", *shapes)
 
 
 def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
@@ -371,10 +384,13 @@ def applied(
     """f of scalars, a value of the given shape; evaluated immediately if all are
     numbers.
     """
-    if not all(isinstance(p.op, Constant) for p in scalars):
-        return Scalar(Apply(f, scalars, axes), shape)
     ndim = max(p.ndim for p in scalars)
-    arrays = [p.op.numbers.reshape((1,) * (ndim - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
+    arrays = []
+    for p in scalars:
+        if not isinstance(p.op, Constant):
+            return Scalar(Apply(f, scalars, axes), shape)
+        new_axes = (1,) * (ndim - p.ndim)
+        arrays.append(p.op.numbers.reshape(new_axes + p.shape))
     with np.errstate(all="ignore"):
         result = np.array(np.broadcast_to(f(*arrays), shape))
     if not np.isfinite(result).all():
@@ -383,16 +399,19 @@ def applied(
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:
+    """The matrix product of the last two axes, batched over the others."""
     problem = (
         f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices"
     )
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise TraceError("@", problem)
     batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
-    return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    return applied(MATMUL, (a, b), shape, axes=2)
 
 
 def reciprocal(c: ScalarLike) -> Scalar:
+    """1/c; an error if a number among them is 0."""
     c = as_scalar(c, "/")
     if isinstance(c.op, Constant) and not c.op.numbers.all():
         raise TraceError("/", "division by zero")

@@ -141,7 +141,8 @@ class Vector(Value):
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
         """The mean of the vectors over one axis, several axes, or all."""
         x = self._axes_last(axis, "mean")
-        return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
+        count = x.shape[-1]
+        return mix(as_scalar(np.full(count, 1 / count), "mean"), x)
 
 
 class Gaussian(Entrywise):
@@ -153,7 +154,7 @@ class Gaussian(Entrywise):
     acts = VectorAccess.FRESH
     kind = "initial"
     letter = "h"
-    indexed = ("mean", "factor")
+    sliced_fields = ("mean", "factor")
     covered = True
     source: Source
     mean: Floats
@@ -360,12 +361,11 @@ class Mix(Entrywise):
     x: Vector
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All j."""
-        batch = ndim - 1
-        return (
-            (*align_axes(self.a.ndim - 2, batch), batch, None),
-            (*align_axes(self.x.ndim - 1, batch), None),
-        )
+        """All j of a row i."""
+        row_axis = ndim - 1
+        batch_axes_of_a = align_axes(self.a.ndim - 2, row_axis)
+        batch_axes_of_x = align_axes(self.x.ndim - 1, row_axis)
+        return (*batch_axes_of_a, row_axis, None), (*batch_axes_of_x, None)
 
     def sample(self, value: Value, samples: Samples) -> Floats:
         """Matrix products with all coordinates."""
@@ -430,7 +430,9 @@ class Mix(Entrywise):
 def as_vector(x: object, operation: str, name: str = "") -> Vector:
     """Check that an argument is a vector."""
     if not isinstance(x, Vector):
-        argument = f"{name}={shown(x)}" if name else shown(x)
+        argument = shown(x)
+        if name:
+            argument = f"{name}={argument}"
         problem = f"needs a vector, got {argument}"
         if isinstance(x, np.ndarray | list):
             problem += "; given vectors are written ns.data(…)"
@@ -462,8 +464,8 @@ def ones(width: Width | int) -> Vector:
     >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
     0.10
     """
-    one = Gaussian(Source("1"), mean=np.ones(()), factor=np.zeros((0,)))
-    return Vector(one, (), as_width(width, "ones"))
+    op = Gaussian(Source("1"), mean=np.ones(()), factor=np.zeros((0,)))
+    return Vector(op, (), as_width(width, "ones"))
 
 
 def mix(a: Scalar, x: Vector) -> Vector:
