@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._array_api import Array, one_blas_thread
+from ..plan._cost_model import NUMPY as NUMPY_PRICES
+from ..plan._cost_model import Prices
 from ..plan._instructions import ORTHANT_SIZES_PER_BATCH
 from ..plan._ir import Step
 from ..plan._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
@@ -252,6 +254,11 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
+
+    @property
+    def prices(self) -> Prices:
+        """Those of a core, and replicas may draw different numbers of values."""
+        return NUMPY_PRICES
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """CHUNK replicas, for every plan."""
