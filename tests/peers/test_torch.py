@@ -9,7 +9,6 @@ import netsor as ns
 from netsor.engine.backends import NoDeviceError, _torch, choose
 from netsor.engine.linalg._gram_schmidt import NUMPY
 from netsor.engine.plan import _ops
-from netsor.engine.plan._plan import run
 from netsor.functions import activations, derivatives
 from netsor.functions.activations import Function
 

@@ -31,7 +31,7 @@ __all__ = [
     "prices",
 ]
 
-# The class of each backend. Modules of optional libraries are loaded when one is chosen.
+# The class of each backend; modules of optional libraries are loaded when needed.
 CLASSES = {"numpy": "_numpy:Numpy", "jax": "_jax:Jax", "torch": "_torch:Torch"}
 NAMES = tuple(CLASSES)
 

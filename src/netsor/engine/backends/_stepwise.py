@@ -182,7 +182,7 @@ class StepwiseBackend(Device):
                 self._drawn, seed=seed, start=start, replicas=replicas, needed=needed
             )
             mean, columns = self.evaluate(plan, draw, constants={})
-            yield mean[:needed], columns[:needed]
+            yield mean[:needed, ...], columns[:needed, ...]
             tick(needed)
             start += replicas
 
@@ -257,7 +257,9 @@ class StepwiseBackend(Device):
             expected = compute(
                 NUMPY, "apply", [probes[arg] for arg in step.args], step.params
             )
-            found = self.numpy(result) if isinstance(result, type(inputs[0])) else result
+            found = (
+                self.numpy(result) if isinstance(result, type(inputs[0])) else result
+            )
             agrees = agrees and bool(
                 np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
             )
