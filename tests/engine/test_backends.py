@@ -467,7 +467,7 @@ def test_stepwise_backend_without_a_method_names_it():
         def numpy(self, array):
             return array
 
-    with pytest.raises(TypeError, match="abstract method.*normals"):
+    with pytest.raises(TypeError, match=r"abstract method.*normals"):
         Unfinished()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.closed_form._diverging_scores import certain
+from netsor.engine.closed_form._diverging_scores import Product, certain
 
 from ..keep import keep
 
@@ -50,7 +50,7 @@ def test_what_is_not_zero_is_told(correlation):
     """
     h = ns.gaussian(n, 2, cov=[[1, correlation], [correlation, 1]])
     x, y = (ns.stack([phi(h[k]) for phi in PHI.values()]) for k in range(2))
-    (found,) = certain([(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
+    (found,) = certain([Product(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
     size = np.abs(on_grid(correlation))
     # the grid is good to 1e-4, and leaves nothing open
     assert not ((size > 1e-4) & (size < 1e-3)).any()
