@@ -231,8 +231,8 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
         # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result
         # is small
         pair = panels.row[:, None]
-        mean_size = np.abs(y.mean)[pair] + np.abs(slope)[pair] * np.abs(panels.x)
-        size = 1.0 + mean_size + rest[pair]
+        size = 1.0 + np.abs(y.mean)[pair]
+        size = size + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
         terms = np.abs(x.at(panels.row, panels.x)) * size * density
         rounding = OPERATION_RTOL * panels.integrate(terms)
     is_users = x.f.smoothed is None or y.f.smoothed is None
