@@ -485,7 +485,7 @@ def test_prices_of_a_backend_follow_its_device():
 # Words
 
 
-def test_what_is_not_there_is_refused():
+def test_unknown_backend_device_or_precision_is_rejected():
     net = layer()[0]
     for wrong in (
         {"backend": "cupy"},
