@@ -270,7 +270,7 @@ class _OuterProducts(DrawnWeight):
 
             def relative_eps(w: Mapping[str, float]) -> float:
                 gram_size = (left.width.bind(w) * right.width.bind(w)) ** 0.5
-                return eps / first(w) / gram_size
+                return float(eps / first(w) / gram_size)
 
             over = self.at_widths(relative_eps)
             if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
