@@ -257,9 +257,9 @@ class StepwiseBackend(Device):
             expected = compute(
                 NUMPY, "apply", [probes[arg] for arg in step.args], step.params
             )
-            found = (
-                self.numpy(result) if isinstance(result, type(inputs[0])) else result
-            )
+            found: Any = result
+            if isinstance(result, type(inputs[0])):
+                found = self.numpy(result)
             agrees = agrees and bool(
                 np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
             )

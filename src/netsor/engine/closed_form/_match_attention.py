@@ -192,7 +192,8 @@ def _allowed_keys(mask: Value | None, keys: int) -> Bools | None:
     differs_between_heads = mask.ndim > 2
     if not isinstance(mask.op, Constant) or differs_between_heads:
         return None
-    return np.broadcast_to(mask.op.numbers > 0, (1, keys))[0]
+    allowed: Bools = np.broadcast_to(mask.op.numbers > 0, (1, keys))[0]
+    return allowed
 
 
 def _layer_fluctuations(
