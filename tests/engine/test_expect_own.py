@@ -105,7 +105,7 @@ DIVERGENT = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", sorted(DIVERGENT))
-def test_without_a_second_moment(name):
+def test_function_without_second_moment_is_rejected(name):
     with pytest.raises(ns.ExactError, match="second moment of mine looks infinite"):
         law(Function("mine", DIVERGENT[name]))
 
@@ -172,7 +172,7 @@ def test_steps_of_any_place_and_scale(scale):
         np.testing.assert_allclose(breaks, [at, at + width], rtol=1e-11)
 
 
-def test_zero_at_every_point_is_told_as_that():
+def test_law_notes_name_a_function_that_was_zero_at_every_point():
     found = law(lambda u: ((u > 1.234) & (u < 1.234 + 1e-6)) * 1.0)
     assert any("declare narrower" in note for note in found.notes)
     assert not any("declare narrower" in note for note in law(np.tanh).notes)

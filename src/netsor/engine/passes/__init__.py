@@ -80,10 +80,12 @@ SHORTCUTS = (
 )
 
 
-def rewrite(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Apply the pipeline, except for the shortcuts in `context.without`."""
+def rewrite(
+    outputs: Sequence[Value], context: Context, passes: Sequence[Pass] = PIPELINE
+) -> list[Value]:
+    """Apply the passes in order, except for the shortcuts in `context.without`."""
     rewritten = list(outputs)
-    for step in PIPELINE:
+    for step in passes:
         if step.shortcut not in context.without:
             rewritten = step.rewrite(rewritten, context)
     return rewritten
