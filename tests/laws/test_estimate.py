@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import netsor as ns
 from netsor import Estimate
@@ -118,3 +119,22 @@ def test_numpy_takes_the_values():
         1.0,
         2.0,
     ]
+
+
+def test_distances_from_different_samples_have_independent_errors():
+    """The laws of the samples are gone when the next distance is computed, and Python
+    reuses their ids.
+    """
+    rng = np.random.default_rng(0)
+    limit = stats.norm(0, 1)
+    distances = [ns.kolmogorov(rng.standard_normal(50), limit) for _ in range(8)]
+    errors = [distance.error for distance in distances]
+    assert sum(distances).error == pytest.approx(np.hypot.reduce(errors))
+
+
+def test_float_of_a_complex_estimate_raises():
+    complex_value = ns.Mixture([1.0, 2.0], 1.0, Provenance("exact", "for a test")).with_error.cf(0.5)
+    with pytest.raises(TypeError, match=r"float of the complex estimate .*value\.real"):
+        float(complex_value)
+    real = ns.Mixture(0.0, 1.0, Provenance("exact", "for a test")).with_error.var()
+    assert float(real) == 1.0

@@ -106,6 +106,7 @@ def test_functions_that_have_no_expectation():
         (3, "func=3 must be a function of numbers"),
         (lambda y: y[:2], "it must act on each number"),
         (lambda y: np.where(y > 0, np.inf, 0.0), "is not finite"),
+        (lambda y: np.exp(1j * y), "func gave complex numbers"),
     ):
         with pytest.raises(ns.LawError, match=words):
             NORMAL.expect(wrong)

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -214,7 +214,12 @@ class LawBase(ABC):
         """
         if self.origin.seed is not None:
             return frozenset([self.origin.seed])
-        return frozenset([(type(self).__name__, id(self))])
+        return frozenset([self._own_source])
+
+    @cached_property
+    def _own_source(self) -> object:
+        """A source that no other law has, even after this one is gone."""
+        return object()
 
     def latex(self) -> str:
         """The formula of the law and of all it depends on, at infinite width.
