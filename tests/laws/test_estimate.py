@@ -133,7 +133,9 @@ def test_distances_from_different_samples_have_independent_errors():
 
 
 def test_float_of_a_complex_estimate_raises():
-    complex_value = ns.Mixture([1.0, 2.0], 1.0, Provenance("exact", "for a test")).with_error.cf(0.5)
+    complex_value = ns.Mixture(
+        [1.0, 2.0], 1.0, Provenance("exact", "for a test")
+    ).with_error.cf(0.5)
     with pytest.raises(TypeError, match=r"float of the complex estimate .*value\.real"):
         float(complex_value)
     real = ns.Mixture(0.0, 1.0, Provenance("exact", "for a test")).with_error.var()

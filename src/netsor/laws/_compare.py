@@ -262,6 +262,11 @@ def distances(
     names : sequence of str
         Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
 
+    Returns
+    -------
+    distances : dict of str to Estimate
+        Each distance by its name, in the order of `names`.
+
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
@@ -359,6 +364,11 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         Names for the laws.
     ax : matplotlib axes, or a pair of them, optional
         Two axes, or one for the densities alone; a new figure if None.
+
+    Returns
+    -------
+    axes : matplotlib.axes.Axes, or numpy.ndarray of two of them
+        The densities, and the differences below; one if you gave one.
 
     Examples
     --------

@@ -243,6 +243,13 @@ class Joint(LawBase):
             The observed values by entry.
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
+
+        Returns
+        -------
+        law : Joint
+            The law of all entries, the observed ones too. `log_evidence` is the log
+            density of the data with its error, and `effective` the number of replicas
+            that still count.
         """
         return Joint(*conditioned(self, observed, noise))
 
@@ -259,15 +266,15 @@ class Joint(LawBase):
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
+        """mean, var, cov, corr, pdf and cdf, each an `Estimate`: a value and its error."""
         return JointWithError(self)
 
     def mean(self) -> Array:
-        """E[Y]."""
+        """E[Y], (entries,)."""
         return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
-        """The covariance matrix."""
+        """The covariance matrix, (entries, entries)."""
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
@@ -276,16 +283,17 @@ class Joint(LawBase):
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
     def var(self) -> Array:
-        """The variance of each entry."""
+        """The variance of each entry, (entries,)."""
         return np.maximum(np.diag(self.cov()), 0.0)
 
     def std(self) -> Array:
-        """The standard deviation of each entry."""
+        """The standard deviation of each entry, (entries,)."""
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix, with NaN in rows and columns of entries without
-        variance.
+        """The correlation matrix, (entries, entries).
+
+        It has NaN in rows and columns of entries without variance.
         """
         return np.asarray(self.with_error.corr().value)
 
@@ -336,7 +344,7 @@ class Joint(LawBase):
         return at.reshape(-1, self.dim), at.shape[:-1]
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density."""
+        """The logarithm of the joint density at points (…, entries), of shape (…)."""
         at, shape = self._at("logpdf", y)
         logs = [
             scipy.special.logsumexp(terms, axis=1)
@@ -345,7 +353,10 @@ class Joint(LawBase):
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; if some replicas are `singular`, that of the rest."""
+        """The joint density at points (…, entries), of shape (…).
+
+        If some replicas are `singular`, it is that of the rest.
+        """
         at, shape = self._at("pdf", y)
         parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
         return np.concatenate(parts).reshape(shape)[()]
@@ -453,6 +464,11 @@ class Joint(LawBase):
             The axes; pyplot's current ones if None.
         entries : tuple of int
             The two entries.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         return plot_joint(self, ax, entries)
 

@@ -232,7 +232,7 @@ class Law(LawBase, Distribution):
 
     @property
     def with_error(self) -> WithError:
-        """The same methods, each returning (value, error)."""
+        """The same methods, each returning an `Estimate`: a value and its error."""
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
@@ -303,7 +303,11 @@ class Law(LawBase, Distribution):
         return float(self._shape()[0].value)
 
     def stats(self, moments: str = "mv") -> Any:
-        """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
+        """Mean, variance, skewness and excess kurtosis, as in scipy.stats.
+
+        `moments` names them by the letters m, v, s and k. The result is a tuple in this
+        order, or a float if there is one letter.
+        """
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if (
             not isinstance(moments, str)
@@ -367,6 +371,11 @@ class Law(LawBase, Distribution):
         log : bool
             A logarithmic scale for the density, and more of the tails, where a law
             differs most from a Gaussian.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 

@@ -69,6 +69,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     path : str or pathlib.Path
         The file.
 
+    Returns
+    -------
+    law : Law or Joint
+        The law of the class that was saved, with the same numbers, status and notes.
+
     Examples
     --------
     >>> import tempfile
@@ -266,6 +271,11 @@ class LawBase(ABC):
         seed, rng : int, or numpy.random.Generator, optional
             The seed, or as in scipy a generator; the draws differ each time if both are
             None.
+
+        Returns
+        -------
+        draws : float or numpy.ndarray
+            Of shape `size`; of a joint law (*size, entries).
         """
         if size is None:
             lengths: tuple[Any, ...] = ()
