@@ -53,9 +53,13 @@ PROPERTIES = (property, functools.cached_property)
 # Results that an annotation explains: nothing, numbers and text; values of the language
 # and the type variables that stand for them; laws; and the objects whose methods are
 # the library.
-EXPLAINED = set(
-    ["None", "bool", "int", "float", "str", "Estimate", "Self", "Value", "Vector", "Scalar", "Weight", "V", "X", "Stopped", "Law", "Mixture", "HeadSum", "Joint", "Program", "Traced", "P", "Transformer", "Plan", "Probes", "Report", "AttentionRegressor", "Path"]
-)
+EXPLAINED = {
+    *("None", "bool", "int", "float", "str", "Estimate", "Self", "Path"),
+    *("Value", "Vector", "Scalar", "Weight", "V", "X", "Stopped"),
+    *("Law", "Mixture", "HeadSum", "Joint"),
+    *("Program", "Traced", "P", "Transformer", "Plan", "Probes", "Report"),
+    "AttentionRegressor",
+}
 # A task of a study tells all that its numbers depend on, and many examples have one in
 # common.
 COMPUTED, COMPUTE = {}, _study.compute
