@@ -123,8 +123,7 @@ class Process:
 
     def factor(self, angles: Angles) -> None:
         """Compute L with κ = L Lᵀ, by a Cholesky decomposition with pivots."""
-        later = sorted(self.gaps - {0.0})
-        self.ordered = r = np.array([0.0, *later])
+        self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
         rest = angles.kappa(r[:, None] - r)
         columns = []
         pivot = 0  # the gap 0 first, then the largest residual variance
@@ -166,7 +165,7 @@ class _RotaryLimit:
         self.context = context
         self.rotated: dict[Value, Rotated] = {}
         self.processes: dict[Angles, Process] = {}
-        self.scores: list[tuple[list[Leaf], list[Leaf]]] = []
+        self.scores: list[tuple[Rotated, Rotated, Angles]] = []
         self.angles_of: dict[Leaf, set[Angles]] = {}
         self.copied: dict[Leaf, bool] = {}  # whether this side of a score is copied
         self._sources: dict[tuple[Source, int], Source] = {}
@@ -185,21 +184,27 @@ class _RotaryLimit:
             if factors is None:
                 return
             x, y, angles = factors
-            gaps = self.processes.setdefault(angles, Process()).gaps
-            gaps.update(np.unique(_gaps(x, y)).tolist())
-            of_x, of_y = _leaves(x.x), _leaves(y.x)
-            self.scores.append((of_x, of_y))
-            for leaf in of_x + of_y:
+            self.scores.append(factors)
+            for leaf in _leaves(x.x) + _leaves(y.x):
                 self.angles_of.setdefault(leaf, set()).add(angles)
 
     def prepare(self) -> None:
-        """Choose sides, and factor the covariances."""
+        """Choose sides, and factor the covariances of all gaps."""
+        self._choose_sides()
+        for x, y, angles in self.scores:
+            if self._has_law(x.x, y.x):
+                process = self.processes.setdefault(angles, Process())
+                process.gaps.update(np.unique(self._gaps(x, y)).tolist())
         for angles, process in self.processes.items():
             process.factor(angles)
+
+    def _choose_sides(self) -> None:
+        """Decide for each random vector whether its scores take copies of it."""
         # Each random vector is copied in all its scores or in none, and its partners
         # are not, or are: a colouring of the leaves by two colours.
         partners: dict[Leaf, list[tuple[Leaf, bool]]] = {}
-        for of_x, of_y in self.scores:
+        for x, y, _ in self.scores:
+            of_x, of_y = _leaves(x.x), _leaves(y.x)
             if not (of_x and of_y):
                 continue
             links = [(of_x[0], of_y[0], True)]
@@ -282,13 +287,21 @@ class _RotaryLimit:
         if factors is None:
             return new
         x, y, angles = factors
-        gap = _gaps(x, y)
         if new.op.power == 1.0:
             mean = replace(new, op=replace(new.op, x=x.x, y=y.x))
+            gap = y.positions[..., None, :] - x.positions[..., :, None]
             return mean if not gap.any() else constant(angles.kappa(gap)) * mean
         if not self._has_law(x.x, y.x):
             return new
-        return self._score(new, new.op, x.x, y.x, self.processes[angles].rows(gap))
+        rows = self.processes[angles].rows(self._gaps(x, y))
+        return self._score(new, new.op, x.x, y.x, rows)
+
+    def _gaps(self, x: Rotated, y: Rotated) -> Floats:
+        """The gaps of all pairs: positions of the side that is kept, less those of the
+        side that is copied.
+        """
+        gap = y.positions[..., None, :] - x.positions[..., :, None]
+        return gap if self.copied[_leaves(x.x)[0]] else -gap
 
     def _has_law(self, x: Vector, y: Vector) -> bool:
         """Whether copies of one factor give scores with the right joint law."""
@@ -341,11 +354,6 @@ class _RotaryLimit:
         if key not in self._sources:
             self._sources[key] = Source(source.name, source.by)
         return self._sources[key]
-
-
-def _gaps(x: Rotated, y: Rotated) -> Floats:
-    """t_j − s_i for all pairs of vectors of two factors."""
-    return y.positions[..., None, :] - x.positions[..., :, None]
 
 
 def _leaves(x: Value) -> list[Leaf]:
