@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor.engine.passes.rotary_limits import Angles
-from netsor.language.operations._score import split
+from netsor.language.operations._operation import split
 
 from ..keep import keep
 from .compare import d, n, smallest_ks, smallest_p
