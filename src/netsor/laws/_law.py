@@ -15,8 +15,8 @@ import scipy
 from .._array_api import one_blas_thread, single_threaded
 from .._validate import as_number, flag
 from . import _law_base as base
-from ._estimate import Array, Estimate, Replicated, combined
-from ._law_base import KINDS, LawBase, LawError, Provenance, Sources
+from ._estimate import Array, Estimate, Replicated, Sources, combined
+from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import entropy, expectation, pointwise, quantiles, values
 from ._plot import card, plot_law
 

@@ -240,7 +240,7 @@ class Mixture(Components, Law):
         if self.replicas > 1:
             result = np.where(level == 0, -np.inf, result)
             result = np.where(level == 1, np.inf, result)
-        return result
+        return np.asarray(result)
 
     # For distances
 

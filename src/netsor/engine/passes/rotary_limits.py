@@ -352,7 +352,7 @@ class _RotaryLimit:
     def _source(self, source: Source, m: int) -> Source:
         key = source, m
         if key not in self._sources:
-            self._sources[key] = Source(source.name)
+            self._sources[key] = Source(source.name, source.std_factor)
         return self._sources[key]
 
 
