@@ -200,4 +200,5 @@ def _hermite_values(x: Array, terms: int) -> Array:
 def near_infinite_moment(f: Single, reach: float) -> Bools:
     """Which rows have a pole without a second moment within ± reach."""
     infinite = [not is_integrable(f.f, pole) for pole in f.features.poles.tolist()]
-    return (f.near_poles(reach) & np.array(infinite, dtype=bool)).any(axis=1)
+    near = f.near_poles(reach) & np.array(infinite, dtype=bool)
+    return np.asarray(near.any(axis=1))

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from typing import cast
 
 import numpy as np
 import scipy
@@ -288,7 +289,7 @@ class _RotaryLimit:
             return new
         x, y, angles = factors
         if new.op.power == 1.0:
-            mean = replace(new, op=replace(new.op, x=x.x, y=y.x))
+            mean = cast(Scalar, replace(new, op=replace(new.op, x=x.x, y=y.x)))
             gap = y.positions[..., None, :] - x.positions[..., :, None]
             return mean if not gap.any() else constant(angles.kappa(gap)) * mean
         if not self._has_law(x.x, y.x):
@@ -324,9 +325,9 @@ class _RotaryLimit:
             weights = rows[..., m]
             if not weights.any():
                 continue
-            first = self._copy(x, m) if copies_x else x
-            second = y if copies_x else self._copy(y, m)
-            product = replace(value, op=replace(op, x=first, y=second))
+            first = cast(Vector, self._copy(x, m)) if copies_x else x
+            second = y if copies_x else cast(Vector, self._copy(y, m))
+            product = cast(Scalar, replace(value, op=replace(op, x=first, y=second)))
             terms.append(constant(weights) * product)
         return reduce(add, terms)
 
