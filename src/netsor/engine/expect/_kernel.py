@@ -19,6 +19,7 @@ from ...functions.derivatives import base
 from .._exceptions import InfiniteError
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import UNSETTLED, Series, reach, series, tabulated
+from ._poles import is_integrable
 from ._univariate import (
     BatchedFunction,
     Single,
@@ -524,8 +525,9 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     lead, mean, variance, params = flattened(x, xx)
     rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
     for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
-        raise InfiniteError(
-            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions"
-            " with poles are not supported: bound the function"
-        )
+        if not is_integrable(x.f, float(pole)):
+            raise InfiniteError(
+                f"{x.f.name} is infinite at u = {pole + 0.0:.6g}, so that its second"
+                " moment is infinite: bound the function"
+            )
     return rows, lead

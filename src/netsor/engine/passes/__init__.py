@@ -18,6 +18,7 @@ from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
+from .rotary_limits import expand_rotary
 from .trained_weights import materialise
 from .weight_reuse import eliminate_reuse
 
@@ -53,6 +54,7 @@ PIPELINE = (
     Pass("readouts", simplify.products_for_readouts, shortcut="condition"),
     Pass("steps", expand_steps),
     Pass("ratios", simplify.bind_width_ratios),
+    Pass("rotary", expand_rotary),
     Pass("distinct", simplify.deduplicate_products),
     Pass("stacked", stack_weights, shortcut="stacked"),
     Pass("drawn", materialise, shortcut="drawn"),

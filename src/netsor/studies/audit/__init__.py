@@ -136,6 +136,17 @@ def audit(
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
 
+    Returns
+    -------
+    audit : Audit or Comparison
+        An `Audit` of one model maps each quantity to its `median`, `low` and `high`
+        over draws (the 5 % and 95 % quantiles), with an entry for each block.
+        `finding(rule)` has the verdict of a rule, and `actual` and `limit` have the
+        draws. With `compare` or `sweep` the result is a `Comparison`:
+        `comparison[name]` is the audit of one model, and `preferred` the name that the
+        rules prefer, or None. Print either for the tables; `save(folder)` writes the
+        report.
+
     Examples
     --------
     >>> sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}

@@ -121,6 +121,14 @@ def coord_check(
     precision : str
         "float64" or "float32".
 
+    Returns
+    -------
+    check : CoordCheck
+        One `Check` for each parametrisation, by position or name.
+        `check[0][size].exponent` is the power of the width that this size grows like,
+        an `Estimate`; `verdicts` compare it with what the parametrisation promises.
+        Print it for the table; `save(folder)` writes the report.
+
     Examples
     --------
     >>> @ns.program

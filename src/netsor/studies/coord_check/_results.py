@@ -155,6 +155,11 @@ class Check(Mapping[str, Verdict]):
             "change", "update" or "size".
         step : int, optional
             After how many steps; by default all.
+
+        Returns
+        -------
+        verdicts : list of Verdict
+            One for each block, the first layers first.
         """
         every = []
         for entry, power in self.fits.items():

@@ -130,6 +130,13 @@ def transfer(
     draws : int
         Initialisations at each width. All learning rates see the same ones.
 
+    Returns
+    -------
+    transfer : Transfer
+        One `Sweep` for each parametrisation, by position or name. `best(width)` is its
+        best learning rate with a 99 % interval, and `verdict` says whether it moves
+        with the width. Print it for the table; `save(folder)` writes the report.
+
     Examples
     --------
     >>> inputs, targets = ns.data([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
