@@ -43,7 +43,7 @@ from ..runtime._memory import check_memory
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._idle_settings import Setup, refuse_idle_settings
-from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
+from ._parametrisation import GROW, GROW_HEADS, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
 FEWEST = 4  # draws: a standard error needs some
@@ -149,7 +149,7 @@ class TrainingRequest(_study.Request):
     targets: Any = None
     tokens: Positive | None = None
     draws: Annotated[int, partial(whole, least=FEWEST)] = 16
-    grow: Annotated[str, choice(*GROW)] = GROW[0]
+    grow: Annotated[str, choice(*GROW)] = GROW_HEADS
     vectors: Any = ()
     eps: Any = 0.0  # of Adam, at the width of the model
 
@@ -222,7 +222,7 @@ class TrainingRequest(_study.Request):
                 "left out: a program defines its standard deviations and learning rates"
             )
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
-        elif self.grow != GROW[0]:
+        elif self.grow != GROW_HEADS:
             raise ArgumentError(
                 "grow",
                 self.grow,
@@ -310,7 +310,7 @@ class TrainingRequest(_study.Request):
 
     def _check_settings(self, model: Transformer) -> None:
         """Refuse settings that would be ignored."""
-        if self.grow != GROW[0] and set(self.widths) == {model.width}:
+        if self.grow != GROW_HEADS and set(self.widths) == {model.width}:
             allowed = (
                 f"left out: the only width is that of {model.name}, so nothing grows"
                 " with it"

@@ -50,6 +50,35 @@ def test_the_rule_at_its_ends():
     assert judged(fitted(2.0), None, 0.1) == "not judged"
 
 
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (0.0, KEPT),
+        (-0.3, KEPT),
+        (-0.5, KEPT),
+        (0.16, GROWS),
+        (-0.58, UNDECIDED),
+        (-0.7, SHRINKS),
+    ],
+)
+def test_judged_with_slack_accepts_exponents_below_the_promise(value, verdict):
+    assert judged(fitted(value), 0.0, 0.1, slack=0.5) == verdict
+
+
+def test_advice_with_slack_counts_from_the_nearer_end():
+    def query_update(value):
+        exponent = fitted(value)
+        word = judged(exponent, 0.0, 0.1, slack=0.5)
+        return Verdict(Entry(UPDATE, "query"), 0.0, exponent, word, slack=0.5)
+
+    assert advice([query_update(-0.5)], [], [], "n") == []
+    (line,) = advice([query_update(-1.5)], [], [], "n")
+    assert line.startswith("scale the learning rate of query by n: ")
+    assert line.endswith("should be −0.5 to 0")
+    (line,) = advice([query_update(0.5)], [], [], "n")
+    assert "by 1/√n: " in line
+
+
 def test_a_bend_is_judged_at_the_largest_widths():
     ends = fitted(0.3).exponent, fitted(0.01).exponent
     bent = Fit(fitted(0.15).exponent, ends, fitted(-0.29).exponent)
