@@ -38,11 +38,11 @@ def fitted(value, away=0.05):
         (0.5, 1.0, SHRINKS),
     ],
 )
-def test_the_rule(value, promised, verdict):
+def test_judged_compares_the_interval_with_the_promise(value, promised, verdict):
     assert judged(fitted(value), promised, 0.1) == verdict
 
 
-def test_the_rule_at_its_ends():
+def test_judged_with_wide_intervals_or_no_promise():
     assert judged(fitted(0.0, away=0.3), 0.0, 0.1) == UNDECIDED
     assert judged(fitted(0.3, away=0.3), 0.0, 0.5) == UNDECIDED
     assert judged(fitted(0.3, away=0.1), 0.0, 0.5) == KEPT
@@ -88,7 +88,7 @@ def test_a_bend_is_judged_at_the_largest_widths():
     assert judged(straight, 0.0, 0.1) == GROWS
 
 
-def test_the_worst_block_speaks():
+def test_worst_is_the_block_furthest_from_the_promise():
     blocks = [
         Verdict(Entry(CHANGE, "mlp", k), 0.0, fitted(v), judged(fitted(v), 0.0, 0.1))
         for k, v in enumerate((0.0, 0.9, 0.5, -0.7), 1)
