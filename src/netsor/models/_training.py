@@ -17,8 +17,8 @@ import numpy as np
 from .. import language as ns
 from .._array_api import Bools, array_namespace
 from ..engine.graph._rewrite import Context, rewritten
-from ..language.operations._operation import Apply, Gaussian, MatMul, Scale
-from ..language.operations._score import pooled, rsqrt, split
+from ..language.operations._operation import Apply, Gaussian, MatMul, Scale, split
+from ..language.operations._score import pooled, rsqrt
 from ..language.values._graph import topological_order
 from ..programs._program import Program
 from ._build import Inputs, Layer, Trace, n, normed, sigma_of, trace

@@ -48,8 +48,8 @@ import torch
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
 from ..language import Scalar, Vector, concat, data
+from ..language.operations._operation import split
 from ..language.operations._rotary import Rotate
-from ..language.operations._score import split
 
 
 class Refusal(Exception):

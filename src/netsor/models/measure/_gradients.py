@@ -157,7 +157,9 @@ class Gradients:
                 return None
             square = self._norms({"embedding": matrices})[0]
             return Size(square, self._size(matrices))
-        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
+        moved = [
+            table for table in tables if self.back.contributions(self._reshaped(table))
+        ]
         if not moved:
             return None
         square = self._square(moved[0]).sum()
@@ -204,9 +206,9 @@ class Gradients:
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
-        cotangent = self.back.of(x)[..., None]
+        cotangent = self.back.cotangent(x)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
-        std = x.op.source.by if isinstance(x.op, Gaussian) else None
+        std = x.op.source.std_factor if isinstance(x.op, Gaussian) else None
         return square if std is None else square / (std * std)
 
     def _mean_square(self, x: Vector) -> Scalar:
@@ -266,7 +268,7 @@ class Gradients:
             left, right = pooled(lefts), pooled(rights)
             size = self.uses[part.of][0].op.weight.drawn.in_width.bind(self.widths)
             square = size * mean_dot(left, left)
-            std = part.of.source.by
+            std = part.of.source.std_factor
             if std is not None:  # ∂L/∂(std·W) is ∂L/∂W over std
                 square = square / (std * std)
             self._known[part] = square, mean_dot(right, right)
@@ -281,7 +283,7 @@ class Gradients:
         """
         weight = use.op.weight
         weight_members = _members(weight)
-        d = use.d.reshape(len(weight_members), -1)
+        d = use.cotangent.reshape(len(weight_members), -1)
         x = use.op.x.reshape(len(weight_members) if use.op.each else 1, -1)
         if weight_members != members:
             common = [k for k, member in enumerate(weight_members) if member in members]
@@ -345,7 +347,7 @@ class Gradients:
         for part in self._parts(values):
             w = weights[part.of]
             size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
-            std = w.source.by
+            std = w.source.std_factor
             total = total + (size if std is None else size * (std * std))
         return total
 
@@ -373,5 +375,5 @@ def _variance(table: Vector) -> float | Scalar:
     """The mean of |x|²/n of a row of the table."""
     assert isinstance(table.op, Gaussian)
     variance = float(np.mean(np.sum(table.op.factor**2, axis=-1)))
-    std = table.op.source.by
+    std = table.op.source.std_factor
     return variance if std is None else variance * (std * std)

@@ -631,7 +631,7 @@ def program_loss(
     head, head_size = constant(np.zeros(())), 0.0
     for value, words in drawn.items():
         y, std = words.y, words.std
-        c, noise = backward.of(value), words.noise
+        c, noise = backward.cotangent(value), words.noise
         if words.transposed:
             c, noise = c.transpose(), noise.transpose()
         squares = c @ c.transpose()
