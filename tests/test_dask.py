@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
+from tests.internals import _sampler
 
 from .command import netsor
 

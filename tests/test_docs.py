@@ -14,12 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from netsor.cli._options import cli
-from netsor.engine.plan._instructions import INSTRUCTIONS
-from netsor.engine.run import _sampler
-from netsor.posterior import _bayes
-from netsor.runtime import _process_pool
-from netsor.studies.audit._rules import RULES
+from tests.internals import AUDIT_RULES as RULES
+from tests.internals import INSTRUCTIONS, _bayes, _process_pool, _sampler, cli
 
 from .inline import Inline
 

@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.runtime import _process_pool
-from netsor.studies import _study
+from tests.internals import _process_pool
+from tests.internals import studies_study as _study
 
 from .inline import Inline
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from netsor.runtime._files import content, fields
+from tests.internals import content, fields
 
 
 def refused(path, text, most=2**16):

@@ -4,7 +4,7 @@ for their arguments.
 
 import pytest
 
-from netsor.runtime import _memory, _process_pool
+from tests.internals import _memory, _process_pool
 
 from .inline import Inline
 from .keep import keep

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.runtime import _process_pool
+from tests.internals import Provenance, _process_pool
 
 from .inline import Inline
 

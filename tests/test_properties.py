@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language.operations._operation import (
+from tests.internals import (
+    Hyperparameter,
+    Operation,
     Root,
+    ScaledGradient,
     Split,
     SteppedMatMul,
     SteppedParameter,
+    topological_order,
 )
-from netsor.language.operations._stop_gradient import ScaledGradient
-from netsor.language.values._array import Operation
-from netsor.language.values._graph import topological_order
-from netsor.language.values._scalar import Hyperparameter
 
 from .builder import Builder
 from .programs import (

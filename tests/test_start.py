@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor import language
-from netsor.cli import _options
-from netsor.engine import backends
+from tests.internals import _options, backends, language
 
 API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
 COMPUTING = (
@@ -46,7 +44,7 @@ def test_stub_lists_every_public_name_once():
     imports = [line.split() for line in stub if line.startswith("from ")]
     names = [line[3] for line in imports]
     assert sorted(names) == ns.__all__
-    # `import x as x`, so that type checkers export it
+    # `import x`, so that type checkers export it
     assert all(line[4:] == ["as", line[3]] for line in imports)
     tree = ast.parse(Path(language.__file__).read_text())
     assert {

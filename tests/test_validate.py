@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._validate import (
+from tests.internals import (
     LARGEST,
     SHOWN,
     ArgumentError,
+    LawBase,
     as_floats,
     as_number,
     as_whole,
@@ -25,7 +26,6 @@ from netsor._validate import (
     shown,
     whole,
 )
-from netsor.laws._law_base import LawBase
 
 n, d = ns.Width("n"), ns.Width("d")
 

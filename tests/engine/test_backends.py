@@ -12,20 +12,22 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine.backends import (
+from tests.internals import (
+    ACCELERATOR,
+    CPU,
+    NUMPY,
+    LinalgBackend,
     NoDeviceError,
     StepwiseBackend,
     _base,
     _chi,
+    _ops,
+    _psd_cholesky,
     choose,
+    compute,
+    make_plan,
     prices,
 )
-from netsor.engine.linalg import _psd_cholesky
-from netsor.engine.linalg._gram_schmidt import NUMPY, LinalgBackend
-from netsor.engine.plan import _ops
-from netsor.engine.plan._cost_model import ACCELERATOR, CPU
-from netsor.engine.plan._plan import compute
-from netsor.engine.plan._plan_query import make_plan
 
 from ..keep import keep
 from . import factor_cases
@@ -57,7 +59,7 @@ def jax_program():
     """The module, which imports JAX: not before a test needs it, for every process of
     the suite reads this file.
     """
-    from netsor.engine.backends import _jax_program
+    from tests.internals import _jax_program
 
     return _jax_program
 
@@ -505,7 +507,7 @@ def test_unknown_backend_device_or_precision_is_rejected():
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 1000.0)
+    monkeypatch.setattr(_base, "memory", lambda: 1000.0)
     with pytest.raises(
         NoDeviceError,
         match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer",
@@ -518,7 +520,7 @@ def test_blocks_are_halved_until_they_fit(monkeypatch):
     plan = net.plan(n=64)
     whole = backend.chunk(plan, 2**30)
     need = 8 * plan.bytes * whole  # as much as is planned for
-    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 0.3 * need)
+    monkeypatch.setattr(_base, "memory", lambda: 0.3 * need)
     assert backend.chunk(plan, 2**30) == whole // 4
 
 
@@ -553,7 +555,7 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_blocks_on_a_cpu_are_computed_one_after_the_other(monkeypatch):
     """Two at once can share so few threads of XLA that both wait forever."""
-    from netsor.engine.backends import _jax
+    from tests.internals import _jax
 
     active, most = [], []
     compute = _jax.block

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.closed_form._diverging_scores import Product, certain
+from tests.internals import Product, certain
 
 from ..keep import keep
 

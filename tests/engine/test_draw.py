@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.backends import _numpy
-from netsor.engine.run import _rng_keys
+from tests.internals import _numpy, _rng_keys
 
 from ..programs import programs
 from .compare import d, literal_draws, n, smallest_of

@@ -7,9 +7,13 @@ import pytest
 from scipy import special
 
 import netsor as ns
-from netsor.engine.expect import BatchedFunction, kernel, kernel_of_several
-from netsor.engine.expect._breakpoints import features
-from netsor.functions.activations import Function
+from tests.internals import (
+    BatchedFunction,
+    Function,
+    features,
+    kernel,
+    kernel_of_several,
+)
 
 from .test_expect import one
 

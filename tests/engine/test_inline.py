@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.runtime import _executors
-from netsor.runtime._executors import InlineExecutor, process_pool, thread_pool
+from tests.internals import InlineExecutor, _executors, process_pool, thread_pool
 
 SMALL = {
     "model_type": "gpt2",

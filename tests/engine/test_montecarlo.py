@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
-from netsor.engine.run._rng_keys import chunks
-from netsor.laws import Provenance
-from netsor.runtime import _memory
-from netsor.runtime._memory import check_memory
-from netsor.runtime._parallel import Tick, run
+from tests.internals import Provenance, Tick, _memory, _sampler, check_memory, chunks
+from tests.internals import run_parallel as run
 
 HANG = 300  # seconds: a deadline that only a hang reaches
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.linalg._gram_schmidt import NUMPY
+from tests.internals import NUMPY
 
 from .compare import conditional
 

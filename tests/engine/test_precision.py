@@ -9,10 +9,17 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.backends import AUTO, choose
-from netsor.engine.backends._numpy import ROUNDED, Streams, block
-from netsor.engine.plan._ir import Register, Step
-from netsor.engine.run import _precision, _sampler
+from tests.internals import (
+    AUTO,
+    ROUNDED,
+    Register,
+    Step,
+    Streams,
+    _precision,
+    _sampler,
+    block,
+    choose,
+)
 
 from .backend_cases import random_plans
 

@@ -7,8 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine.plan._expectation_ops import NODES, nodes
-from netsor.engine.run import _quadrature_error
+from tests.internals import NODES, _quadrature_error, nodes
 
 n = ns.Width("n")
 X, T = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]]), np.array([1.0, -1.0])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.passes.rotary_limits import Angles
-from netsor.language.operations._operation import split
+from tests.internals import Angles, split
 
 from ..keep import keep
 from .compare import d, n, smallest_ks, smallest_p

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor._sobol import Sobol
+from tests.internals import Sobol
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 16, 300])

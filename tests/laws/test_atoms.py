@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance, distances
+from tests.internals import Provenance, distances
 
 ORIGIN = Provenance("exact", "made for a test")
 

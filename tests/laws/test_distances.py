@@ -7,9 +7,14 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.laws import Provenance, _mixture_components, distances
-from netsor.laws._compare import as_law
-from netsor.laws._estimate import Replicated, jackknife
+from tests.internals import (
+    Provenance,
+    Replicated,
+    _mixture_components,
+    as_law,
+    distances,
+    jackknife,
+)
 
 ORIGIN = Provenance("exact", "made for a test")
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor import Estimate
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 
 def test_estimate_unpacks_to_value_and_error():

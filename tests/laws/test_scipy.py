@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 ORIGIN = Provenance("exact", "by hand")
 FAR = np.array([-1e3, -60.0, -39.0, -8.0, -0.3, 0.0, 0.7, 9.0, 41.0, 300.0])

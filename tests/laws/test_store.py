@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 from ..keep import keep
 

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import NoDeviceError, _torch, choose
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan import _ops
-from netsor.functions import activations, derivatives
-from netsor.functions.activations import Function
+from tests.internals import (
+    NUMPY,
+    Function,
+    NoDeviceError,
+    _ops,
+    _torch,
+    activations,
+    choose,
+    derivatives,
+)
 
 from ..bayes import device_cases
 from ..engine import factor_cases

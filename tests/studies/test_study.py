@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from netsor.engine.backends import Numpy
-from netsor.runtime import _process_pool
-from netsor.studies import Cost, Document, Request, Result, Study, _study
+from netsor.studies import Cost, Document, Request, Result, Study
+from tests.internals import Numpy, _process_pool
+from tests.internals import studies_study as _study
 
 from ..inline import Inline
 

@@ -12,16 +12,24 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import choose
-from netsor.engine.backends._numpy import block_of
-from netsor.report._document import NOT_APPLICABLE, OK
-from netsor.runtime import _process_pool
-from netsor.studies import _study
-from netsor.studies._output_dir import Store
-from netsor.studies.audit import AuditStudy, _cases, _request
-from netsor.studies.audit._cases import AuditCase
-from netsor.studies.audit._quantities import EVERY, ROUTING, TOGETHER
-from netsor.studies.audit._request import Request
+from tests.internals import (
+    EVERY,
+    NOT_APPLICABLE,
+    OK,
+    ROUTING,
+    TOGETHER,
+    AuditCase,
+    AuditStudy,
+    Store,
+    _cases,
+    _memory,
+    _process_pool,
+    _request,
+    block_of,
+    choose,
+)
+from tests.internals import AuditRequest as Request
+from tests.internals import studies_study as _study
 
 from ...inline import Inline
 
@@ -341,7 +349,7 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**27)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**27)
     with pytest.raises(
         ValueError,
         match=(

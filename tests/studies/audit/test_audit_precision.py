@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
+from tests.internals import _sampler
 
 from ...keep import keep
 from .test_audit import GPT2, bits

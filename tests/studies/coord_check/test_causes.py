@@ -7,19 +7,21 @@ import re
 import pytest
 
 import netsor as ns
-from netsor.studies._parametrisation import known
-from netsor.studies.coord_check._causes import Scale
-from netsor.studies.coord_check._request import CHANGE, Entry, Request
-from netsor.studies.coord_check._rules import (
+from tests.internals import (
+    CHANGE,
     GROWS,
     KEPT,
+    Entry,
     Exponent,
     Fit,
+    Scale,
     Verdict,
     advice,
+    known,
     slack_of,
     wrong_scales,
 )
+from tests.internals import CoordCheckRequest as Request
 
 from ...keep import keep
 from .nets import CONFIG

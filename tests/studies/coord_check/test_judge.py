@@ -2,21 +2,23 @@
 
 import pytest
 
-from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
-from netsor.studies.coord_check._rules import (
+from tests.internals import (
+    CHANGE,
     GROWS,
     KEPT,
     SHRINKS,
     STILL,
-    UNDECIDED,
+    UPDATE,
+    Entry,
     Exponent,
     Fit,
     Verdict,
     advice,
-    judged,
     power,
     worst,
 )
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
+from tests.internals import coord_check_judged as judged
 
 
 def fitted(value, away=0.05):

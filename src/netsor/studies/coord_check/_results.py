@@ -675,7 +675,8 @@ class CoordCheck(ByParametrisation[Check]):
         axis = self.request.axis
         caption = f"√(mean square) of ΔW x, against the {axis}."
         updates = svg_figure("updates", caption, figure, self.parts, UPDATE)
-        blocks = [Paragraph(UPDATE_NOTE.format(axis=axis)), doc.Figures([updates])]
+        note = Paragraph(UPDATE_NOTE.format(axis=axis))
+        blocks: list[doc.Block] = [note, doc.Figures([updates])]
         return Section("What each learning rate does", blocks, "html")
 
     def _figure(self) -> Any:
